@@ -28,12 +28,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bps_rdma.bench import teams
-from bps_rdma.bench.plan import Plan, format_size, make_cases, parse_size
-from bps_rdma.bench.stats import Timing, compare, merge
 from bps_rdma.launch.environment import LocalJob
 from bps_rdma.launch.process import Children
 from bps_rdma.launch.run import spawn_helpers
+from bps_rdma.tools.bench import teams
+from bps_rdma.tools.bench.plan import Plan, format_size, make_cases, parse_size
+from bps_rdma.tools.bench.stats import Timing, compare, merge
 
 SUBNET = "10.77.0"
 MTU = 9000  # as in training clusters; with 1500 the headers alone take 4.4 %

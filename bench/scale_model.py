@@ -14,8 +14,8 @@ from pathlib import Path
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from bps_rdma.bench.plan import format_size, parse_size
-from bps_rdma.scale_model import Hosts, Prediction, Protocol, ring_seconds, simulate
+from bps_rdma.tools.bench.plan import format_size, parse_size
+from bps_rdma.tools.scale_model import Hosts, Prediction, Protocol, ring_seconds, simulate
 
 GBIT = 400.0
 NBYTES = 1 << 30

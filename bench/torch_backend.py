@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from bps_rdma.bench.stats import quantile
+from bps_rdma.tools.bench.stats import quantile
 
 SIZES = [1 << shift for shift in (16, 18, 20, 22, 24, 26)]
 ROUND_BYTES = 64 << 20  # per round, with at most 64 calls

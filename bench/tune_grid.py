@@ -36,7 +36,7 @@ BUCKETS = (1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26)
 def rank(nbytes: int, backward_s: float, cycles: int, points: list[tuple[int | None, int]]) -> None:
     """One rank: the median time of a step at each point; rank 0 prints them."""
     import bps_rdma as bps
-    from bps_rdma.tune import measure
+    from bps_rdma.tools.tune import measure
 
     times: dict[tuple[int | None, int], list[float]] = {point: [] for point in points}
     partitions = sorted({partition for partition, _ in points}, key=lambda size: size or 0)

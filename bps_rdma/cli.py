@@ -17,21 +17,21 @@ import typer
 
 import bps_rdma
 from bps_rdma import _core
-from bps_rdma.bench.allreduce import CLOSING as ALLREDUCE_CLOSING
-from bps_rdma.bench.allreduce import allreduce_bench
-from bps_rdma.bench.cli import CLOSING as BENCH_CLOSING
-from bps_rdma.bench.cli import pushpull_bench
-from bps_rdma.bench.ddp import main as compare_training
-from bps_rdma.doctor import doctor as examine_machine
-from bps_rdma.inspection.commands import dump, why
-from bps_rdma.inspection.top import top
 from bps_rdma.launch.bpslaunch import main as bpslaunch
 from bps_rdma.launch.hosts import job_on
 from bps_rdma.launch.run import run_job
 from bps_rdma.launch.slurm_components import component_variables
 from bps_rdma.terminal import closing, run_app, wide_console
-from bps_rdma.trace.cli import app as trace_app
-from bps_rdma.tune.command import tune
+from bps_rdma.tools.bench.allreduce import CLOSING as ALLREDUCE_CLOSING
+from bps_rdma.tools.bench.allreduce import allreduce_bench
+from bps_rdma.tools.bench.cli import CLOSING as BENCH_CLOSING
+from bps_rdma.tools.bench.cli import pushpull_bench
+from bps_rdma.tools.compare import main as compare_training
+from bps_rdma.tools.doctor import doctor as examine_machine
+from bps_rdma.tools.inspection.commands import dump, why
+from bps_rdma.tools.inspection.top import top
+from bps_rdma.tools.trace.cli import app as trace_app
+from bps_rdma.tools.tune.command import tune
 
 app = typer.Typer(
     help="Gradient push/pull for PyTorch and Megatron.",

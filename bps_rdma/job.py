@@ -15,10 +15,9 @@ import warnings
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from bps_rdma import _core, startup, staying
+from bps_rdma import _core, stacks, startup, staying
 from bps_rdma.errors import BpsError, NotInitializedError, RoundAbortedError
 from bps_rdma.group import Group
-from bps_rdma.inspection import stacks
 from bps_rdma.launch import cluster
 from bps_rdma.running_job import Job
 from bps_rdma.settings import SettingValue, config_with, table_of

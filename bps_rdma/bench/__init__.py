@@ -1,16 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""pushpull_bench: measures push/pull on this machine, beside baselines and an upper bound, and checks every result.
+"""The former path of bps_rdma.tools.bench: `python -m bps_rdma.bench.peers` still works."""
 
-Structure: cli.py reads the options into a plan (plan.py). launch.py starts the ranks and drives them round by round.
-Each rank (worker.py) runs the rounds of every implementation (measure.py, baselines.py, peers/, bound.py) and checks
-the results (pattern.py). report.py and plot.py show them. Inside a running job, rank.py measures without a launcher.
-allreduce.py is a separate command that makes the same measurement for several numbers of ranks.
-"""
+from bps_rdma.tools.bench import __path__, main
 
-
-def main() -> None:
-    """Entry point of the command `pushpull_bench`."""
-    from bps_rdma.bench.cli import app  # imports typer: commands only
-    from bps_rdma.terminal import run_app
-
-    run_app(app, "pushpull_bench")
+__all__ = ["__path__", "main"]

@@ -16,10 +16,10 @@ from pathlib import Path
 from types import FrameType
 
 from bps_rdma.errors import BpsError
-from bps_rdma.inspection import local
 from bps_rdma.launch.environment import LocalJob, find_binary
 from bps_rdma.launch.process import Child, Children, exit_status
 from bps_rdma.terminal import print_error
+from bps_rdma.tools.inspection import local
 
 
 class Interrupted(KeyboardInterrupt):

@@ -13,10 +13,10 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from bps_rdma.inspection import local
-from bps_rdma.inspection.diagnosis import main_stack, waits_of
-from bps_rdma.inspection.job_state import JobState, Member
 from bps_rdma.ray.group import Actor
+from bps_rdma.tools.inspection import local
+from bps_rdma.tools.inspection.diagnosis import main_stack, waits_of
+from bps_rdma.tools.inspection.job_state import JobState, Member
 
 _NODE_ANSWERS_S = 10.0  # it may have to start a process
 _PROCESS_ANSWERS_S = 1.5

@@ -24,8 +24,8 @@ from figures import ALONE, STOCK, Outcome, save_plot, show, to_json
 from gpt import Setup, Training
 
 from bps_rdma import extras, megatron
-from bps_rdma.bench.outputs import check_outputs
 from bps_rdma.errors import InvalidArgumentError
+from bps_rdma.tools.outputs import check_outputs
 
 KINDS = {  # name -> flags
     STOCK: {},

@@ -9,8 +9,8 @@ from typing import Any
 
 from gpt import Setup
 
-from bps_rdma.bench.stats import quantile
 from bps_rdma.terminal import wide_console
+from bps_rdma.tools.bench.stats import quantile
 
 STOCK, ALONE = "stock", "alone"
 _OURS, _THEIRS, _BASE = "#0b5394", "#e69138", "#bbbbbb"

@@ -25,7 +25,7 @@ def programs() -> set[str]:
     text = (ROOT / "pyproject.toml").read_text()
     commands = re.search(r"\[project\.scripts\]\n(.*?)\n\n", text, re.DOTALL)
     assert commands
-    patterns = ["bench/*.py", "bench/*_bench.cc", "bps_rdma/bench/**/__main__.py"]
+    patterns = ["bench/*.py", "bench/*_bench.cc", "bps_rdma/tools/**/__main__.py"]
     patterns += [f"examples/**/*.{suffix}" for suffix in ("py", "sh", "sbatch")]
     files = {str(path.relative_to(ROOT)) for pattern in patterns for path in ROOT.glob(pattern)}
     return files | {line.partition(" ")[0] for line in commands[1].splitlines()}

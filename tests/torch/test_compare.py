@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m bps_rdma.torch.compare`, as people and machines read it."""
+"""`python -m bps_rdma.tools.compare`, as people and machines read it."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ import torch
 from rich.console import Console
 
 import bps_rdma
-from bps_rdma.torch.compare.baselines import ALONE, Method
-from bps_rdma.torch.compare.figures import figures_of
-from bps_rdma.torch.compare.launch import Plan, Times
-from bps_rdma.torch.compare.report import print_report
+from bps_rdma.tools.compare.baselines import ALONE, Method
+from bps_rdma.tools.compare.figures import figures_of
+from bps_rdma.tools.compare.launch import Plan, Times
+from bps_rdma.tools.compare.report import print_report
 
 pytest.importorskip("matplotlib", reason="the plot extra is not installed")
 
@@ -28,7 +28,7 @@ pytest.importorskip("matplotlib", reason="the plot extra is not installed")
 def compare(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
     root = str(Path(bps_rdma.__file__).parent.parent)
     env = harness.clean_env(PYTHONPATH=os.pathsep.join([root, os.environ.get("PYTHONPATH", "")]))
-    command = [sys.executable, "-m", "bps_rdma.torch.compare", *arguments]
+    command = [sys.executable, "-m", "bps_rdma.tools.compare", *arguments]
     return harness.run_command(command, env=env, cwd=folder, within=280)
 
 
@@ -87,7 +87,7 @@ def test_noise_that_is_larger_than_the_effect_is_called_so(alone, steps, noisy, 
     ],
 )
 def test_wrong_options(arguments, says, tmp_path):
-    (done,) = harness.scripts("-m", "bps_rdma.torch.compare", *arguments, folder=tmp_path)
+    (done,) = harness.scripts("-m", "bps_rdma.tools.compare", *arguments, folder=tmp_path)
     assert done.returncode == 2
     assert says in done.stderr
     assert "Traceback" not in done.stderr

@@ -270,7 +270,7 @@ def test_through_torch():
 def test_ddp_bench(tmp_path):
     """All methods reach the same weights."""
     done = subprocess.run(
-        [sys.executable, "-m", "bps_rdma.torch.compare", "--device", "cuda", "--model", "mlp", "--rounds", "1",
+        [sys.executable, "-m", "bps_rdma.tools.compare", "--device", "cuda", "--model", "mlp", "--rounds", "1",
          "--steps", "2", "--json", "-"],
         cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip

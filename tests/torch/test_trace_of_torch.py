@@ -14,9 +14,9 @@ import torch
 from reference.trace_format import check
 
 from bps_rdma.operations import Options, ReduceOp
+from bps_rdma.tools.trace import files
+from bps_rdma.tools.trace.steps import hidden_percent, steps_of
 from bps_rdma.torch import transfer
-from bps_rdma.trace import files
-from bps_rdma.trace.steps import hidden_percent, steps_of
 
 STEPS = 5
 

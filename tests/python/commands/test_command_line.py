@@ -18,9 +18,10 @@ import numpy as np
 import pytest
 
 import bps_rdma
-from bps_rdma import bench, cli
-from bps_rdma.bench import allreduce, ddp
+from bps_rdma import cli
 from bps_rdma.launch import bpslaunch
+from bps_rdma.tools import bench, compare
+from bps_rdma.tools.bench import allreduce
 
 COMMANDS = ("run", "doctor", "why", "top", "dump", "tune", "bench", "allreduce", "ddp-bench", "launch", "env", "config",
             "version", "trace")  # fmt: skip
@@ -65,7 +66,12 @@ def test_help_fits_into_80_columns_and_is_not_cut(call):
 
 def test_the_old_names_are_the_same_commands(call):
     pytest.importorskip("torch")
-    pairs = (("bench", bench.main), ("allreduce", allreduce.main), ("ddp-bench", ddp.main), ("launch", bpslaunch.main))
+    pairs = (
+        ("bench", bench.main),
+        ("allreduce", allreduce.main),
+        ("ddp-bench", compare.main),
+        ("launch", bpslaunch.main),
+    )
     for name, main in pairs:
         new, old = call(name, "--help")[1], call("--help", main=main)[1]
         assert new.partition("\n")[2] == old.partition("\n")[2], name

@@ -7,8 +7,8 @@ import pickle
 from pathlib import Path
 from typing import Any
 
-from bps_rdma.inspection import torch_dump
-from bps_rdma.inspection.job_state import JobState, Member
+from bps_rdma.tools.inspection import torch_dump
+from bps_rdma.tools.inspection.job_state import JobState, Member
 
 KEPT = 64
 

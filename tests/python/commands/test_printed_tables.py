@@ -21,12 +21,13 @@ import pytest
 from rich.console import Console
 
 import bps_rdma
-from bps_rdma import doctor, terminal
-from bps_rdma.inspection import top
-from bps_rdma.inspection.job_state import JobState
-from bps_rdma.trace import cli as trace_cli
-from bps_rdma.tune import command as tune
-from bps_rdma.tune.measure import Trial
+from bps_rdma import terminal
+from bps_rdma.tools import doctor
+from bps_rdma.tools.inspection import top
+from bps_rdma.tools.inspection.job_state import JobState
+from bps_rdma.tools.trace import cli as trace_cli
+from bps_rdma.tools.tune import command as tune
+from bps_rdma.tools.tune.measure import Trial
 
 COLOUR = re.compile(r"\x1b\[(?:[0-9]+;)*(?:3[0-8]|9[0-7])[;m]")
 

@@ -12,16 +12,17 @@ from types import SimpleNamespace
 import harness
 import pytest
 
-from bps_rdma.bench import memory, outputs, teams
-from bps_rdma.bench.baselines import PushPull
-from bps_rdma.bench.cli import progress_of
-from bps_rdma.bench.outputs import check_outputs
-from bps_rdma.bench.peers import environments
-from bps_rdma.bench.plan import MPI_BASELINES, Case, Plan, make_cases
 from bps_rdma.errors import InvalidArgumentError
+from bps_rdma.tools import outputs
+from bps_rdma.tools.bench import memory, teams
+from bps_rdma.tools.bench.baselines import PushPull
+from bps_rdma.tools.bench.cli import progress_of
+from bps_rdma.tools.bench.peers import environments
+from bps_rdma.tools.bench.plan import MPI_BASELINES, Case, Plan, make_cases
+from bps_rdma.tools.outputs import check_outputs
 
 ENV = {name: value for name, value in os.environ.items() if not name.startswith(("BPS_R", "BPS_T", "DMLC_"))}
-BENCH = [sys.executable, "-c", "from bps_rdma.bench import main; main()"]
+BENCH = [sys.executable, "-c", "from bps_rdma.tools.bench import main; main()"]
 
 
 def bench(*options, timeout=60):
@@ -77,7 +78,7 @@ def test_gloo_beside_us_on_a_busy_machine():
 @pytest.mark.parametrize("peer", MPI_BASELINES)
 def test_an_mpi_library_beside_us(peer):
     if not (environments.folder(peer) / "bin" / "mpiexec").exists():
-        pytest.skip(f"python -m bps_rdma.bench.peers {peer} has not been run")
+        pytest.skip(f"python -m bps_rdma.tools.bench.peers {peer} has not been run")
     found = measured(
         "--sizes", "64,64K", "--compare", peer, "--iters", "6", "--no-bound", "--dtypes", "float32,float16"
     )
@@ -90,7 +91,7 @@ def test_an_mpi_library_beside_us(peer):
 def test_a_peer_that_is_not_installed_is_told_before_anything_starts(tmp_path):
     done = harness.run_command([*BENCH, "--compare", "openmpi"], env=ENV | {"XDG_CACHE_HOME": str(tmp_path)}, within=30)
     assert done.returncode != 0
-    assert "-m bps_rdma.bench.peers openmpi" in done.stderr
+    assert "-m bps_rdma.tools.bench.peers openmpi" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -170,7 +171,7 @@ def test_a_wrong_result_ends_the_run():
 
 # ---- allreduce_bench
 
-SWEEP = [sys.executable, "-c", "from bps_rdma.bench.allreduce import main; main()"]
+SWEEP = [sys.executable, "-c", "from bps_rdma.tools.bench.allreduce import main; main()"]
 
 
 def sweep(*options, env=ENV):

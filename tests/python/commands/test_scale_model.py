@@ -8,7 +8,7 @@ import time
 import pytest
 
 from bps_rdma.errors import InvalidArgumentError
-from bps_rdma.scale_model import HEADER_BYTES, SMALL_SLOT, Hosts, Protocol, ring_seconds, simulate
+from bps_rdma.tools.scale_model import HEADER_BYTES, SMALL_SLOT, Hosts, Protocol, ring_seconds, simulate
 
 MIB = 1 << 20
 # No processor, no headers: what is left is arithmetic.

@@ -19,7 +19,7 @@ from bodies.metrics import fetch, samples, value
 from harness import await_mark, mark
 from reference.trace_format import check
 
-from bps_rdma.trace import clocks, files, merge, summary
+from bps_rdma.tools.trace import clocks, files, merge, summary
 
 PARTITION = 65_536
 PARTITIONS = 4

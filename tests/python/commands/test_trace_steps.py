@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from bps_rdma.trace import steps
-from bps_rdma.trace.files import Span, Trace
+from bps_rdma.tools.trace import steps
+from bps_rdma.tools.trace.files import Span, Trace
 
 
 def trace(program: list[tuple[str, int, float, float]], partitions: list[tuple[float, float]]) -> Trace:

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bps_rdma.tune.measure import Pair, best_pair
-from bps_rdma.tune.model import Costs, fit, neighbours, step_seconds
+from bps_rdma.tools.tune.measure import Pair, best_pair
+from bps_rdma.tools.tune.model import Costs, fit, neighbours, step_seconds
 
 SIZES = [1 << power for power in range(10, 25)]
 COMMAND = [sys.executable, "-P", "-m", "bps_rdma"]

@@ -21,10 +21,10 @@ import pytest
 from bodies.rails import enter
 from harness import await_mark, mark, network
 
-from bps_rdma.inspection import local
-from bps_rdma.inspection.commands import explain
-from bps_rdma.inspection.diagnosis import Diagnosis, waits_of
-from bps_rdma.inspection.job_state import JobState, Member, gather
+from bps_rdma.tools.inspection import local
+from bps_rdma.tools.inspection.commands import explain
+from bps_rdma.tools.inspection.diagnosis import Diagnosis, waits_of
+from bps_rdma.tools.inspection.job_state import JobState, Member, gather
 
 WORKERS = 3
 COMMAND = [sys.executable, "-P", "-m", "bps_rdma"]

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import ast
+import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -14,7 +15,8 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 import bps_rdma
-from bps_rdma import extras
+from bps_rdma import extras, scale_model
+from bps_rdma.tools import scale_model as tools_scale_model
 
 FOR_DEVELOPERS = {"test", "docs", "dev"}
 # Imported where a user or another environment has brought them: numpy's bfloat16; the MPI peers of the benchmark.
@@ -81,10 +83,10 @@ WITH_TORCH = ("bps_rdma.ray.train", "bps_rdma.ray.moves")
 
 
 def test_the_core_of_the_package_knows_no_framework():
-    """torch/ and megatron/ use the rest of the package; only the tools that start them know of them."""
+    """torch/ and megatron/ use the rest of the package; only the tool that compares trainings knows of them."""
     trees = modules()
     for name, tree in trees.items():
-        if name.split(".")[1:2] in (["torch"], ["megatron"], ["bench"]) or name in WITH_TORCH:
+        if name.startswith(("bps_rdma.torch", "bps_rdma.megatron", "bps_rdma.tools.compare")) or name in WITH_TORCH:
             continue
         below = imported(tree, set(trees))
         assert not {other for other in below if other.startswith(("bps_rdma.torch", "bps_rdma.megatron"))}, name
@@ -96,6 +98,23 @@ def test_the_layer_that_moves_tensors_stands_below_all_others():
         if name.startswith("bps_rdma.torch.transfer"):
             above = {other for other in imported(tree, set(trees)) if other.startswith("bps_rdma.torch")}
             assert {other for other in above if not other.startswith("bps_rdma.torch.transfer")} == set(), name
+
+
+def test_the_library_stands_below_its_tools():
+    """`import bps_rdma` loads no tool. The launcher and Ray's jobs ask `inspection` what a job waits for."""
+    trees = modules()
+    asked = {"bps_rdma.cli", "bps_rdma.bench", "bps_rdma.scale_model", "bps_rdma.launch.run", "bps_rdma.ray.states"}
+    for name, tree in trees.items():
+        if not name.startswith("bps_rdma.tools") and name not in asked:
+            assert not {one for one in imported(tree, set(trees)) if one.startswith("bps_rdma.tools")}, name
+
+
+def test_the_former_paths_of_tools_still_work(tmp_path):
+    command = [sys.executable, "-m", "bps_rdma.bench.peers", "nosuch"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "unknown MPI library 'nosuch'" in done.stderr
+    assert scale_model.simulate is tools_scale_model.simulate
 
 
 # ---- Extras
@@ -164,7 +183,7 @@ def test_what_the_benchmarks_can_use_is_one_extra():
     of_benchmarks = {
         name
         for name, importers in users.items()
-        if any(one.startswith(("bps_rdma.bench", "bps_rdma.torch.compare")) for one in importers)
+        if any(one.startswith(("bps_rdma.tools.bench", "bps_rdma.tools.compare")) for one in importers)
     }
     wanted = {distributions().get(name, name) for name in of_benchmarks - BROUGHT} - {r.name for r in required()[""]}
     assert {requirement.name for requirement in required()["bench"]} == wanted

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from reference.trace_format import check
 
-from bps_rdma.inspection import local
+from bps_rdma.tools.inspection import local
 
 NOBODY = 65534
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")

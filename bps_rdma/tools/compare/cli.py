@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The options of `python -m bps_rdma.tools.compare`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+
+from bps_rdma import extras
+from bps_rdma.errors import InvalidArgumentError
+from bps_rdma.files import output
+from bps_rdma.launch.environment import LocalJob
+from bps_rdma.launch.run import Interrupted, signals_raise
+from bps_rdma.terminal import closing, wide_console
+from bps_rdma.tools.bench.plan import parse_choices
+from bps_rdma.tools.compare.baselines import KINDS, methods_of
+from bps_rdma.tools.compare.figures import to_json
+from bps_rdma.tools.compare.launch import WARMUP, Plan, Times, run_comparison
+from bps_rdma.tools.compare.models import MODELS
+from bps_rdma.tools.compare.report import print_report, save_plot
+from bps_rdma.tools.outputs import check_outputs, progress, wrote
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+
+
+@app.command(
+    epilog=closing(
+        "bps ddp-bench --model mlp --rounds 2",
+        "bps ddp-bench --strategies bucketed,ddp-gloo --buckets 25 --json -",
+        status="a rank failed, or two methods reached different weights.",
+    )
+)
+def compare(
+    model: Annotated[str, typer.Option(help=f"One of {', '.join(MODELS)}.")] = "gpt-25m",
+    strategies: Annotated[str, typer.Option(help=f"Comma-separated, of {','.join(KINDS)}.")] = ",".join(KINDS),
+    buckets: Annotated[str, typer.Option(help="Comma-separated bucket sizes in MB.")] = "1,10,100,1000",
+    ranks: Annotated[int, typer.Option(min=1, help="Number of worker processes to start.")] = 2,
+    servers: Annotated[
+        int | None,
+        typer.Option(min=1, help="Dedicated server processes. Default: servers inside the workers."),
+    ] = None,
+    transport: Annotated[str | None, typer.Option(help="auto, shm, tcp or rdma; see BPS_TRANSPORT.")] = None,
+    samples: Annotated[int, typer.Option(min=1, help="Samples per rank in a batch.")] = 1,
+    length: Annotated[int, typer.Option(min=2, help="Tokens per sample.")] = 64,
+    rounds: Annotated[int, typer.Option(min=1, help="Turns of every method.")] = 5,
+    steps: Annotated[int, typer.Option(min=1, help="Timed steps per turn, after three warm-up steps.")] = 5,
+    threads: Annotated[int, typer.Option(min=1, help="Threads of torch per rank.")] = 1,
+    device: Annotated[str, typer.Option(help="cpu or cuda. Ranks share a GPU where there are fewer.")] = "cpu",
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write all results to this file; - for stdout.")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="Plot the times of steps into this file (png, svg, pdf).")] = None,
+) -> None:
+    """Train one model with each method in turns, and show the time of a step and how much of it is spent waiting.
+
+    All methods start from the same weights and must reach the same weights.
+    """
+    if model not in MODELS:
+        raise InvalidArgumentError(f"unknown model {model!r}", f"use one of {', '.join(MODELS)}")
+    if device not in ("cpu", "cuda"):
+        raise InvalidArgumentError(f"--device {device!r} is neither cpu nor cuda", "use one of them")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise InvalidArgumentError("--device cuda: torch finds no GPU on this machine", "leave out --device")
+    check_outputs(json_file, plot)
+    if plot is not None and not extras.is_installed("matplotlib"):
+        raise InvalidArgumentError("matplotlib is not installed", extras.install_command("matplotlib"))
+    kinds = parse_choices(strategies, KINDS, "strategy")
+    sizes = _sizes(buckets)
+    plan = Plan(model, samples, length, ranks, rounds, steps, threads, tuple(methods_of(kinds, sizes)), kinds, device)
+    try:
+        with signals_raise():
+            times = _run(plan, LocalJob(ranks, servers, transport))
+    except Interrupted as interrupted:
+        raise typer.Exit(128 + interrupted.signum) from None
+    if json_file == Path("-"):
+        print(json.dumps(to_json(times)))
+    else:
+        print_report(times, wide_console())
+    if json_file is not None and json_file != Path("-"):
+        with output(json_file) as out:
+            out.write(json.dumps(to_json(times), indent=1).encode() + b"\n")
+        wrote(json_file)
+    if plot is not None:
+        save_plot(times, plot)
+        wrote(plot)
+
+
+def _sizes(text: str) -> tuple[float, ...]:
+    try:
+        sizes = tuple(float(word) for word in text.split(","))
+    except ValueError:
+        sizes = (0.0,)
+    if min(sizes) <= 0:
+        raise InvalidArgumentError(f"--buckets {text!r} is not a list of positive numbers", "write it as 1,10,100")
+    return sizes
+
+
+def _run(plan: Plan, job: LocalJob) -> Times:
+    turns = plan.rounds * len(plan.methods)
+    announcement = (
+        f"training {plan.model} on {plan.ranks} ranks with {len(plan.methods)} methods in turns: "
+        f"{turns * (plan.steps + WARMUP)} steps in all; the first round shows how long they take"
+    )
+    with progress(announcement) as tell:
+        return run_comparison(plan, job, tell)
