@@ -36,7 +36,7 @@ def rank_main(sizes: list[int], rounds: int) -> None:
 
     import bps_rdma
     import bps_rdma.torch
-    from bps_rdma.operations import Options, ReduceOp
+    from bps_rdma.operations import OperationOptions, ReduceOp
     from bps_rdma.torch import transfer
 
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -51,7 +51,7 @@ def rank_main(sizes: list[int], rounds: int) -> None:
         on_host = torch.from_numpy(bps_rdma.empty(count))
 
         def bps(tensor: Any = on_gpu) -> None:
-            transfer.all_reduce(tensor, Options(ReduceOp.sum, f"staged {tensor.numel()}")).wait()
+            transfer.all_reduce(tensor, OperationOptions(ReduceOp.sum, f"staged {tensor.numel()}")).wait()
 
         def gloo(tensor: Any = on_gpu) -> None:
             dist.all_reduce(tensor)

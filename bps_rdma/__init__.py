@@ -17,6 +17,7 @@ except ModuleNotFoundError as error:
         "start Python in another folder, where the installed package is found, or install it: pip install ."
     ) from error
 from bps_rdma.agreement import barrier, commit, new_group
+from bps_rdma.arrays import empty
 from bps_rdma.counters import dump, get_pushpull_speed, metrics
 from bps_rdma.errors import (
     AuthenticationError,
@@ -39,7 +40,6 @@ from bps_rdma.exact import ExactSum
 from bps_rdma.group import Group
 from bps_rdma.handle import Handle, PreparedOperation
 from bps_rdma.job import config, init, is_initialized, local_rank, local_size, rank, shutdown, size
-from bps_rdma.memory import empty
 from bps_rdma.operations import (
     accumulate,
     accumulate_async,

@@ -20,7 +20,7 @@ from bps_rdma import _core
 from bps_rdma.launch.bpslaunch import main as bpslaunch
 from bps_rdma.launch.hosts import job_on
 from bps_rdma.launch.run import run_job
-from bps_rdma.launch.slurm_components import component_variables
+from bps_rdma.launch.slurm import component_variables
 from bps_rdma.terminal import closing, run_app, wide_console
 from bps_rdma.tools.bench.allreduce import CLOSING as ALLREDUCE_CLOSING
 from bps_rdma.tools.bench.allreduce import allreduce_bench

@@ -23,7 +23,7 @@ Which = tuple[Name, int]  # an operation: its name and round
 
 
 @dataclass(frozen=True)
-class Interrupted:
+class InterruptedOperation:
     """An operation whose view has ended."""
 
     name: Name
@@ -37,7 +37,7 @@ class Interrupted:
 
 
 @dataclass(frozen=True)
-class Report:
+class RankReport:
     """What one rank tells the others.
 
     Attributes:
@@ -75,10 +75,10 @@ class Report:
         ).encode()
 
     @staticmethod
-    def decode(data: bytes) -> Report:
+    def decode(data: bytes) -> RankReport:
         """The report that encode() has made these bytes of."""
         since, following, missing, whole, late, failed, groups = json.loads(data)
-        return Report(
+        return RankReport(
             since,
             {(key, name): number for key, name, number in following},
             {((key, name), number): dict(left) for key, name, number, left in missing},
@@ -103,7 +103,7 @@ class Gift:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Continuation:
     """What all ranks do, which follows from the reports alone.
 
     Attributes:
@@ -124,7 +124,7 @@ class Plan:
     aborted: frozenset[Which]
 
 
-def can_go_on(reports: Sequence[Report], epoch: int) -> bool:
+def can_go_on(reports: Sequence[RankReport], epoch: int) -> bool:
     """Whether what was under way goes on in this view. No rank can tell by itself.
 
     A scheduler may have died when it had welcomed some ranks to a view and not others; these have seen other views end
@@ -133,7 +133,7 @@ def can_go_on(reports: Sequence[Report], epoch: int) -> bool:
     return reports[0].since < epoch and all(report.since == reports[0].since for report in reports)
 
 
-def plan(reports: Sequence[Report]) -> Plan:
+def plan(reports: Sequence[RankReport]) -> Continuation:
     """What becomes of the interrupted operations, given the reports of all ranks in order."""
     groups = {key: ranks for report in reports for key, ranks in report.groups.items()}
     names = {name for report in reports for name in report.next}
@@ -163,7 +163,7 @@ def plan(reports: Sequence[Report]) -> Plan:
             repeated[which] = [partition for partition, gift in gifts.items() if gift is None or gift.size is not None]
             if any(gifts.values()):
                 given[which] = {partition: gift for partition, gift in gifts.items() if gift is not None}
-    return Plan(first, frozenset(again), given, repeated, failed, frozenset(aborted))
+    return Continuation(first, frozenset(again), given, repeated, failed, frozenset(aborted))
 
 
 def _gift(partition: int, left: Mapping[int, Mapping[int, int]], whole: Mapping[int, frozenset[int]]) -> Gift | None:
@@ -201,7 +201,9 @@ def _gather(process: _core.Process, name: str, whole: np.ndarray[Any, Any]) -> N
     ).wait()
 
 
-def give(process: _core.Process, made: Plan, interrupted: Iterable[Interrupted], numbers: Mapping[str, int]) -> None:
+def give(
+    process: _core.Process, made: Continuation, interrupted: Iterable[InterruptedOperation], numbers: Mapping[str, int]
+) -> None:
     """Tells those who lack a part of a result that somebody has. From the return on every member has it.
 
     Args:
@@ -273,10 +275,10 @@ class Numbering:
         name = self.name_of(tensor)
         return self.next.get(name, 0) - self.first[name] if name in self.first else 0
 
-    def interrupted(self, operation: _core.Suspended) -> Interrupted:
+    def interrupted(self, operation: _core.Suspended) -> InterruptedOperation:
         """An operation of this view that its end has interrupted."""
         tensor = operation.tensor
-        return Interrupted(self.name_of(tensor), self.round_of(tensor, operation.round), operation)
+        return InterruptedOperation(self.name_of(tensor), self.round_of(tensor, operation.round), operation)
 
 
 def next_rounds(numbering: Numbering, tensors: Iterable[_core.Tensor]) -> dict[Name, int]:
@@ -291,21 +293,23 @@ def report(
     numbering: Numbering,
     groups: Mapping[int, tuple[int, ...]],
     following: Mapping[Name, int],
-    interrupted: Iterable[Interrupted],
+    interrupted: Iterable[InterruptedOperation],
     failed: Mapping[Which, _core.Suspended],
-) -> Report:
+) -> RankReport:
     """This rank's report."""
     interrupted = list(interrupted)
     missing = {each.which: each.operation.missing for each in interrupted}
     whole = {each.which: frozenset(each.operation.whole) for each in interrupted}
     late = {each.which: each.operation.lateness for each in interrupted if each.operation.lateness}
     named = {numbering.keys[number]: ranks for number, ranks in groups.items()}
-    return Report(since, following, missing, whole, late, {which: one.lateness for which, one in failed.items()}, named)
+    return RankReport(
+        since, following, missing, whole, late, {which: one.lateness for which, one in failed.items()}, named
+    )
 
 
 def resume(
-    process: _core.Process, made: Plan, each: Interrupted, group: int, tensor: _core.Tensor | None
-) -> Interrupted | None:
+    process: _core.Process, made: Continuation, each: InterruptedOperation, group: int, tensor: _core.Tensor | None
+) -> InterruptedOperation | None:
     """Does what the plan says about one operation of this rank; what goes on under a name of its own is returned.
 
     Args:
@@ -332,4 +336,4 @@ def resume(
     name = f"~repeat {each.round} of {each.name[1]}"
     by = process.resume(process.declare_like(operation.tensor, group, name), operation, 0, partitions)
     operation.continue_by(by)
-    return Interrupted(each.name, each.round, by)
+    return InterruptedOperation(each.name, each.round, by)

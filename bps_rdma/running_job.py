@@ -46,9 +46,9 @@ class Job:
         self.may_lose_members = config.integer("BPS_MIN_WORKERS") > 0
         self.goes_on = False  # with everything that was under way in the view before, unless another rank cannot
         self.numbering = failover.Numbering()
-        self.interrupted: list[failover.Interrupted] = []  # by the end of an earlier view
+        self.interrupted: list[failover.InterruptedOperation] = []  # by the end of an earlier view
         self.failed: dict[failover.Which, _core.Suspended] = {}  # at deadlines of earlier views, the last ones
-        self.repeats: list[failover.Interrupted] = []  # under a name of their own
+        self.repeats: list[failover.InterruptedOperation] = []  # under a name of their own
         self.views = {id(process): self.numbering.keys}  # of the processes whose names can be looked up here
         self.lost_groups: list[tuple[str, Group, tuple[int, ...]]] = []  # key, and ranks; to be made in this view
         self.compressed: dict[failover.Name, str] = {}  # names of earlier views, and how they travelled
@@ -121,7 +121,7 @@ class Job:
         """The first round of each name, counted from init() on, that this rank has not begun."""
         return failover.next_rounds(self.numbering, self.tensors.values())
 
-    def take_interrupted(self) -> list[failover.Interrupted]:
+    def take_interrupted(self) -> list[failover.InterruptedOperation]:
         """What the end of this view has interrupted; the process has been renewed."""
         found = list(self.interrupted)
         for operation in self.process.take_incomplete():
@@ -150,7 +150,7 @@ class Job:
             return
         ranks = {number: group.ranks for number, group in self.groups.items()}
         mine = failover.report(self.epoch, self.numbering, ranks, self.next_rounds(), self.interrupted, self.failed)
-        reports = [failover.Report.decode(data) for data in failover.exchange(self.process, mine.encode())]
+        reports = [failover.RankReport.decode(data) for data in failover.exchange(self.process, mine.encode())]
         if not failover.can_go_on(reports, self.process.epoch):
             self._begin_anew()
             return
@@ -179,7 +179,7 @@ class Job:
         self._parts.update(lasting)
         _core.release_orphans(all=True)
 
-    def _continue(self, each: failover.Interrupted, plan: failover.Plan) -> None:
+    def _continue(self, each: failover.InterruptedOperation, plan: failover.Continuation) -> None:
         number = self.numbering.number_of(each.name[0])
         tensor = self._declare_like(each.operation, each.name) if each.which in plan.again else None
         if each.which in plan.failed and each.which not in self.failed:
@@ -189,7 +189,7 @@ class Job:
         if repeat is not None:
             self.repeats.append(repeat)
 
-    def _refuse(self, which: failover.Which, operation: _core.Suspended, plan: failover.Plan) -> None:
+    def _refuse(self, which: failover.Which, operation: _core.Suspended, plan: failover.Continuation) -> None:
         """Who has not begun what has failed would wait for the others."""
         name, number = which
         if number >= plan.first[name]:

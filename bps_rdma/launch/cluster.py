@@ -14,7 +14,7 @@ from collections.abc import Mapping, MutableMapping
 
 from bps_rdma.errors import InvalidArgumentError
 from bps_rdma.launch.key_file import shared_key_file
-from bps_rdma.launch.mpi import Place, place_in_mpi, place_in_others
+from bps_rdma.launch.mpi import LaunchedRank, place_in_mpi, place_in_others
 from bps_rdma.launch.slurm import Step, is_step, job_id, step_of, tasks_of_nodes
 
 # Any of them says which rank this is, or that something else than a launcher does.
@@ -23,7 +23,7 @@ _LOCALHOST = "127.0.0.1"
 _PORTS = 20000, 12768  # below the range that the kernel uses for outgoing connections
 
 
-def place_of(env: Mapping[str, str]) -> Place | None:
+def place_of(env: Mapping[str, str]) -> LaunchedRank | None:
     """The rank of several that a launcher made of this process, if nothing else says which rank it is.
 
     Raises:
@@ -40,13 +40,13 @@ def is_rank(env: Mapping[str, str]) -> bool:
     return place_of(env) is not None
 
 
-def _place_in_slurm(env: Mapping[str, str]) -> Place | None:
+def _place_in_slurm(env: Mapping[str, str]) -> LaunchedRank | None:
     step = step_of(env)
     return None if step is None else _place_of_step(step, env)
 
 
-def _place_of_step(step: Step, env: Mapping[str, str]) -> Place:
-    return Place(
+def _place_of_step(step: Step, env: Mapping[str, str]) -> LaunchedRank:
+    return LaunchedRank(
         "srun", step.task, step.tasks, step.local_task, step.tasks_here, job_id(env), step.first_host, step.port
     )
 
@@ -87,7 +87,7 @@ def adopt(env: MutableMapping[str, str], arguments: Mapping[str, object]) -> Non
         )
 
 
-def variables(place: Place, env: Mapping[str, str], per_task: int = 1, index: int = 0) -> dict[str, str]:
+def variables(place: LaunchedRank, env: Mapping[str, str], per_task: int = 1, index: int = 0) -> dict[str, str]:
     """The variables of rank `index` of the `per_task` ranks that this task consists of; those in `env` are kept.
 
     Raises:
@@ -107,7 +107,7 @@ def variables(place: Place, env: Mapping[str, str], per_task: int = 1, index: in
     return found | ({} if place.is_on_one_host else _several_hosts(env, name))
 
 
-def _address(place: Place) -> str:
+def _address(place: LaunchedRank) -> str:
     if place.is_on_one_host:
         return _LOCALHOST
     if place.address is not None:
@@ -124,7 +124,7 @@ def _address(place: Place) -> str:
     )
 
 
-def _port(place: Place, env: Mapping[str, str]) -> str:
+def _port(place: LaunchedRank, env: Mapping[str, str]) -> str:
     lowest, count = _PORTS
     if place.port is not None:
         return str(place.port)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from bps_rdma.errors import InvalidArgumentError
 from bps_rdma.launch import cluster
 from bps_rdma.launch.environment import LocalJob, outer_environment
-from bps_rdma.launch.mpi import Place
+from bps_rdma.launch.mpi import LaunchedRank
 
 DEFAULT_PORT = 29500  # torchrun's
 
@@ -63,7 +63,7 @@ class Task(LocalJob):
         return _inherited(self.transport) | cluster.variables(self._place, os.environ, self.workers, rank)
 
     @property
-    def _place(self) -> Place:
+    def _place(self) -> LaunchedRank:
         place = cluster.place_of(os.environ)
         assert place is not None
         return place

@@ -17,7 +17,7 @@ _INSTEAD = "or set RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR a
 
 
 @dataclass(frozen=True)
-class Place:
+class LaunchedRank:
     """The rank that a launcher has made of this process.
 
     Attributes:
@@ -87,7 +87,7 @@ _OTHERS = (
 )
 
 
-def place_in_mpi(env: Mapping[str, str]) -> Place | None:
+def place_in_mpi(env: Mapping[str, str]) -> LaunchedRank | None:
     """The rank that mpirun, jsrun, PALS or Flux has made of this process; None: none of them has started it.
 
     Raises:
@@ -96,19 +96,19 @@ def place_in_mpi(env: Mapping[str, str]) -> Place | None:
     return _place(_LAUNCHERS, env)
 
 
-def place_in_others(env: Mapping[str, str]) -> Place | None:
+def place_in_others(env: Mapping[str, str]) -> LaunchedRank | None:
     """The same for a launcher that only speaks PMI or PMIx, as srun does as well."""
     return _place(_OTHERS, env)
 
 
-def _place(launchers: tuple[_Launcher, ...], env: Mapping[str, str]) -> Place | None:
+def _place(launchers: tuple[_Launcher, ...], env: Mapping[str, str]) -> LaunchedRank | None:
     for one in launchers:
         if all(env.get(mark) for mark in one.marks or (one.rank,)):
             return _place_by(one, env)
     return None
 
 
-def _place_by(one: _Launcher, env: Mapping[str, str]) -> Place:
+def _place_by(one: _Launcher, env: Mapping[str, str]) -> LaunchedRank:
     if not env.get(one.size):
         raise InvalidArgumentError(
             f"{one.name} has started this process ({one.rank}={env[one.rank]}), but nothing says how many ranks there "
@@ -128,7 +128,7 @@ def _place_by(one: _Launcher, env: Mapping[str, str]) -> Place:
             f"the variables of {one.name} contradict each other: this is rank {rank} of {size}{where}",
             f"unset those of another launcher (env | grep -E 'OMPI|PMI|MPI'), {_INSTEAD}",
         )
-    return Place(one.name, rank, size, local_rank, local_size, _job(one, env, on_one_host=local_size == size))
+    return LaunchedRank(one.name, rank, size, local_rank, local_size, _job(one, env, on_one_host=local_size == size))
 
 
 def _number(env: Mapping[str, str], name: str) -> int:

@@ -15,14 +15,14 @@ from typing import Any
 
 from bps_rdma import extras
 from bps_rdma.errors import InvalidArgumentError
+from bps_rdma.megatron.arguments import check_options, check_version
 from bps_rdma.megatron.communicator import Communicator
 from bps_rdma.megatron.lora import cure_frozen_embedding, watch_first_step
 from bps_rdma.megatron.memory import MappedBuffers, follow_moves
 from bps_rdma.megatron.order import watch_order
-from bps_rdma.megatron.support import check_options, check_version
-from bps_rdma.torch import start
+from bps_rdma.torch import membership
 from bps_rdma.torch.backend import Options
-from bps_rdma.torch.names import unique
+from bps_rdma.torch.membership import unique
 
 _GROUPS = (
     "data_parallel_group",
@@ -132,7 +132,7 @@ def attach(ddp: Any) -> int:
         InvalidArgumentError: an option of `ddp`, or its version, is not supported.
     """
     check_options(ddp.ddp_config)
-    start.init()
+    membership.init()
     chunk = unique("megatron")  # ranks of a data-parallel group make their model chunks in the same order
     replaced = 0
     for kind in ("bucket_groups", "expert_parallel_bucket_groups"):
@@ -155,7 +155,7 @@ def _attach_to(bucket_group: Any, name: str, priority: int) -> int:
             continue
         known += 1
         if stock.size() > 1:
-            communicator = Communicator(stock, start.group_of(stock), f"{name} {attribute}", priority)
+            communicator = Communicator(stock, membership.group_of(stock), f"{name} {attribute}", priority)
             setattr(bucket_group, attribute, communicator)
             replaced += 1
     if not known:
@@ -180,7 +180,7 @@ def replace_tensor_group() -> None:
     import torch.distributed as dist
     from megatron.core import parallel_state
 
-    start.init()
+    membership.init()
     stock = parallel_state.get_tensor_model_parallel_group()
     if stock.size() > 1:
         ranks = dist.get_process_group_ranks(stock)

@@ -15,7 +15,7 @@ import torch
 
 from bps_rdma import Group, job
 from bps_rdma.errors import InvalidTensorError
-from bps_rdma.operations import Options, ReduceOp
+from bps_rdma.operations import OperationOptions, ReduceOp
 from bps_rdma.torch.backend.reductions import operation
 from bps_rdma.torch.backend.work import BpsWork
 from bps_rdma.torch.transfer import AnyHandle, all_gather, all_reduce, reduce_scatter
@@ -114,8 +114,8 @@ class Communicator:
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
-    def _options(self, kind: str, place: int, op: ReduceOp = ReduceOp.sum) -> Options:
-        return Options(op, f"{self._name} {kind} {place}", self._priority, self._group)
+    def _options(self, kind: str, place: int, op: ReduceOp = ReduceOp.sum) -> OperationOptions:
+        return OperationOptions(op, f"{self._name} {kind} {place}", self._priority, self._group)
 
 
 def _count(kind: str, tensors: Sequence[torch.Tensor]) -> None:

@@ -15,6 +15,7 @@ or out. Every rank of a group makes the same collective calls, with the same nam
     wait        waiting for operations
 """
 
+from bps_rdma.handle import poll, synchronize, wait
 from bps_rdma.operations.collectives import (
     all_gather,
     all_gather_async,
@@ -25,7 +26,7 @@ from bps_rdma.operations.collectives import (
 )
 from bps_rdma.operations.declare import declare, declare_many, forget
 from bps_rdma.operations.feedback import feedback_state, load_feedback_state
-from bps_rdma.operations.options import Options, ReduceOp
+from bps_rdma.operations.options import OperationOptions, ReduceOp
 from bps_rdma.operations.prepare import prepare, prepare_unowned
 from bps_rdma.operations.push_pull import (
     pull,
@@ -36,11 +37,10 @@ from bps_rdma.operations.push_pull import (
     push_pull_inplace,
 )
 from bps_rdma.operations.start import shard_bounds
-from bps_rdma.operations.wait import poll, synchronize, wait
 from bps_rdma.operations.weights import accumulate, accumulate_async, store, unstore
 
 __all__ = [
-    "Options",
+    "OperationOptions",
     "ReduceOp",
     "accumulate",
     "accumulate_async",

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 from bps_rdma._core import Handle
 from bps_rdma.group import Group
 from bps_rdma.operations import start
-from bps_rdma.operations.compressed import text_of
-from bps_rdma.operations.options import SUM, Options, ReduceName, reduction
+from bps_rdma.operations.options import SUM, OperationOptions, ReduceName, reduction, text_of
 from bps_rdma.operations.push_pull import Numpy
 
 if TYPE_CHECKING:
@@ -84,7 +83,9 @@ def reduce_scatter(
         InvalidTensorError: `out` has another size or dtype. Otherwise as push_pull_inplace().
     """
     return start.reduce_scatter(
-        array, out, Options(reduction(average, op), name, priority, group, timeout, True, text_of(compression, exact))
+        array,
+        out,
+        OperationOptions(reduction(average, op), name, priority, group, timeout, True, text_of(compression, exact)),
     ).wait()
 
 
@@ -102,7 +103,9 @@ def reduce_scatter_async(
 ) -> Handle:
     """Starts reduce_scatter(); the handle gives the part. Neither array may be used until then."""
     return start.reduce_scatter(
-        array, out, Options(reduction(average, op), name, priority, group, timeout, False, text_of(compression, exact))
+        array,
+        out,
+        OperationOptions(reduction(average, op), name, priority, group, timeout, False, text_of(compression, exact)),
     )
 
 
@@ -153,7 +156,7 @@ def all_gather(
         InvalidTensorError: `array` has another size or dtype than this rank's part of `out`. Otherwise as
             push_pull_inplace().
     """
-    return start.all_gather(array, out, Options(SUM, name, priority, group, timeout, True)).wait()
+    return start.all_gather(array, out, OperationOptions(SUM, name, priority, group, timeout, True)).wait()
 
 
 def all_gather_async(
@@ -165,7 +168,7 @@ def all_gather_async(
     timeout: float | None = None,
 ) -> Handle:
     """Starts all_gather(); the handle gives the whole. `array` may be changed on return, unless it lies in `out`."""
-    return start.all_gather(array, out, Options(SUM, name, priority, group, timeout))
+    return start.all_gather(array, out, OperationOptions(SUM, name, priority, group, timeout))
 
 
 def broadcast(
@@ -181,7 +184,7 @@ def broadcast(
     Raises:
         InvalidArgumentError: `root` is not in the group. Otherwise as push_pull_inplace().
     """
-    start.broadcast(array, root, Options(SUM, name, priority, group, timeout, True)).wait()
+    start.broadcast(array, root, OperationOptions(SUM, name, priority, group, timeout, True)).wait()
     return array
 
 
@@ -194,4 +197,4 @@ def broadcast_async(
     timeout: float | None = None,
 ) -> Handle:
     """Starts broadcast(); `array` must neither be read nor written until the handle is done."""
-    return start.broadcast(array, root, Options(SUM, name, priority, group, timeout))
+    return start.broadcast(array, root, OperationOptions(SUM, name, priority, group, timeout))

@@ -12,7 +12,7 @@ from bps_rdma.agreement import group_of
 from bps_rdma.errors import InvalidArgumentError
 from bps_rdma.group import Group
 from bps_rdma.job import current, surviving
-from bps_rdma.operations.compressed import NONE, text_of
+from bps_rdma.operations.options import NONE, text_of
 from bps_rdma.running_job import Job
 
 

@@ -15,7 +15,7 @@ from bps_rdma.errors import InvalidArgumentError
 from bps_rdma.group import Group
 from bps_rdma.job import current
 from bps_rdma.operations import start
-from bps_rdma.operations.options import SUM, Options
+from bps_rdma.operations.options import SUM, OperationOptions
 
 _OF_RANK = {"residual": False, "momentum": True}  # whether it is the momentum, as the core is asked
 
@@ -42,7 +42,7 @@ def feedback_state(
         InvalidArgumentError: the name is not compressed, or was used by reduce_scatter. Otherwise as
             push_pull_inplace().
     """
-    options = Options(SUM, name, 0, group, timeout, True)
+    options = OperationOptions(SUM, name, 0, group, timeout, True)
     tensor = _tensor(like, options)
     state = {}
     for key, is_momentum in _OF_RANK.items():
@@ -72,7 +72,7 @@ def load_feedback_state(
     Raises:
         InvalidArgumentError: the state is of another size, or of another compression. Otherwise as feedback_state().
     """
-    options = Options(SUM, name, 0, group, timeout, True)
+    options = OperationOptions(SUM, name, 0, group, timeout, True)
     tensor = _tensor(like, options)
     flat = {key: np.ascontiguousarray(value, np.float32).reshape(-1) for key, value in state.items()}
     for key, value in flat.items():
@@ -94,11 +94,11 @@ def load_feedback_state(
             )
 
 
-def _tensor(like: Any, options: Options) -> Any:
+def _tensor(like: Any, options: OperationOptions) -> Any:
     memory = arrays.describe(like, False)
     return start.tensor_of(current(), start.Kind.push_pull, memory, memory.elements, options)
 
 
-def _run(kind: start.Kind, array: npt.NDArray[np.float32], options: Options) -> None:
+def _run(kind: start.Kind, array: npt.NDArray[np.float32], options: OperationOptions) -> None:
     memory = arrays.describe(array, True)
     start.run(start.Described(kind, memory, memory, array, memory.elements), options).wait()

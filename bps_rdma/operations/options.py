@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How one operation runs, as one value that passes through all layers."""
+"""The options of one operation as one value that passes through all layers, and how callers write them."""
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple
 
 from bps_rdma import _core, argument_types
 from bps_rdma.errors import InvalidArgumentError
@@ -14,7 +15,7 @@ ReduceName = Literal["sum", "average", "min", "max", "product"]
 SUM, AVERAGE = ReduceOp.sum, ReduceOp.average  # looked up once: an attribute of a pybind11 enum costs a call
 
 
-class Options(NamedTuple):  # immutable like a frozen dataclass, and made in a third of its time
+class OperationOptions(NamedTuple):  # immutable like a frozen dataclass, and made in a third of its time
     """The options of one operation.
 
     Attributes:
@@ -49,3 +50,95 @@ def reduction(average: bool, op: ReduceName | None) -> ReduceOp:
     if found is None:
         raise InvalidArgumentError(f"{op!r} is not a reduction", f"use one of {', '.join(ReduceOp.__members__)}")
     return found
+
+
+NONE = "none"  # whatever BPS_COMPRESSION and BPS_EXACT say
+EXACT = "exact"  # not compressed at all: sums are exact, and rounded once
+EXACT_TO_ODD = "exact:to_odd"  # of float64, for who rounds them again
+
+_TRUE, _FALSE = ("1", "true"), ("0", "false", "none", "")
+
+
+def text_of(compression: str | Mapping[str, Any] | None, exact: bool | None = None) -> str | None:
+    """The text for the core; None: as the name was declared, or BPS_COMPRESSION and BPS_EXACT say.
+
+    Raises:
+        InvalidArgumentError: `compression` is neither a text nor a dict of BytePS's parameters, or has unknown keys; or
+            a sum is to be both compressed and exact.
+    """
+    if exact is not None:
+        if exact not in (True, False):
+            raise InvalidArgumentError(f"exact={exact!r} is neither True nor False", "pass one of them")
+        if exact and compression not in (None, NONE, EXACT):
+            raise InvalidArgumentError("what is compressed is not exact", "pass `compression` or exact=True, not both")
+        return EXACT if exact else compression_text(compression) or NONE
+    return compression_text(compression)
+
+
+def compression_text(compression: str | Mapping[str, Any] | None) -> str | None:
+    """The text of what callers pass as `compression`; see text_of()."""
+    if compression is None or isinstance(compression, str):
+        return compression
+    if isinstance(compression, Mapping):
+        return _from_byteps(compression)
+    raise InvalidArgumentError(
+        f"compression={compression!r} is not a text", "pass a text as in 'int8:feedback=1', or 'none'"
+    )
+
+
+def _flag(value: Any) -> str:
+    text = str(value).lower()
+    if text in _TRUE or text in _FALSE:
+        return str(int(text in _TRUE))
+    raise InvalidArgumentError(f"{value!r} is neither true nor false", "pass True or False")
+
+
+def _one_of(*words: str) -> Callable[[Any], str]:
+    """BytePS's clients write words, and its core numbers."""
+    meanings = {str(i): word for i, word in enumerate(words)} | {word: word for word in words}
+
+    def meaning(value: Any) -> str:
+        if str(value) not in meanings:
+            raise InvalidArgumentError(f"{value!r} is none of {', '.join(words)}", "pass one of them")
+        return meanings[str(value)]
+
+    return meaning
+
+
+_METHOD = "byteps_compressor_type"
+_KEYS: Mapping[str, tuple[str, Callable[[Any], str]]] = {
+    "byteps_compressor_onebit_scaling": ("scaling", _flag),
+    "byteps_compressor_k": ("k", str),
+    "byteps_seed": ("seed", str),
+    "byteps_dithering_partition": ("partition", _one_of("linear", "natural")),
+    "byteps_dithering_normalize": ("normalize", _one_of("max", "l2")),
+}
+
+
+def _from_byteps(parameters: Mapping[str, Any]) -> str:
+    """BytePS's parameters of one tensor, as its declare calls take them."""
+    left = {key: value for key, value in parameters.items() if value is not None}
+    method = str(left.pop(_METHOD, ""))
+    if not method:
+        raise InvalidArgumentError(f"compression={dict(parameters)!r} names no method", f"give {_METHOD!r}")
+    words = []
+    for key, (ours, convert) in _KEYS.items():
+        if key in left:
+            words.append(f"{ours}={convert(left.pop(key))}")
+    if _known(left.pop("byteps_error_feedback_type", None), "vanilla"):
+        words.append("feedback=1")
+    mu = left.pop("byteps_momentum_mu", 0.9)
+    if _known(left.pop("byteps_momentum_type", None), "nesterov"):
+        words.append(f"momentum={mu}")
+    if left:
+        known = ", ".join([_METHOD, *_KEYS, "byteps_error_feedback_type", "byteps_momentum_type", "byteps_momentum_mu"])
+        raise InvalidArgumentError(f"compression has no parameter {next(iter(left))!r}", f"use {known}")
+    return method + (":" + ",".join(words) if words else "")
+
+
+def _known(value: Any, name: str) -> bool:
+    if value is None or value is False:
+        return False
+    if value != name:
+        raise InvalidArgumentError(f"{value!r} is not supported here", f"pass {name!r} or None")
+    return True

@@ -12,8 +12,7 @@ from bps_rdma.group import Group
 from bps_rdma.handle import PreparedOperation
 from bps_rdma.job import current
 from bps_rdma.operations import start
-from bps_rdma.operations.compressed import text_of
-from bps_rdma.operations.options import SUM, Options, ReduceName, reduction
+from bps_rdma.operations.options import SUM, OperationOptions, ReduceName, reduction, text_of
 from bps_rdma.operations.start import Described, Kind
 
 KINDS = ("push_pull", "reduce_scatter", "all_gather", "broadcast")
@@ -56,13 +55,13 @@ def prepare(
     Raises:
         InvalidArgumentError: `kind` is none of these. Otherwise as the function of that name, before anything is sent.
     """
-    options = Options(SUM, name, priority, group, timeout)
+    options = OperationOptions(SUM, name, priority, group, timeout)
     if kind not in ("all_gather", "broadcast"):  # which move numbers as they are, under names that say nothing of it
         options = options._replace(op=reduction(average, op), compression=text_of(compression, exact))
     return _prepare(_described(kind, array, out, root, options), options)
 
 
-def prepare_unowned(tensor: Any, options: Options) -> PreparedOperation:
+def prepare_unowned(tensor: Any, options: OperationOptions) -> PreparedOperation:
     """Prepares the reduction of a torch tensor in place, without keeping the tensor alive; calls return None.
 
     The caller must hold the tensor during a call. Once its memory has been freed a call raises InvalidArgumentError.
@@ -72,7 +71,7 @@ def prepare_unowned(tensor: Any, options: Options) -> PreparedOperation:
     return _prepare(Described(Kind.push_pull, memory, memory, None, memory.elements), options)
 
 
-def _prepare(found: Described, options: Options) -> PreparedOperation:
+def _prepare(found: Described, options: OperationOptions) -> PreparedOperation:
     job = current()
     try:
         tensor = start.tensor_of(job, found.kind, found.source, found.elements, options)
@@ -94,7 +93,7 @@ def _prepare(found: Described, options: Options) -> PreparedOperation:
         raise
 
 
-def _described(kind: str, array: Any, out: Any, root: int, options: Options) -> Described:
+def _described(kind: str, array: Any, out: Any, root: int, options: OperationOptions) -> Described:
     if kind == "push_pull":
         result = array if out is None else out
         target = arrays.describe(result, True)

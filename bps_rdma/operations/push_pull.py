@@ -10,8 +10,7 @@ from bps_rdma import arrays
 from bps_rdma._core import Handle
 from bps_rdma.group import Group
 from bps_rdma.operations import start
-from bps_rdma.operations.compressed import text_of
-from bps_rdma.operations.options import Options, ReduceName, reduction
+from bps_rdma.operations.options import OperationOptions, ReduceName, reduction, text_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -73,7 +72,9 @@ def push_pull(
     exact: bool | None = None,
 ) -> Any:
     """Sum (or mean) over the group's ranks, as a new array; `array` stays as it is. See push_pull_inplace()."""
-    options = Options(reduction(average, op), name, priority, group, timeout, True, text_of(compression, exact))
+    options = OperationOptions(
+        reduction(average, op), name, priority, group, timeout, True, text_of(compression, exact)
+    )
     return start.reduce(array, arrays.empty_like(array), options).wait()
 
 
@@ -114,7 +115,9 @@ def push_pull_inplace(
         PeerLostError: a member is gone. DeadlineError: not complete in time; names the missing ranks.
     """
     start.reduce(
-        array, array, Options(reduction(average, op), name, priority, group, timeout, True, text_of(compression, exact))
+        array,
+        array,
+        OperationOptions(reduction(average, op), name, priority, group, timeout, True, text_of(compression, exact)),
     ).wait()
     return array
 
@@ -135,7 +138,7 @@ def push_pull_async(
     return start.reduce(
         array,
         arrays.empty_like(array),
-        Options(reduction(average, op), name, priority, group, timeout, False, text_of(compression, exact)),
+        OperationOptions(reduction(average, op), name, priority, group, timeout, False, text_of(compression, exact)),
     )
 
 
@@ -155,7 +158,7 @@ def push_pull_async_inplace(
     return start.reduce(
         array,
         array,
-        Options(reduction(average, op), name, priority, group, timeout, False, text_of(compression, exact)),
+        OperationOptions(reduction(average, op), name, priority, group, timeout, False, text_of(compression, exact)),
     )
 
 
@@ -164,7 +167,9 @@ def push(array: Any, name: str, average: bool = True, priority: int = 0, group: 
 
     Every rank then fetches the result with pull().
     """
-    start.split(array, Options(reduction(average, None), name, priority, group, None, True), pushes=True).wait()
+    start.split(
+        array, OperationOptions(reduction(average, None), name, priority, group, None, True), pushes=True
+    ).wait()
 
 
 def pull(array: A, name: str, average: bool = True, priority: int = 0, group: Group | None = None) -> A:
@@ -172,6 +177,6 @@ def pull(array: A, name: str, average: bool = True, priority: int = 0, group: Gr
 
     Rounds are pulled in the order in which they were pushed, each once. `average` must be what push() was given.
     """
-    options = Options(reduction(average, None), name, priority, group, None, True)
+    options = OperationOptions(reduction(average, None), name, priority, group, None, True)
     start.split(array, options, pushes=False).wait()
     return array

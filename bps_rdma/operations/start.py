@@ -13,7 +13,7 @@ from bps_rdma.agreement import group_of
 from bps_rdma.errors import InvalidArgumentError, InvalidTensorError, RoundAbortedError
 from bps_rdma.job import current, resume
 from bps_rdma.operations.declare import declared
-from bps_rdma.operations.options import AVERAGE, Options
+from bps_rdma.operations.options import AVERAGE, OperationOptions
 from bps_rdma.running_job import Job
 
 Handle = _core.Handle
@@ -46,7 +46,7 @@ class Described(NamedTuple):
     again: bool = False
 
 
-def reduce(array: Any, result: Any, options: Options) -> Handle:
+def reduce(array: Any, result: Any, options: OperationOptions) -> Handle:
     """Starts the reduction of `array` over the group into `result`, which may be the same array."""
     target = arrays.describe(result, True)
     source = target if result is array else arrays.describe(array, False)
@@ -54,19 +54,19 @@ def reduce(array: Any, result: Any, options: Options) -> Handle:
     return _start(_PUSH_PULL, source, target, result, source.elements, options)
 
 
-def split(array: Any, options: Options, *, pushes: bool) -> Handle:
+def split(array: Any, options: OperationOptions, *, pushes: bool) -> Handle:
     """Starts one half of a push_pull: the push of `array`, or the pull of the result into it."""
     memory = arrays.describe(array, not pushes)
     check_mean(memory, options)
     return _start(Kind.split, memory, memory, array, memory.elements, options, pushes, not pushes)
 
 
-def reduce_scatter(array: Any, out: Any, options: Options) -> Handle:
+def reduce_scatter(array: Any, out: Any, options: OperationOptions) -> Handle:
     """Starts the reduction of `array`, of which this rank gets its part in `out`; None: in a new array."""
     return run(scattering(array, out, options), options)
 
 
-def all_gather(array: Any, out: Any, options: Options) -> Handle:
+def all_gather(array: Any, out: Any, options: OperationOptions) -> Handle:
     """Starts gathering every rank's `array` into `out`; None: into a new array."""
     found = gathering(array, out, options)
     if found.copy_to:
@@ -74,23 +74,23 @@ def all_gather(array: Any, out: Any, options: Options) -> Handle:
     return run(found, options)
 
 
-def broadcast(array: Any, root: int, options: Options) -> Handle:
+def broadcast(array: Any, root: int, options: OperationOptions) -> Handle:
     """Starts replacing `array` by that of worker rank `root`."""
     return run(broadcasting(array, root, options), options)
 
 
-def store(array: Any, root: int, options: Options) -> Handle:
+def store(array: Any, root: int, options: OperationOptions) -> Handle:
     """Starts replacing `array` by that of worker rank `root`, which the servers keep."""
     return run(broadcasting(array, root, options)._replace(kind=Kind.store), options)
 
 
-def unstore(array: Any, options: Options) -> Handle:
+def unstore(array: Any, options: OperationOptions) -> Handle:
     """Starts replacing `array` by what the servers keep, on every rank; they forget it."""
     memory = arrays.describe(array, True)
     return run(Described(Kind.store, memory, memory, array, memory.elements, _NOBODY), options)
 
 
-def accumulate(delta: Any, out: Any, most_ahead: int, again: bool, options: Options) -> Handle:
+def accumulate(delta: Any, out: Any, most_ahead: int, again: bool, options: OperationOptions) -> Handle:
     """Starts adding `delta` to what the servers keep, which goes into `out`; None: into a new array.
 
     `most_ahead`: by how many of them this rank may be ahead of the slowest one, plus one; 0: by any number.
@@ -109,7 +109,7 @@ def accumulate(delta: Any, out: Any, most_ahead: int, again: bool, options: Opti
     return run(described, options)
 
 
-def scattering(array: Any, out: Any, options: Options) -> Described:
+def scattering(array: Any, out: Any, options: OperationOptions) -> Described:
     """Describes a reduce_scatter; see reduce_scatter()."""
     source = arrays.describe(array, False)
     check_mean(source, options)
@@ -120,7 +120,7 @@ def scattering(array: Any, out: Any, options: Options) -> Described:
     return Described(Kind.reduce_scatter, source, target, result, source.elements)
 
 
-def gathering(array: Any, out: Any, options: Options) -> Described:
+def gathering(array: Any, out: Any, options: OperationOptions) -> Described:
     """Describes an all_gather; see all_gather()."""
     part = arrays.describe(array, False)
     if out is None:
@@ -134,7 +134,7 @@ def gathering(array: Any, out: Any, options: Options) -> Described:
     return Described(Kind.all_gather, part, whole, out, whole.elements, copy_to=own if copies else 0)
 
 
-def broadcasting(array: Any, root: int, options: Options) -> Described:
+def broadcasting(array: Any, root: int, options: OperationOptions) -> Described:
     """Describes a broadcast; see broadcast()."""
     ranks = group_of(current(), options.group).ranks
     if root not in ranks:
@@ -143,7 +143,7 @@ def broadcasting(array: Any, root: int, options: Options) -> Described:
     return Described(Kind.broadcast, memory, memory, array, memory.elements, ranks.index(root))
 
 
-def tensor_of(job: Job, kind: Kind, source: arrays.Memory, count: int, options: Options) -> _core.Tensor:
+def tensor_of(job: Job, kind: Kind, source: arrays.Memory, count: int, options: OperationOptions) -> _core.Tensor:
     """The declared tensor that an operation with these options works on."""
     members = job.world if options.group is None else group_of(job, options.group)
     name = options.name
@@ -154,7 +154,7 @@ def tensor_of(job: Job, kind: Kind, source: arrays.Memory, count: int, options: 
     return declared(job, members, name, source, count, options.compression)
 
 
-def run(described: Described, options: Options) -> Handle:
+def run(described: Described, options: OperationOptions) -> Handle:
     """Starts an operation that has been described."""
     kind, source, target, result, count, root, _, again = described
     return _start(kind, source, target, result, count, options, root=root, again=again)
@@ -166,7 +166,7 @@ def _start(
     target: arrays.Memory,
     result: Any,
     count: int,
-    options: Options,
+    options: OperationOptions,
     pushes: bool = True,
     pulls: bool = True,
     root: int = 0,
@@ -203,13 +203,13 @@ def shard_bounds(count: int, parts: int, index: int) -> tuple[int, int]:
     return min(index * step, count), min((index + 1) * step, count)
 
 
-def _own_part(count: int, options: Options) -> tuple[int, int]:
+def _own_part(count: int, options: OperationOptions) -> tuple[int, int]:
     job = current()
     members = group_of(job, options.group)
     return shard_bounds(count, members.size, members.ranks.index(job.process.rank))
 
 
-def check_mean(source: arrays.Memory, options: Options) -> None:
+def check_mean(source: arrays.Memory, options: OperationOptions) -> None:
     """Raises InvalidTensorError for the mean of a tensor that has none."""
     if options.op is AVERAGE and source.dtype == _BOOL:
         raise InvalidTensorError("bool tensors have no mean", "pass average=False: the sum of bools is 'any'")

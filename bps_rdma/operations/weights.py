@@ -9,8 +9,7 @@ from bps_rdma._core import Handle
 from bps_rdma.errors import InvalidArgumentError
 from bps_rdma.group import Group
 from bps_rdma.operations import start
-from bps_rdma.operations.compressed import NONE
-from bps_rdma.operations.options import SUM, Options
+from bps_rdma.operations.options import NONE, SUM, OperationOptions
 
 A = TypeVar("A")  # of an array: what is replaced in place has the type that it had
 
@@ -136,7 +135,9 @@ def _start(
     return start.accumulate(delta, out, 0 if staleness is None else staleness + 1, again, options)
 
 
-def _options(name: str | None, priority: int, group: Group | None, timeout: float | None, *, awaited: bool) -> Options:
+def _options(
+    name: str | None, priority: int, group: Group | None, timeout: float | None, *, awaited: bool
+) -> OperationOptions:
     if name is None:
         raise InvalidArgumentError("weights need a name", "pass the same name=... to store() and accumulate()")
-    return Options(SUM, name, priority, group, timeout, awaited, NONE)
+    return OperationOptions(SUM, name, priority, group, timeout, awaited, NONE)

@@ -1,40 +1,48 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The actors of a job: a Rank calls the training function, a Helper runs `bps-server` or `bps-scheduler`.
+"""The actors of a job: a RankActor calls the training function, a HelperActor runs `bps-server` or `bps-scheduler`.
 
-They are plain classes; group.py makes actors of them. Actors run their methods one after the other, in the main thread
-of a process of their own.
+They are plain classes; members.py makes actors of them. An actor runs its methods one after the other, in the main
+thread of a process of its own.
+
+A scheduler is started so that another one, in another actor, can take its place. The next one has to know which run of
+the job it may take over. A scheduler keeps that in a file (BPS_SCHEDULER_STATE), which would stay behind on the node
+when the actor is killed. The driver therefore keeps its text, with which it also ends, and the file exists only while a
+scheduler starts. The text is no secret.
 """
 
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
+import tempfile
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import ray
 import ray.cloudpickle
 
-from bps_rdma import job
+from bps_rdma import files, job
 from bps_rdma.errors import BpsError
 from bps_rdma.launch.environment import find_binary, free_port
 from bps_rdma.launch.run import STEPPED_DOWN, TERMINATED
-from bps_rdma.ray.environment import adopt
 from bps_rdma.ray.errors import RayError, ServerEndedError, StartError
-from bps_rdma.ray.scheduler_run import start_scheduler
+from bps_rdma.ray.placement import adopt
 
 
 @dataclass(frozen=True)
 class Whereabouts:
-    """Of an actor: its host, process, and a port that is free there."""
+    """Where an actor runs: its host, its process, and a port that is free there."""
 
     host: str
     pid: int
     port: int
 
 
-class Member:
+class MemberActor:
     """What all actors of a job have in common. `label`, such as "rank 1", stands before what it prints."""
 
     def __init__(self, label: str) -> None:
@@ -52,7 +60,7 @@ class Member:
         adopt(env)
 
 
-class Rank(Member):
+class RankActor(MemberActor):
     """One rank."""
 
     def run(self, pickled: bytes) -> Any:
@@ -83,13 +91,13 @@ class Rank(Member):
         return result
 
 
-class Helper(Member):
+class HelperActor(MemberActor):
     """A process that belongs to no rank."""
 
     _scheduler: subprocess.Popen[bytes] | None = None
 
     def start_scheduler(self, known: bytes | None) -> bytes | None:
-        """Start `bps-scheduler`, for which serve() then waits; see scheduler_run.start_scheduler()."""
+        """Start `bps-scheduler`, for which serve() then waits."""
         self._scheduler, known = start_scheduler(known)
         return known
 
@@ -110,3 +118,46 @@ class Helper(Member):
             raise ServerEndedError(f"bps-{role} was stopped for too long", killed=True)
         if status:
             raise ServerEndedError(f"bps-{role} ended with status {status}; its output says why", killed=False)
+
+
+_LOOK_S = 0.01
+_STARTS_S = 30.0
+_PREDECESSOR_ENDS_S = 5.0  # the raylet kills it when it has noticed the end of its actor
+
+
+def start_scheduler(known: bytes | None) -> tuple[subprocess.Popen[bytes], bytes | None]:
+    """Start the scheduler that this process's environment describes.
+
+    Args:
+        known: the text of the scheduler in whose place it starts; None: it is the first of its job.
+
+    Returns:
+        The process, and the text for the next one: None if the job ends with its scheduler, or this one did not start.
+    """
+    command = [find_binary("bps-scheduler")]
+    if "BPS_MIN_WORKERS" not in os.environ:  # the job ends with its scheduler
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL), None
+    with tempfile.TemporaryDirectory(prefix="bps-ray-") as folder:
+        file = Path(folder, "scheduler")
+        if known is not None:
+            with files.replacing(file, 0o600) as out:
+                out.write(known)
+            deadline = time.monotonic() + _PREDECESSOR_ENDS_S
+            while _listens() and time.monotonic() < deadline:
+                time.sleep(_LOOK_S)
+        environment = os.environ | {"BPS_SCHEDULER_STATE": str(file)}
+        child = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment)
+        deadline = time.monotonic() + _STARTS_S
+        # It reads or makes the file before. One that never listens is found by those who wait for the job to start.
+        while child.poll() is None and not _listens() and time.monotonic() < deadline:
+            time.sleep(_LOOK_S)
+        return child, known if known is not None else file.read_bytes() if file.exists() else None
+
+
+def _listens() -> bool:
+    """A connection that says nothing is closed, and costs the scheduler nothing."""
+    try:
+        socket.create_connection((os.environ["BPS_ROOT_URI"], int(os.environ["BPS_ROOT_PORT"])), 1.0).close()
+    except OSError:
+        return False
+    return True

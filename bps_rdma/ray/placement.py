@@ -1,9 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the members of a job run: one bundle of resources per host with ranks, then one per dedicated server."""
+"""Where the members of a job run, and the variables that tell them who they are.
+
+The job reserves one bundle of resources per host with ranks, then one per dedicated server. An actor inherits the
+environment of its raylet, which is that of `ray start`, or of the driver. Settings such as BPS_INTERFACE may reach the
+actor that way; the identity that an outer job has given to that process must not.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import contextlib
+import os
+import secrets
+from collections.abc import Collection, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,13 +19,14 @@ import ray
 from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 
 from bps_rdma.errors import InvalidArgumentError
+from bps_rdma.launch.environment import IDENTITY
 from bps_rdma.ray.errors import PlacementError
 
 _NODE_LABEL = "ray.io/node-id"  # Ray gives it to every node
 
 
 @dataclass(frozen=True)
-class Shape:
+class JobShape:
     """How many members a job has, and what each of them takes.
 
     `strict`: each bundle on a node of its own. `own_scheduler`: the scheduler is a process of its own, with dedicated
@@ -68,16 +77,16 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class Place:
-    """Of one member: the bundle that it lies in, and its node."""
+class MemberPlace:
+    """Where one member runs: the bundle that it lies in, and its node."""
 
     bundle: int
     node: str
 
 
 @dataclass(frozen=True)
-class RankPlace(Place):
-    """Of one rank, with its place among the ranks of its node. Consecutive ranks share a node."""
+class RankPlace(MemberPlace):
+    """Where one rank runs, and its number among the ranks of its node. Consecutive ranks share a node."""
 
     rank: int
     local_rank: int
@@ -91,14 +100,14 @@ class Placement:
 
     group: Any
     ranks: list[RankPlace]
-    servers: list[Place]
+    servers: list[MemberPlace]
 
     def release(self) -> None:
         """Give the resources back; Ray ends what still runs there."""
         remove_placement_group(self.group)
 
 
-def reserve(shape: Shape, timeout: float, avoid: Collection[str] = ()) -> Placement:
+def reserve(shape: JobShape, timeout: float, avoid: Collection[str] = ()) -> Placement:
     """Reserve room for a job.
 
     Args:
@@ -123,7 +132,7 @@ def reserve(shape: Shape, timeout: float, avoid: Collection[str] = ()) -> Placem
         raise
     return Placement(
         group, number_ranks([nodes[index] for index in range(shape.hosts)], shape.per_host),
-        [Place(index, nodes[index]) for index in range(shape.hosts, len(bundles))],
+        [MemberPlace(index, nodes[index]) for index in range(shape.hosts, len(bundles))],
     )  # fmt: skip
 
 
@@ -149,7 +158,7 @@ def addresses() -> dict[str, str]:
     return {node["NodeID"]: str(node["NodeManagerAddress"]) for node in ray.nodes() if node["Alive"]}
 
 
-def _no_room(shape: Shape, timeout: float, avoid: Collection[str]) -> tuple[str, str]:
+def _no_room(shape: JobShape, timeout: float, avoid: Collection[str]) -> tuple[str, str]:
     nodes = [node for node in ray.nodes() if node["Alive"] and node["NodeID"] not in avoid]
     bundles = shape.bundles()
     asked = f"{shape.hosts} times {_show(bundles[0])} for ranks"
@@ -179,3 +188,93 @@ def _show(resources: Mapping[str, float]) -> str:
         if k not in ("memory", "object_store_memory") and ":" not in k and "_group_" not in k
     }
     return "{" + ", ".join(f"{name}: {amount:g}" for name, amount in sorted(known.items())) + "}"
+
+
+_PREFIXES = ("DMLC_", "TORCHELASTIC_", "SLURM_", "PMI_", "PMIX_", "OMPI_")
+
+
+def identity(environ: Mapping[str, str]) -> list[str]:
+    """Names of the variables that say which member of which job a process is."""
+    return [name for name in environ if name in IDENTITY or name.startswith(_PREFIXES) or name == "NODE_RANK"]
+
+
+def adopt(env: Mapping[str, str]) -> None:
+    """Make this process the member that `env` describes, and nothing else."""
+    for name in identity(os.environ):
+        del os.environ[name]
+    os.environ.update(env)
+    if "BPS_MIN_WORKERS" in env:  # the driver starts another scheduler in the place of a lost one
+        os.environ.setdefault("BPS_SCHEDULER_PATIENCE", "30")
+
+
+@contextlib.contextmanager
+def without_identity(environ: MutableMapping[str, str]) -> Iterator[None]:
+    """Hide who this process is taken to be, while it joins a job in which it is somebody else."""
+    hidden = {name: environ.pop(name) for name in identity(environ)}
+    try:
+        yield
+    finally:
+        environ.update(hidden)
+
+
+@dataclass(frozen=True)
+class Address:
+    """A free port of a host."""
+
+    host: str
+    port: int
+
+
+@dataclass(frozen=True)
+class Identity:
+    """One attempt of a job. Each has a name and a secret of its own, so that no member of an earlier one can join.
+
+    Args:
+        workers: number of ranks.
+        servers: number of dedicated servers; 0: servers inside the ranks.
+        master: for torch.distributed.
+        scheduler: of the scheduler; None: inside rank 0.
+        attempt: from 0.
+        least: the job goes on while that many ranks are left; 0: it ends when a member is lost.
+    """
+
+    workers: int
+    servers: int
+    master: Address
+    scheduler: Address | None
+    attempt: int
+    least: int = 0
+    name: str = field(default_factory=lambda: f"ray-{secrets.token_hex(8)}")
+    secret: str = field(default_factory=lambda: secrets.token_hex(32), repr=False)
+
+    def rank(self, place: RankPlace) -> dict[str, str]:
+        """The variables of a rank, which are torchrun's and ours."""
+        env = self._common() | {
+            "RANK": str(place.rank),
+            "WORLD_SIZE": str(self.workers),
+            "LOCAL_RANK": str(place.local_rank),
+            "LOCAL_WORLD_SIZE": str(place.local_size),
+            "GROUP_RANK": str(place.node_rank),
+            "MASTER_ADDR": self.master.host,
+            "MASTER_PORT": str(self.master.port),
+            "TORCHELASTIC_RESTART_COUNT": str(self.attempt),
+        }
+        if self.scheduler is not None and not self.servers:
+            env["BPS_ROLE"] = "joint"
+        return env
+
+    def server(self) -> dict[str, str]:
+        """The variables of a server and of the scheduler."""
+        return self._common() | {"BPS_NUM_WORKERS": str(self.workers)}
+
+    def _common(self) -> dict[str, str]:
+        env = {"BPS_JOB_ID": self.name, "BPS_SECRET": self.secret}
+        if self.scheduler is not None:
+            env |= {
+                "BPS_NUM_SERVERS": str(self.servers or self.workers),
+                "BPS_ROOT_URI": self.scheduler.host,
+                "BPS_ROOT_PORT": str(self.scheduler.port),
+            }
+        if self.least:
+            env["BPS_MIN_WORKERS"] = str(self.least)
+        return env

@@ -4,21 +4,22 @@
 from __future__ import annotations
 
 import logging
+import os
+import tempfile
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import ray
 import ray.cloudpickle
 
+import bps_rdma
 from bps_rdma.errors import InvalidArgumentError
-from bps_rdma.ray.connect import connect
 from bps_rdma.ray.errors import JobFailedError, PlacementError, RayError
-from bps_rdma.ray.group import Group
-from bps_rdma.ray.losses import Losses
-from bps_rdma.ray.nodes import silent_nodes
-from bps_rdma.ray.placement import Shape, reserve
-from bps_rdma.ray.supervision import results_of
+from bps_rdma.ray.members import Members, silent_nodes
+from bps_rdma.ray.placement import JobShape, reserve
+from bps_rdma.ray.supervision import Losses, results_of
 
 _log = logging.getLogger(__name__)
 _ONE_CPU = {"CPU": 1.0}
@@ -87,7 +88,7 @@ def run(
             f"restarts is {restarts}, and min_workers is {min_workers}",
             "set min_workers, too; max_failures is for jobs that start again as a whole",
         )
-    shape = Shape(
+    shape = JobShape(
         hosts,
         per_host,
         dict(rank_resources),
@@ -105,15 +106,15 @@ def run(
         try:
             placement = reserve(shape, start_timeout, silent)
             _log.info("room reserved after %.1f s", time.monotonic() - begun)
-            with Group(shape, placement, env or {}, runtime_env) as group:
+            with Members(shape, placement, env or {}, runtime_env) as members:
                 try:
-                    group.identify(time.monotonic() + start_timeout, attempt)
+                    members.identify(time.monotonic() + start_timeout, attempt)
                     _log.info("all members run after %.1f s", time.monotonic() - begun)
-                    return results_of(group, pickled, timeout, Losses(group, pickled, min_workers, restarts))
+                    return results_of(members, pickled, timeout, Losses(members, pickled, min_workers, restarts))
                 except RayError as error:
-                    group.kill()
+                    members.kill()
                     if attempt < max_failures:
-                        silent = silent_nodes(group.actors, error if isinstance(error, JobFailedError) else None)
+                        silent = silent_nodes(members.actors, error if isinstance(error, JobFailedError) else None)
                     raise
         except RayError as error:
             # Where there never was room, there will be none.
@@ -122,3 +123,25 @@ def run(
             after = time.monotonic() - begun
             _log.warning("attempt %d of %d failed after %.1f s: %s", attempt + 1, max_failures + 1, after, error)
     raise AssertionError("the last attempt returns or raises")
+
+
+def connect() -> None:
+    """Do what `ray.init()` does, except for a driver that runs in a checkout of bps_rdma.
+
+    Ray puts the driver's current directory in front of the path of all actors. A checkout, whose package has no native
+    part, would hide the installed package there, as it does not on the driver (`python examples/ray/train.py`).
+    """
+    if ray.is_initialized():
+        return
+    here = Path.cwd()
+    hides = (here / "bps_rdma" / "__init__.py").exists() and here.resolve() != Path(
+        bps_rdma.__file__
+    ).resolve().parents[1]
+    if not hides:
+        ray.init()
+        return
+    os.chdir(tempfile.gettempdir())
+    try:
+        ray.init()
+    finally:
+        os.chdir(here)

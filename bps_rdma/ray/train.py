@@ -14,7 +14,7 @@ from typing import Any
 
 from ray.train.torch.config import TorchConfig, _TorchBackend
 
-from bps_rdma.ray.environment import adopt
+from bps_rdma.ray.placement import adopt
 
 
 @dataclass

@@ -41,7 +41,7 @@ class Check:
 
 
 @dataclass
-class Report:
+class Findings:
     """All findings; `rdma` holds the devices, ports and GIDs that the native module found, and its choice."""
 
     checks: list[Check] = field(default_factory=list)
@@ -57,13 +57,13 @@ class Report:
         return all(check.state != "bad" for check in self.checks)
 
 
-def examine(*, transfer: bool = True, timeout_s: float = 30.0) -> Report:
+def examine(*, transfer: bool = True, timeout_s: float = 30.0) -> Findings:
     """Check this machine under the current settings; `transfer`: also send 64 MiB to this process over each rail.
 
     Raises:
         InvalidArgumentError: a setting is invalid.
     """
-    report = Report()
+    report = Findings()
     config = _core.Config()
     config.check()
     wanted = config.text("BPS_TRANSPORT")
@@ -84,7 +84,7 @@ def examine(*, transfer: bool = True, timeout_s: float = 30.0) -> Report:
     return report
 
 
-def _look_at_host(report: Report) -> None:
+def _look_at_host(report: Findings) -> None:
     report.add("system", "ok", f"bps_rdma {bps_rdma.__version__}, Linux {platform.release()}, {platform.machine()}")
     limit = _core.locked_memory_limit()
     if limit is None or limit >= _ENOUGH_LOCKED:
@@ -101,7 +101,7 @@ def _look_at_host(report: Report) -> None:
     )
 
 
-def _look_at_libraries(report: Report, *, needed: bool) -> None:
+def _look_at_libraries(report: Findings, *, needed: bool) -> None:
     rdma = report.rdma
     if rdma["libraries"]:
         report.add("verbs libraries", "ok", f"{rdma['verbs_library']}, {rdma['cm_library']}")
@@ -109,7 +109,7 @@ def _look_at_libraries(report: Report, *, needed: bool) -> None:
         report.add("verbs libraries", "bad" if needed else "note", rdma["why_not"], rdma["hint"])
 
 
-def _look_at_devices(report: Report) -> None:
+def _look_at_devices(report: Findings) -> None:
     for device in report.rdma["devices"]:
         for port in device["ports"]:
             fact = (
@@ -125,7 +125,7 @@ def _speed(mbit: int) -> str:
     return f" ({mbit / 1000:g} Gbit/s)" if mbit else ""
 
 
-def _look_at_choice(report: Report, *, needed: bool) -> None:
+def _look_at_choice(report: Findings, *, needed: bool) -> None:
     rdma = report.rdma
     for rail in rdma["tcp_rails"]:
         report.add("tcp will use", "ok", f"{rail['interface']} {rail['address']}".strip() + _speed(rail["speed"]))
@@ -136,7 +136,7 @@ def _look_at_choice(report: Report, *, needed: bool) -> None:
         report.add("rdma will use", "bad" if needed else "note", f"nothing: {rdma['why_not']}", rdma["hint"])
 
 
-def _look_at_memory(report: Report, rule: str) -> None:
+def _look_at_memory(report: Findings, rule: str) -> None:
     """Which tensors a card uses directly."""
     what, hint = _core.memory_watch_obstacle()
     if rule == "trusted":
@@ -151,7 +151,7 @@ def _look_at_memory(report: Report, rule: str) -> None:
         report.add("memory of tensors", "ok", "used directly; the kernel tells when it is given back")
 
 
-def _transfer(report: Report, config: _core.Config, number: int, rail: dict[str, Any], timeout_s: float) -> None:
+def _transfer(report: Findings, config: _core.Config, number: int, rail: dict[str, Any], timeout_s: float) -> None:
     name = f"transfer over {rail['device']}"
     try:
         done = _core.rdma_self_transfer(config, number, _TRANSFER_BYTES, timeout_s)
@@ -167,7 +167,7 @@ def _transfer(report: Report, config: _core.Config, number: int, rail: dict[str,
 
 
 def check_peer(
-    report: Report, *, peer: str | None, code: str | None, port: int, wait_s: float, timeout_s: float
+    report: Findings, *, peer: str | None, code: str | None, port: int, wait_s: float, timeout_s: float
 ) -> None:
     """Sum 64 MiB with a doctor on another machine: the one at `peer`, or the first that connects within `wait_s`."""
     from bps_rdma.tools.doctor_peer import Rendezvous, transfer
@@ -235,7 +235,7 @@ def doctor(
     return 0 if report.healthy else 1
 
 
-def _show(report: Report, console: Console) -> None:
+def _show(report: Findings, console: Console) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.markup import escape
     from rich.table import Table

@@ -64,7 +64,7 @@ class Rendezvous:
 
 
 @dataclass(frozen=True)
-class Transfer:
+class TransferResult:
     """The result of a transfer."""
 
     transport: str
@@ -73,7 +73,7 @@ class Transfer:
     small_seconds: float  # median of a push_pull of 8 bytes
 
 
-def transfer(rendezvous: Rendezvous, timeout_s: float) -> Transfer:
+def transfer(rendezvous: Rendezvous, timeout_s: float) -> TransferResult:
     """Connect to the other doctor and sum 64 MiB with it.
 
     Raises:
@@ -98,7 +98,7 @@ def transfer(rendezvous: Rendezvous, timeout_s: float) -> Transfer:
         bps.shutdown()
 
 
-def _sum_together() -> Transfer:
+def _sum_together() -> TransferResult:
     both = [np.random.default_rng(rank).integers(-(1 << 20), 1 << 20, _ELEMENTS, dtype=np.int32) for rank in range(2)]
     expected = both[0] + both[1]
     array = np.empty_like(expected)
@@ -120,4 +120,4 @@ def _sum_together() -> Transfer:
         bps.push_pull_inplace(small, average=False, name="small")
         small_s.append(time.perf_counter() - begin)
     transport = bps.metrics()["transports"][1 - bps.rank()]
-    return Transfer(transport, array.nbytes, statistics.median(large_s), statistics.median(small_s))
+    return TransferResult(transport, array.nbytes, statistics.median(large_s), statistics.median(small_s))

@@ -31,6 +31,7 @@ from bps_rdma.torch.cross_barrier import CrossBarrier
 from bps_rdma.torch.ddp import DistributedDataParallel
 from bps_rdma.torch.ddp_comm_hook import ddp_comm_hook
 from bps_rdma.torch.diloco import DiLoCo, LocalSGD
+from bps_rdma.torch.membership import init, resume, suspend
 from bps_rdma.torch.ops import (
     byteps_torch_set_num_grads,
     declare,
@@ -43,7 +44,6 @@ from bps_rdma.torch.ops import (
 from bps_rdma.torch.optimizer import DistributedOptimizer
 from bps_rdma.torch.sampler import ElasticSampler
 from bps_rdma.torch.sharded import ShardedOptimizer
-from bps_rdma.torch.start import init, resume, suspend
 from bps_rdma.torch.training_state import TrainingState
 from bps_rdma.torch.untraced import leave_untraced as _leave_untraced
 

@@ -12,13 +12,12 @@ import torch
 
 from bps_rdma import Group, Handle, job
 from bps_rdma.errors import BpsError, InvalidArgumentError, MismatchError
-from bps_rdma.operations import Options, ReduceOp, accumulate_async, start, store, unstore
-from bps_rdma.operations.compressed import NONE
-from bps_rdma.torch.names import unique
+from bps_rdma.operations import OperationOptions, ReduceOp, accumulate_async, start, store, unstore
+from bps_rdma.operations.options import NONE
+from bps_rdma.torch.membership import unique
 from bps_rdma.torch.parameters import FixedParameters
-from bps_rdma.torch.rebase import new_instance
-from bps_rdma.torch.scaled import scaled_step
 from bps_rdma.torch.transfer import zeros_beside
+from bps_rdma.torch.wrapping import new_instance, scaled_step
 
 
 class _Weights:
@@ -157,8 +156,8 @@ class AsynchronousOptimizer(torch.optim.Optimizer):
             unstore(weights.known, weights.name, group=self._bps_group)
             weights.write()
 
-    def _bps_options(self, name: str) -> Options:
-        return Options(ReduceOp.sum, name, 0, self._bps_group, None, True, NONE)
+    def _bps_options(self, name: str) -> OperationOptions:
+        return OperationOptions(ReduceOp.sum, name, 0, self._bps_group, None, True, NONE)
 
     def step(self, closure: Callable[[], Any] | None = None, **options: Any) -> Any:
         """Steps with this rank's gradients, adds the change to the servers' weights, and takes these over.

@@ -12,11 +12,11 @@ import torch
 import bps_rdma
 from bps_rdma import Group
 from bps_rdma.errors import InvalidArgumentError, MismatchError
-from bps_rdma.torch.all_gather_bytes import all_gather_bytes, check_alike, optimizer_lines, place_of, tensor_line
 from bps_rdma.torch.broadcast_objects import Transfer, broadcast_objects, broadcast_tensors, check_pickle, check_tensor
+from bps_rdma.torch.check_alike import all_gather_bytes, check_alike, optimizer_lines, place_of, tensor_line
 from bps_rdma.torch.encoding import Encoder, decode
+from bps_rdma.torch.membership import AnyGroup, group_of
 from bps_rdma.torch.sharded import ShardedOptimizer
-from bps_rdma.torch.start import AnyGroup, group_of
 from bps_rdma.torch.transfer import members_of
 
 

@@ -17,9 +17,9 @@ import torch
 import bps_rdma
 from bps_rdma import Group, job
 from bps_rdma.errors import InvalidArgumentError, InvalidTensorError
-from bps_rdma.operations import Options
+from bps_rdma.operations import OperationOptions
 from bps_rdma.torch import transfer
-from bps_rdma.torch.all_gather_bytes import all_gather_bytes, place_of
+from bps_rdma.torch.check_alike import all_gather_bytes, place_of
 from bps_rdma.torch.encoding import Encoder, decode
 from bps_rdma.torch.transfer import AnyHandle, members_of
 
@@ -107,7 +107,7 @@ class _Wire:
     def start(self, each: Transfer, members: Group) -> AnyHandle:
         if self.on_cpu:
             return bps_rdma.broadcast_async(self.data, root=each.root, name=each.name, group=members)
-        return transfer.broadcast(self.data, each.root, Options(name=each.name, group=members))
+        return transfer.broadcast(self.data, each.root, OperationOptions(name=each.name, group=members))
 
     def deliver(self, target: torch.Tensor) -> None:
         """Brings what has been received into the tensor."""

@@ -11,7 +11,7 @@ import torch
 import bps_rdma
 from bps_rdma import Group
 from bps_rdma.errors import MismatchError
-from bps_rdma.operations import Options
+from bps_rdma.operations import OperationOptions
 from bps_rdma.torch import transfer
 
 
@@ -58,7 +58,7 @@ class BufferBroadcast:
                 torch.cat([buffer.reshape(-1) for buffer in buffers], out=typed)
             # As bytes: any dtype can be sent that way.
             name = f"{self._prefix}.buffers.{number}.{dtype}.{count}"
-            transfer.broadcast(block, root, Options(name=name, group=self._group, awaited=True)).wait()
+            transfer.broadcast(block, root, OperationOptions(name=name, group=self._group, awaited=True)).wait()
             if not sends:
                 parts = typed.split([buffer.numel() for buffer in buffers])  # type: ignore[no-untyped-call]
                 shaped = [part.view(buffer.shape) for buffer, part in zip(buffers, parts, strict=True)]

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from bps_rdma.operations.compressed import EXACT, NONE, text_of
+from bps_rdma.operations.options import EXACT, NONE, text_of
 
 
 class Compressor:

@@ -15,9 +15,9 @@ from bps_rdma.compression import Codec
 from bps_rdma.errors import InvalidArgumentError
 from bps_rdma.group import Group
 from bps_rdma.operations import feedback_state, load_feedback_state
-from bps_rdma.operations.compressed import EXACT
+from bps_rdma.operations.options import EXACT
 from bps_rdma.torch import transfer
-from bps_rdma.torch.units import Place, Sent, Unit
+from bps_rdma.torch.units import IndexedParameter, Sent, Unit
 
 State = Mapping[str, Mapping[str, torch.Tensor]]  # of a tensor: its pieces, by what their names add to its own
 
@@ -69,7 +69,7 @@ def save(units: Sequence[Unit], sent: Sent, generation: int) -> dict[str, Any]:
     }
 
 
-def order(state: Mapping[str, Any], places: Sequence[Place]) -> list[Place]:
+def order(state: Mapping[str, Any], places: Sequence[IndexedParameter]) -> list[IndexedParameter]:
     """The parameters in the order that they had in the units.
 
     Raises:

@@ -14,21 +14,21 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from bps_rdma import job, local_rank, local_size, poll, rank, shutdown, size, synchronize
 from bps_rdma.errors import BpsError, InvalidArgumentError
-from bps_rdma.torch import start
+from bps_rdma.torch import membership
 from bps_rdma.torch.broadcast import broadcast_object, broadcast_optimizer_state, broadcast_parameters
 from bps_rdma.torch.checks import check_count, check_module, check_optimizer
 from bps_rdma.torch.compression import AnyCompression, Compression, compressor_of
+from bps_rdma.torch.membership import AnyGroup, init, resume, suspend
 from bps_rdma.torch.ops import push_pull, push_pull_async_inplace
 from bps_rdma.torch.optimizer import DistributedOptimizer, SynchronousOptimizer
 from bps_rdma.torch.parameters import names_of
-from bps_rdma.torch.pending import PendingGradient, error_of
-from bps_rdma.torch.rebase import rebase
-from bps_rdma.torch.start import AnyGroup, init, resume, suspend
-from bps_rdma.torch.units import Place
+from bps_rdma.torch.units import IndexedParameter
 from bps_rdma.torch.wrapped import WrappedOptimizer
+from bps_rdma.torch.wrapping import rebase
 
 __all__ = [
     "Compression",
@@ -91,10 +91,10 @@ def CrossBarrier(  # noqa: N802
     check_count("backward_passes_per_step", backward_passes_per_step, 1)
     if isinstance(optimizer, torch.optim.LBFGS):
         raise InvalidArgumentError("LBFGS cannot step on single parameters", "use DistributedOptimizer")
-    start.init()
+    membership.init()
     named = names_of(optimizer, list(model.named_parameters()) if named_parameters is None else named_parameters)
     arguments = {
-        "strategy": "overlap", "compression": compressor_of(compression, exact), "group": start.group_of(group),
+        "strategy": "overlap", "compression": compressor_of(compression, exact), "group": membership.group_of(group),
     }  # fmt: skip
     if job.current().may_lose_members:
         at_once = rebase(optimizer, SynchronousOptimizer)
@@ -162,7 +162,7 @@ class LateOptimizer(WrappedOptimizer):
                 "set backward_passes_per_step to the number of backward passes between steps",
             )
 
-    def _bps_hide(self, place: Place) -> None:
+    def _bps_hide(self, place: IndexedParameter) -> None:
         """Until the next forward uses its mean nobody may use the gradient, which is being averaged in place."""
         parameter = place.parameter
         pending = self._bps_pending.get(parameter)
@@ -266,3 +266,43 @@ class _Update:
 
     def __reduce__(self) -> Any:
         return _Update, (None,)
+
+
+class PendingGradient(torch.Tensor):
+    """Stands for the gradient of a parameter in .grad, and raises an error that names it when it is used.
+
+    It has no memory but one element; zero_grad() replaces it.
+    """
+
+    _bps_name: str
+    _bps_like: tuple[torch.dtype, torch.device, torch.Size]  # of the parameter
+
+    @staticmethod
+    def of(parameter: torch.nn.Parameter, name: str) -> PendingGradient:
+        """One for this parameter."""
+        one = torch.zeros((), dtype=parameter.dtype, device=parameter.device)
+        made: PendingGradient = torch.Tensor._make_subclass(PendingGradient, one.expand(parameter.shape))
+        made._bps_name = name
+        made._bps_like = parameter.dtype, parameter.device, parameter.shape
+        return made
+
+    @classmethod
+    def __torch_function__(cls, _func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Whatever is done with it.
+
+        Raises:
+            BpsError: always.
+        """
+        for one in tree_leaves((args, kwargs)):
+            if type(one) is cls:
+                raise error_of(one._bps_name)
+        raise error_of("a parameter")
+
+
+def error_of(name: str) -> BpsError:
+    """What is raised where a gradient is used that is being averaged."""
+    return BpsError(
+        f"the gradient of {name!r} was used while it is being averaged: CrossBarrier uses it in the next forward, and "
+        "shows it to nobody",
+        "call zero_grad() between step() and backward(); use DistributedOptimizer to clip, scale or read gradients",
+    )

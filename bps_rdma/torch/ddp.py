@@ -15,17 +15,17 @@ from torch.utils._pytree import tree_leaves
 from bps_rdma import job
 from bps_rdma.errors import BpsError, InvalidArgumentError
 from bps_rdma.spans import spans
-from bps_rdma.torch import start
+from bps_rdma.torch import membership
 from bps_rdma.torch.backward import EndOfBackward, adds_to
 from bps_rdma.torch.broadcast import broadcast_parameters
 from bps_rdma.torch.buffers import BufferBroadcast
 from bps_rdma.torch.checks import check_module
 from bps_rdma.torch.compression import AnyCompression, Compression, compressor_of
+from bps_rdma.torch.membership import AnyGroup
 from bps_rdma.torch.plan import StrategyName
-from bps_rdma.torch.start import AnyGroup
 from bps_rdma.torch.synchronizer import GradientSynchronizer
 from bps_rdma.torch.trained import Named, ParametersOf, TrainedParameters
-from bps_rdma.torch.units import Place
+from bps_rdma.torch.units import IndexedParameter
 
 
 class DistributedDataParallel(torch.nn.Module):
@@ -79,14 +79,14 @@ class DistributedDataParallel(torch.nn.Module):
         if device_ids is not None and len(device_ids) > 1:
             raise InvalidArgumentError("several devices per process are not supported", "start one process per device")
         check_module(module)
-        start.init()
+        membership.init()
         self.module = module
         self.require_backward_grad_sync = True
         self._arguments: dict[str, Any] = {
             "strategy": strategy,
             "bucket_mb": bucket_mb,
             "compression": compressor_of(compression, exact),
-            "group": start.group_of(group if group is not None else process_group),
+            "group": membership.group_of(group if group is not None else process_group),
             "find_unused": find_unused_parameters,
             "accumulates": None,
         }
@@ -107,7 +107,7 @@ class DistributedDataParallel(torch.nn.Module):
         self._sync = True  # of the last forward; see no_sync()
         self._pending = False  # a forward has run, and its gradients have not been synchronised
         self._backward_began = 0  # time.monotonic_ns()
-        self._order: list[Place] | None = None  # in which the gradients of the first pass became ready
+        self._order: list[IndexedParameter] | None = None  # in which the gradients of the first pass became ready
         self._rebuilt = False
 
     @property

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from bps_rdma.operations import Options, ReduceOp
+from bps_rdma.operations import OperationOptions, ReduceOp
 from bps_rdma.torch import transfer
 from bps_rdma.torch.backend.work import BpsWork
-from bps_rdma.torch.start import group_of
+from bps_rdma.torch.membership import group_of
 
 
 def ddp_comm_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
@@ -31,7 +31,7 @@ def ddp_comm_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[t
             RuntimeError with the text of the error.
     """
     tensor = bucket.buffer()
-    handle = transfer.all_reduce(tensor, Options(ReduceOp.average, group=group_of(state)))
+    handle = transfer.all_reduce(tensor, OperationOptions(ReduceOp.average, group=group_of(state)))
     return BpsWork("all_reduce", [handle], [], [tensor], [tensor]).get_future().then(_first)  # type: ignore[no-any-return]
 
 

@@ -21,17 +21,16 @@ import bps_rdma
 from bps_rdma import job
 from bps_rdma.errors import BpsError, InvalidArgumentError
 from bps_rdma.group import Group
-from bps_rdma.operations import Options, ReduceOp
-from bps_rdma.torch import compression_state, start, transfer
+from bps_rdma.operations import OperationOptions, ReduceOp
+from bps_rdma.torch import compression_state, membership, transfer
 from bps_rdma.torch.broadcast import broadcast_parameters
 from bps_rdma.torch.broadcast_objects import broadcast_objects
 from bps_rdma.torch.checks import check_count, check_number
 from bps_rdma.torch.compression import AnyCompression, Compression, compressor_of
-from bps_rdma.torch.names import unique
+from bps_rdma.torch.membership import AnyGroup, unique
 from bps_rdma.torch.parameters import FixedParameters
-from bps_rdma.torch.scaled import scaled_step
-from bps_rdma.torch.start import AnyGroup
 from bps_rdma.torch.transfer import AnyHandle
+from bps_rdma.torch.wrapping import scaled_step
 
 
 @dataclass
@@ -39,7 +38,7 @@ class _Fragment:
     """Some parameters, which are agreed on together. All memory is flat, in float32, beside the parameters."""
 
     parameters: list[torch.nn.Parameter]
-    options: Options
+    options: OperationOptions
     anchor: torch.Tensor
     velocity: torch.Tensor
     moved: torch.Tensor  # the pseudo-gradient, then its mean
@@ -117,7 +116,7 @@ class DiLoCo:
         compression: AnyCompression = Compression.none,
         group: AnyGroup = None,
     ) -> None:
-        start.init()
+        membership.init()
         self._fixed = FixedParameters(optimizer, named_parameters)
         named = self._fixed.named
         check_count("every", every, 1)
@@ -136,7 +135,7 @@ class DiLoCo:
         self._copied: tuple[list[torch.Tensor], list[torch.Tensor]] | None = None  # anchors and velocities
         self._every, self._delay, self._mix = every, delay, mix
         self._outer = outer_lr, outer_momentum
-        self._group: Group | None = start.group_of(group)
+        self._group: Group | None = membership.group_of(group)
         self._method = compressor_of(compression).method
         begin = unique("DiLoCo.begin")
         self._lacks_state = job.current().is_late  # the others are beyond this; see take_over()
@@ -150,7 +149,9 @@ class DiLoCo:
         """Declares names of its own."""
         prefix = unique("DiLoCo")
         for number, (part, anchor) in enumerate(zip(self._parts, anchors, strict=True)):
-            options = Options(ReduceOp.average, f"{prefix}.{number}", group=self._group, compression=self._method)
+            options = OperationOptions(
+                ReduceOp.average, f"{prefix}.{number}", group=self._group, compression=self._method
+            )
             moved = transfer.zeros_beside(part[0], anchor.numel(), torch.float32)
             velocity = velocities[number] if velocities else torch.zeros_like(anchor)
             self._fragments.append(_Fragment(part, options, anchor, velocity, moved))
@@ -165,7 +166,7 @@ class DiLoCo:
     def _settle(self) -> None:
         """Before anything between ranks: a copy begins."""
         if not self._fragments and self._copied is not None:
-            start.init()
+            membership.init()
             copied, self._copied = self._copied, None
             self._begin(*copied)
 

@@ -27,11 +27,11 @@ from bps_rdma import (
     size,
     synchronize,
 )
-from bps_rdma.operations import Options, ReduceOp
+from bps_rdma.operations import OperationOptions, ReduceOp
 from bps_rdma.torch import transfer
 from bps_rdma.torch.checks import check_tensor
 from bps_rdma.torch.compression import AnyCompression, Compression, Compressor, compressor_of
-from bps_rdma.torch.start import AnyGroup, group_of, init, resume, suspend
+from bps_rdma.torch.membership import AnyGroup, group_of, init, resume, suspend
 from bps_rdma.torch.transfer import AnyHandle
 
 __all__ = [
@@ -94,7 +94,7 @@ def push_pull(
     return _push_pull(tensor, options, how)
 
 
-def _push_pull(tensor: torch.Tensor, options: Options, compression: Compressor) -> torch.Tensor:
+def _push_pull(tensor: torch.Tensor, options: OperationOptions, compression: Compressor) -> torch.Tensor:
     wire, context = compression.compress(tensor.detach())
     if wire.dtype != tensor.dtype:
         options = options._replace(name=f"{options.name}.{wire.dtype}")  # one name stands for one dtype
@@ -105,7 +105,7 @@ def _push_pull(tensor: torch.Tensor, options: Options, compression: Compressor) 
 
 class _PushPull(torch.autograd.Function):
     @staticmethod
-    def forward(context: Any, tensor: torch.Tensor, options: Options, compression: Compressor) -> torch.Tensor:
+    def forward(context: Any, tensor: torch.Tensor, options: OperationOptions, compression: Compressor) -> torch.Tensor:
         context.call = options._replace(name=f"{options.name}.backward"), compression
         return _push_pull(tensor, options, compression)
 
@@ -155,9 +155,9 @@ def push_pull_async_inplace(
     return transfer.all_reduce(tensor.detach(), options)
 
 
-def _options(average: bool, name: str, priority: int, group: AnyGroup, *, awaited: bool = False) -> Options:
+def _options(average: bool, name: str, priority: int, group: AnyGroup, *, awaited: bool = False) -> OperationOptions:
     op = ReduceOp.average if average else ReduceOp.sum
-    return Options(op, name, priority, None if group is None else group_of(group), None, awaited)
+    return OperationOptions(op, name, priority, None if group is None else group_of(group), None, awaited)
 
 
 def declare(name: str, like: Any = None, *, shape: Any = None, dtype: Any = None, group: AnyGroup = None) -> None:

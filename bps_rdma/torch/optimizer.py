@@ -11,18 +11,18 @@ import torch
 
 from bps_rdma import job
 from bps_rdma.errors import BpsError, InvalidArgumentError
-from bps_rdma.operations import Options, ReduceOp
-from bps_rdma.operations.compressed import NONE
+from bps_rdma.operations import OperationOptions, ReduceOp
+from bps_rdma.operations.options import NONE
 from bps_rdma.spans import spans
-from bps_rdma.torch import start, transfer
+from bps_rdma.torch import membership, transfer
 from bps_rdma.torch.asynchronous import AsynchronousOptimizer
 from bps_rdma.torch.checks import check_count, check_optimizer
 from bps_rdma.torch.compression import AnyCompression, Compression, compressor_of
+from bps_rdma.torch.membership import AnyGroup
 from bps_rdma.torch.parameters import FixedParameters, names_of
 from bps_rdma.torch.plan import StrategyName
-from bps_rdma.torch.rebase import rebase
-from bps_rdma.torch.start import AnyGroup
 from bps_rdma.torch.wrapped import WrappedOptimizer
+from bps_rdma.torch.wrapping import rebase
 
 
 def DistributedOptimizer(  # noqa: N802
@@ -66,8 +66,8 @@ def DistributedOptimizer(  # noqa: N802
         InvalidTensorError, MismatchError: a parameter cannot be synchronised; names it.
     """
     check_optimizer(optimizer)
-    start.init()
-    ours = start.group_of(group)
+    membership.init()
+    ours = membership.group_of(group)
     named = names_of(optimizer, named_parameters)
     check_count("backward_passes_per_step", backward_passes_per_step, 1)
     if job.current().asynchronous:
@@ -208,7 +208,7 @@ class SynchronousOptimizer(WrappedOptimizer):
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             return loss
         name = f"{sent.prefix}.loss.{loss.dtype}"
-        options = Options(ReduceOp.average, name, 0, sent.group, None, True)
+        options = OperationOptions(ReduceOp.average, name, 0, sent.group, None, True)
         return transfer.all_reduce(loss.detach().clone(memory_format=torch.contiguous_format), options).wait()
 
     def zero_grad(self, set_to_none: bool = True) -> None:

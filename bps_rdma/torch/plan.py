@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 
 from bps_rdma.errors import InvalidArgumentError
-from bps_rdma.torch.units import Bucket, Place, Sent, Single, Unit
+from bps_rdma.torch.units import Bucket, IndexedParameter, Sent, Single, Unit
 
 FIRST_BUCKET_BYTES = 1 << 20  # small, so that communication starts early in backward; torch's DDP does the same
 
@@ -53,7 +53,7 @@ def strategy_of(name: str) -> Strategy:
 
 
 def units_of(
-    order: Sequence[Place], strategy: Strategy, bucket_bytes: float, generation: int, sent: Sent
+    order: Sequence[IndexedParameter], strategy: Strategy, bucket_bytes: float, generation: int, sent: Sent
 ) -> list[Unit]:
     """The units in which the gradients are sent.
 
@@ -68,9 +68,9 @@ def units_of(
         return [Single(place, sent) for place in order]
     if not strategy.eager:
         bucket_bytes = float("inf")
-    parts: list[list[Place]] = []
+    parts: list[list[IndexedParameter]] = []
     # One open bucket per dtype and device: neighbours of mixed dtypes do not close each other's.
-    open_parts: dict[tuple[torch.dtype, torch.device], tuple[list[Place], float]] = {}
+    open_parts: dict[tuple[torch.dtype, torch.device], tuple[list[IndexedParameter], float]] = {}
     for place in order:
         dtype = place.parameter.dtype
         size = place.parameter.numel() * dtype.itemsize

@@ -15,8 +15,8 @@ from bps_rdma import Group
 from bps_rdma.errors import BpsError
 from bps_rdma.settings import config_with
 from bps_rdma.torch.broadcast_objects import Transfer, broadcast_objects, broadcast_tensors
+from bps_rdma.torch.membership import host_identity
 from bps_rdma.torch.shards import Shards, nbytes
-from bps_rdma.torch.start import host_identity
 
 _WINDOW_BYTES = 64 << 20  # parameters whose states travel at once: ranks that need none of them hold them for a moment
 

@@ -10,7 +10,7 @@ import torch
 
 from bps_rdma import job
 from bps_rdma.errors import InvalidArgumentError
-from bps_rdma.torch import start
+from bps_rdma.torch import membership
 
 
 class ElasticSampler(torch.utils.data.Sampler[int]):
@@ -46,7 +46,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
     """
 
     def __init__(self, dataset: Sized, shuffle: bool = True, seed: int = 0) -> None:
-        start.init()
+        membership.init()
         self.samples = len(dataset)
         self.shuffle = shuffle
         self.seed = seed

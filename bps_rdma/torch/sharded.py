@@ -13,12 +13,12 @@ import torch
 import bps_rdma
 from bps_rdma import job
 from bps_rdma.errors import BpsError, InvalidArgumentError, PeerLostError, RoundAbortedError
-from bps_rdma.torch import start
-from bps_rdma.torch.all_gather_bytes import check_alike, optimizer_lines
+from bps_rdma.torch import membership
 from bps_rdma.torch.broadcast_objects import broadcast_objects
+from bps_rdma.torch.check_alike import check_alike, optimizer_lines
+from bps_rdma.torch.membership import AnyGroup
 from bps_rdma.torch.resharding import Before, gather_holders, gather_hosts, move_states, send_parameters
 from bps_rdma.torch.shards import Shards
-from bps_rdma.torch.start import AnyGroup
 from bps_rdma.torch.transfer import members_of
 
 _OWN_KEYS = ("params", "param_names")  # of a parameter group: these differ in the inner optimizer
@@ -66,8 +66,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
                 parameters differ between ranks.
             Errors of `optimizer_cls` itself; the other ranks then raise InvalidArgumentError.
         """
-        start.init()
-        self._group = start.group_of(group)
+        membership.init()
+        self._group = membership.group_of(group)
         self._inner: torch.optim.Optimizer | None = None
         failure: Exception | None = None
         running = job.current()

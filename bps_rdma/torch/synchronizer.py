@@ -23,15 +23,15 @@ import bps_rdma
 from bps_rdma import Group, Handle, job
 from bps_rdma.arrays import Dtype
 from bps_rdma.errors import BpsError, InvalidTensorError, MismatchError
-from bps_rdma.operations import Options, ReduceOp
-from bps_rdma.operations.compressed import EXACT
+from bps_rdma.operations import OperationOptions, ReduceOp
+from bps_rdma.operations.options import EXACT
 from bps_rdma.spans import spans
 from bps_rdma.torch import compression_state, transfer
+from bps_rdma.torch.accumulation import Accumulation, UnroundedUnit
 from bps_rdma.torch.checks import check_number, check_parameter
 from bps_rdma.torch.compression import Compression, Compressor
 from bps_rdma.torch.plan import StrategyName, strategy_of, units_of
-from bps_rdma.torch.units import Place, Sent, Single, Unit
-from bps_rdma.torch.unrounded import Accumulation, UnroundedUnit
+from bps_rdma.torch.units import IndexedParameter, Sent, Single, Unit
 
 
 class GradientSynchronizer:
@@ -66,7 +66,7 @@ class GradientSynchronizer:
         accumulates: bool | None = False,
     ) -> None:
         check_number("bucket_mb", bucket_mb, 0)
-        self.places = [Place(index, name, parameter) for index, (name, parameter) in enumerate(named)]
+        self.places = [IndexedParameter(index, name, parameter) for index, (name, parameter) in enumerate(named)]
         for place in self.places:
             check_parameter(place.name, place.parameter)
         self.open = False  # between the first gradient of a pass and its end
@@ -81,16 +81,18 @@ class GradientSynchronizer:
         compressed = method not in ("", EXACT)
         self.sent = Sent(prefix, group, compression, running.min_compress_bytes, keeps_flags=not compressed)
         self.is_exact = method == EXACT
-        self._accumulations: dict[Place, Accumulation] = {}  # where sums are exact, and if anything accumulates
+        self._accumulations: dict[
+            IndexedParameter, Accumulation
+        ] = {}  # where sums are exact, and if anything accumulates
         self.hooks: list[Any] = []  # to be removed when this object goes
         self.accumulate(accumulates)
         self._asked: Handle | None = None  # has any rank accumulated?
         self._unrounded: bool | None = None  # the answer for this pass
         self._held: list[Unit] = []  # ready to be sent, while there is no answer
-        self._taken: set[Place] = set()
+        self._taken: set[IndexedParameter] = set()
         self._generation = 0
-        self._arrived: list[Place] = []  # in this pass, in order
-        self._seen: set[Place] = set()
+        self._arrived: list[IndexedParameter] = []  # in this pass, in order
+        self._seen: set[IndexedParameter] = set()
         self._started: dict[Unit, Unit | UnroundedUnit] = {}  # in order: what was sent for it
         self._flags = None
         if find_unused and self.places and (compressed or not self._strategy.buckets):
@@ -98,11 +100,11 @@ class GradientSynchronizer:
             if compressed:  # before the buckets, always: which server sums what follows from the order of names
                 bps_rdma.declare(f"{prefix}.used", self._flags, group=group)
         self._flags_handle: Handle | None = None
-        self._unused_places: list[Place] = []
+        self._unused_places: list[IndexedParameter] = []
         self._declared: list[tuple[str, torch.Size, torch.dtype, torch.device]] = []
         self._use(list(reversed(self.places)))
 
-    def _use(self, order: list[Place]) -> None:
+    def _use(self, order: list[IndexedParameter]) -> None:
         for unit in getattr(self, "units", ()):
             unit.close()
         self.units = units_of(order, self._strategy, self._bucket_bytes, self._generation, self.sent)
@@ -140,7 +142,7 @@ class GradientSynchronizer:
             self._accumulations = {place: Accumulation(place, self.sent) for place in self.places}
             self.hooks.extend(one.hook for one in self._accumulations.values())
 
-    def accumulated(self, place: Place, accumulates: bool) -> None:
+    def accumulated(self, place: IndexedParameter, accumulates: bool) -> None:
         """Autograd has added a gradient to .grad: to be called for each one, before ready().
 
         Args:
@@ -149,7 +151,7 @@ class GradientSynchronizer:
         if self._accumulations:
             self._accumulations[place].after(accumulates)
 
-    def ready(self, place: Place) -> None:
+    def ready(self, place: IndexedParameter) -> None:
         """The gradient of a parameter is complete. Sends its unit if that has all its gradients now.
 
         Raises:
@@ -185,7 +187,7 @@ class GradientSynchronizer:
             for one in held:
                 self._start(one)
 
-    def _take(self, unit: Unit, place: Place) -> None:
+    def _take(self, unit: Unit, place: IndexedParameter) -> None:
         # On a device the unit must learn now in which stream the gradient is computed.
         on_device = self._asked is not None and transfer.device_of(place.parameter) is not None
         if self._knows(waits=on_device) and not self._unrounded:
@@ -267,7 +269,7 @@ class GradientSynchronizer:
         for place in [*self._unused(), *unused]:
             place.parameter.grad = None
 
-    def _unused(self) -> list[Place]:
+    def _unused(self) -> list[IndexedParameter]:
         """The parameters outside of buckets that no rank used; waits for the ranks' flags once per pass."""
         if self._flags_handle is not None:
             handle, self._flags_handle = self._flags_handle, None
@@ -285,7 +287,7 @@ class GradientSynchronizer:
         self._flags_handle = flags
         self.passes += 1
 
-    def take_mean(self, place: Place) -> torch.Tensor | None:
+    def take_mean(self, place: IndexedParameter) -> torch.Tensor | None:
         """The mean of one gradient of the last pass; None when no rank had one. Once per pass, after finish_later().
 
         Raises:
@@ -342,7 +344,7 @@ class GradientSynchronizer:
         compression_state.load(state, self.units, self.sent)
         return rebuilt
 
-    def rebuild(self, arrived: list[Place]) -> None:
+    def rebuild(self, arrived: list[IndexedParameter]) -> None:
         """Fills the buckets anew in the order in which gradients became ready on the group's first rank.
 
         Every rank of the group calls it, between passes. Strategies without eager buckets ignore it.
@@ -388,7 +390,7 @@ class GradientSynchronizer:
         if self._flags is not None:
             declared.insert(0, (flags, torch.Size([len(self.places)]), torch.bool, torch.device("cpu")))
         for name, shape, dtype, device in declared:
-            options = Options(ReduceOp.max, name, group=self.sent.group, awaited=True)
+            options = OperationOptions(ReduceOp.max, name, group=self.sent.group, awaited=True)
             try:
                 transfer.all_reduce(torch.zeros(shape, dtype=dtype, device=device), options).wait()
             except MismatchError as caught:
@@ -406,6 +408,6 @@ class GradientSynchronizer:
             hook.remove()
 
     @property
-    def arrived(self) -> list[Place]:
+    def arrived(self) -> list[IndexedParameter]:
         """The parameters whose gradients have become ready in this pass, in order."""
         return self._arrived

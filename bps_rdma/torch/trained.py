@@ -19,13 +19,13 @@ import torch
 
 from bps_rdma import Group, job
 from bps_rdma.errors import InvalidTensorError, MismatchError
-from bps_rdma.torch import start
-from bps_rdma.torch.all_gather_bytes import check_alike, tensor_line
+from bps_rdma.torch import membership
+from bps_rdma.torch.check_alike import check_alike, tensor_line
 from bps_rdma.torch.checks import check_parameter
-from bps_rdma.torch.names import Names, unique
-from bps_rdma.torch.rebase import remove_hooks
+from bps_rdma.torch.membership import Names, unique
 from bps_rdma.torch.synchronizer import GradientSynchronizer
-from bps_rdma.torch.units import Place
+from bps_rdma.torch.units import IndexedParameter
+from bps_rdma.torch.wrapping import remove_hooks
 
 Method = Callable[[torch.nn.Parameter], None]
 Named = Iterable[tuple[str, torch.nn.Parameter]]
@@ -59,7 +59,7 @@ class TrainedParameters:
         self._hooked: dict[int, weakref.ref[torch.nn.Parameter]] = {}
         self._hooks: list[Any] = []
         self._made: GradientSynchronizer | None = None
-        self._places: dict[int, Place] = {}  # by id of the parameter
+        self._places: dict[int, IndexedParameter] = {}  # by id of the parameter
         self._kinds: dict[int, tuple[torch.dtype, torch.device]] = {}  # likewise, when the place was made
         self._seen: _Look = [], []  # in the last pass
         self._kept: Sequence[torch.nn.Parameter] = ()  # those, whose ids nothing else must get
@@ -106,7 +106,7 @@ class TrainedParameters:
     def prefix(self) -> str:
         """Of the names of the owner; a copy gets it at its first use."""
         if self._prefix is None:
-            start.init()
+            membership.init()
             self._prefix = unique(self._kind)
         return self._prefix
 
@@ -131,7 +131,7 @@ class TrainedParameters:
         """How many there have been."""
         return 0 if self._made is None else self._made.passes
 
-    def place_of(self, parameter: torch.nn.Parameter) -> Place | None:
+    def place_of(self, parameter: torch.nn.Parameter) -> IndexedParameter | None:
         """The place of a parameter; None: its gradient is not averaged."""
         return self._places.get(id(parameter))
 
@@ -197,14 +197,14 @@ class TrainedParameters:
 
     # ---- A pass
 
-    def rebuild(self, order: list[Place]) -> None:
+    def rebuild(self, order: list[IndexedParameter]) -> None:
         """Fills the buckets anew; see GradientSynchronizer.rebuild()."""
         try:
             self.synchronizer.rebuild(order)
         except MismatchError as error:
             self.explain(error)
 
-    def ready(self, place: Place) -> None:
+    def ready(self, place: IndexedParameter) -> None:
         """The gradient of a parameter is complete; see GradientSynchronizer.ready()."""
         try:
             self.synchronizer.ready(place)

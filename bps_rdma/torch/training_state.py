@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from bps_rdma import job
-from bps_rdma.torch import start
+from bps_rdma.torch import membership
 from bps_rdma.torch.broadcast import broadcast_object, broadcast_optimizer_state, broadcast_parameters
 from bps_rdma.torch.diloco import DiLoCo
-from bps_rdma.torch.names import unique
+from bps_rdma.torch.membership import unique
 from bps_rdma.torch.sharded import ShardedOptimizer
 
 
@@ -47,7 +47,7 @@ class TrainingState:
     def __init__(
         self, model: torch.nn.Module, optimizer: torch.optim.Optimizer | DiLoCo | None = None, **values: Any
     ) -> None:
-        start.init()
+        membership.init()
         self.model = model
         self.optimizer = optimizer
         self._names = tuple(values)

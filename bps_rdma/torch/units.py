@@ -17,7 +17,7 @@ import torch
 
 from bps_rdma import Group
 from bps_rdma.errors import BpsError
-from bps_rdma.operations import Options, ReduceOp
+from bps_rdma.operations import OperationOptions, ReduceOp
 from bps_rdma.torch import transfer
 from bps_rdma.torch.compression import Compressor
 from bps_rdma.torch.transfer import AnyHandle
@@ -44,14 +44,14 @@ class Sent:
     smallest: int = 0
     keeps_flags: bool = True
 
-    def options(self, name: str, priority: int, dtype: torch.dtype, elements: int) -> Options:
+    def options(self, name: str, priority: int, dtype: torch.dtype, elements: int) -> OperationOptions:
         """Of the operation that averages a tensor of this name."""
         method = self.compressor.method_for(dtype, elements, self.smallest)
-        return Options(_AVERAGE, name, priority, self.group, compression=method)
+        return OperationOptions(_AVERAGE, name, priority, self.group, compression=method)
 
 
 @dataclass(frozen=True, eq=False)
-class Place:
+class IndexedParameter:
     """One parameter that is trained.
 
     Attributes:
@@ -63,7 +63,7 @@ class Place:
     parameter: torch.nn.Parameter
 
 
-def _changed(*places: Place) -> BpsError:
+def _changed(*places: IndexedParameter) -> BpsError:
     names = ", ".join(repr(place.name) for place in places)
     return BpsError(
         f"{'the gradient' if len(places) == 1 else 'a gradient'} of {names} was changed while it was being averaged",
@@ -74,7 +74,7 @@ def _changed(*places: Place) -> BpsError:
 class Single:
     """One parameter's gradient, synchronised in place: nothing is copied, unless it is compressed."""
 
-    def __init__(self, place: Place, sent: Sent) -> None:
+    def __init__(self, place: IndexedParameter, sent: Sent) -> None:
         self.places = [place]
         self.name = f"{sent.prefix}.{place.name}"
         self._compressor = sent.compressor
@@ -95,7 +95,7 @@ class Single:
         like = torch.empty_like(parameter, dtype=wire, memory_format=torch.contiguous_format)
         return self.name, like, self._options.compression
 
-    def take(self, place: Place) -> None:
+    def take(self, place: IndexedParameter) -> None:
         """The gradient of this parameter is complete."""
 
     def start(self) -> None:
@@ -136,7 +136,7 @@ class Single:
         gradient, self._gradient, self._sent = self._gradient, None, None
         return gradient
 
-    def unused_everywhere(self) -> list[Place]:
+    def unused_everywhere(self) -> list[IndexedParameter]:
         """Parameters for which no rank had a gradient: not known here, see GradientSynchronizer."""
         return []
 
@@ -151,7 +151,7 @@ class Bucket:
     Averaged like the rest, it tells for the parameters without one whether another rank has.
     """
 
-    def __init__(self, number: str, places: Sequence[Place], sent: Sent) -> None:
+    def __init__(self, number: str, places: Sequence[IndexedParameter], sent: Sent) -> None:
         self.places = list(places)
         self.name = f"{sent.prefix}.bucket {number}"
         self.priority = -min(place.index for place in places)
@@ -168,7 +168,7 @@ class Bucket:
         self._views = {
             place: _view(self._memory, place.parameter, offset) for place, offset in zip(places, offsets, strict=True)
         }
-        self._missing: list[Place] = []
+        self._missing: list[IndexedParameter] = []
         self._version = 0  # of the memory as it was sent
         self._handle: AnyHandle | None = None
 
@@ -176,7 +176,7 @@ class Bucket:
         """(name, the memory that will be sent, its compression)."""
         return self.name, self._memory, self._options.compression
 
-    def take(self, place: Place) -> None:
+    def take(self, place: IndexedParameter) -> None:
         """The gradient of this parameter is complete: from now on it is in the bucket."""
         gradient, view = place.parameter.grad, self._views[place]
         if gradient is not None and gradient is not view:
@@ -227,7 +227,7 @@ class Bucket:
             else:
                 gradient.detach().copy_(view)
 
-    def unused_everywhere(self) -> list[Place]:
+    def unused_everywhere(self) -> list[IndexedParameter]:
         """Parameters for which no rank had a gradient in the last pass."""
         if not self._missing or len(self._flags) == 0:
             return []

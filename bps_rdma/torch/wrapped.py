@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from bps_rdma.torch.backward import EndOfBackward
-from bps_rdma.torch.rebase import new_instance
 from bps_rdma.torch.synchronizer import GradientSynchronizer
 from bps_rdma.torch.trained import Named, TrainedParameters
+from bps_rdma.torch.wrapping import new_instance
 
 _KEPT = ("_bps_arguments", "_bps_passes")  # by a copy
 

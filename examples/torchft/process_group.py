@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torchft.process_group import ProcessGroupWrapper
 
 import bps_rdma
-from bps_rdma.torch import start
+from bps_rdma.torch import membership
 from bps_rdma.torch.backend.collectives import Collectives
 from bps_rdma.torch.backend.process_group import BpsProcessGroup
 
@@ -24,7 +24,7 @@ class ProcessGroupBps(ProcessGroupWrapper):  # type: ignore[misc]
 
     def _create_pg(self, store: Any, rank: int, world_size: int) -> dist.ProcessGroup:
         bps_rdma.shutdown(timeout=0)
-        start.init_from_store(store, rank, world_size, {"timeout": self._timeout.total_seconds()})
+        membership.init_from_store(store, rank, world_size, {"timeout": self._timeout.total_seconds()})
         options = SimpleNamespace(
             store=store, group_rank=rank, group_size=world_size, timeout=self._timeout, global_ranks_in_group=[]
         )

@@ -21,7 +21,7 @@ from gpt import Setup
 
 import bps_rdma
 from bps_rdma import megatron
-from bps_rdma.megatron.support import check_version
+from bps_rdma.megatron.arguments import check_version
 
 
 def functions() -> dict[str, Any]:

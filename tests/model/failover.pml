@@ -69,7 +69,7 @@ byte begun[W];                           // operations
 mtype state[W * PARTS] = DONE;           // of the last one's partitions
 bool half[W * PARTS];                    // the first half of the result is here, and that of the input gone
 #define IS_OVER(w) (state[AT(w, 0)] == DONE && state[AT(w, PARTS - 1)] == DONE)
-// What a worker has reported at the beginning of this view: bps_rdma/failover.py, Report.
+// What a worker has reported at the beginning of this view: bps_rdma/failover.py, RankReport.
 byte said_begun[W];
 bool said_over[W];
 bool said_missing[W * PARTS];

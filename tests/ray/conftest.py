@@ -28,7 +28,7 @@ ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'ray>
 import ray_jobs  # noqa: E402
 from ray.cluster_utils import Cluster  # noqa: E402
 
-from bps_rdma.ray.connect import connect  # noqa: E402
+from bps_rdma.ray.run import connect  # noqa: E402
 
 _FOUND_BY_RANKS = [os.environ.get("PYTHONPATH", ""), str(Path(__file__).parent), str(_TESTS / "shared")]
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, _FOUND_BY_RANKS))

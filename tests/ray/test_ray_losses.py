@@ -15,8 +15,7 @@ from ray.experimental import internal_kv
 
 import bps_rdma.ray
 from bps_rdma.errors import InvalidArgumentError
-from bps_rdma.ray.group import Actor
-from bps_rdma.ray.nodes import silent_nodes
+from bps_rdma.ray.members import Actor, silent_nodes
 
 
 def plan(folder: Path, last: int, end: str = "kill", rank: int = 1) -> dict:

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from bps_rdma.torch import all_gather_bytes, transfer
+from bps_rdma.torch import check_alike, transfer
 from bps_rdma.torch.transfer import collectives, device
 
 
@@ -118,6 +118,6 @@ class SimulatedDevice:
 def install(delay: float = 0.0, immediate: bool = False) -> SimulatedDevice:
     """From now on tensors of this process count as being on the device; undone by the process's end."""
     made = SimulatedDevice(delay, immediate)
-    for module in (transfer, device, collectives, all_gather_bytes):
+    for module in (transfer, device, collectives, check_alike):
         module.device_of = lambda _: made
     return made

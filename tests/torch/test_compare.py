@@ -17,9 +17,9 @@ import torch
 from rich.console import Console
 
 import bps_rdma
-from bps_rdma.tools.compare.baselines import ALONE, Method
+from bps_rdma.tools.compare.baselines import ALONE, TrainingMethod
 from bps_rdma.tools.compare.figures import figures_of
-from bps_rdma.tools.compare.launch import Plan, Times
+from bps_rdma.tools.compare.launch import Comparison, Times
 from bps_rdma.tools.compare.report import print_report
 
 pytest.importorskip("matplotlib", reason="the plot extra is not installed")
@@ -49,8 +49,8 @@ def test_everybody_is_compared(tmp_path):
 
 
 def times_of(alone: list[float], steps: list[float]) -> Times:
-    methods = (Method(ALONE), Method("overlap"), Method("sync-bps"))
-    plan = Plan("mlp", 1, 64, 2, len(alone), 1, 1, methods)
+    methods = (TrainingMethod(ALONE), TrainingMethod("overlap"), TrainingMethod("sync-bps"))
+    plan = Comparison("mlp", 1, 64, 2, len(alone), 1, 1, methods)
     rounds = zip(methods, (alone, steps, [0.001] * len(alone)), strict=True)
     return Times(plan, 1000, {method: [[one] for one in turns] for method, turns in rounds})
 

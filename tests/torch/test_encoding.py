@@ -204,7 +204,7 @@ def test_any_bytes_are_read_or_refused(data):
 def evil_member(bps: Any) -> str:
     """Rank 0 sends a pickle under the names of broadcast_object(), as the first version did."""
     import bps_rdma.torch as bps_torch
-    from bps_rdma.torch.all_gather_bytes import all_gather_bytes
+    from bps_rdma.torch.check_alike import all_gather_bytes
 
     if bps.rank() == 0:
         all_gather_bytes(lambda file: pickle.dump(Evil(), file), "broadcast_object x", None)

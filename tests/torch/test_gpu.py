@@ -30,7 +30,7 @@ from on_device import (
 from torch import nn
 from training import Exact, Plain, batch, loss_of, seeded, share, train_alone
 
-from bps_rdma.operations import Options, ReduceOp
+from bps_rdma.operations import OperationOptions, ReduceOp
 from bps_rdma.torch import transfer
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no GPU")
@@ -135,9 +135,9 @@ def kernels_before_and_after(bps: Any) -> None:
         gradient.copy_(mine)
         shard = torch.empty(count // 2, device="cuda")
         whole = torch.empty(count, device="cuda")
-        transfer.all_reduce(gradient, Options(ReduceOp.sum, "gpu sum")).wait()
-        transfer.reduce_scatter(shard, gradient, Options(ReduceOp.average, "gpu shard")).wait()
-        transfer.all_gather(whole, shard, Options(name="gpu gather")).wait()
+        transfer.all_reduce(gradient, OperationOptions(ReduceOp.sum, "gpu sum")).wait()
+        transfer.reduce_scatter(shard, gradient, OperationOptions(ReduceOp.average, "gpu shard")).wait()
+        transfer.all_gather(whole, shard, OperationOptions(name="gpu gather")).wait()
         doubled = whole * 2
         expected = values(0, count) + values(1, count)
         assert torch.equal(gradient.cpu(), expected)
@@ -156,7 +156,7 @@ def in_streams(bps: Any) -> None:
     for step in range(12):
         with torch.cuda.stream(streams[step % 3]):
             tensor = values(rank + 10 * step, count).cuda(non_blocking=True)
-            handle = transfer.all_reduce(tensor * 2, Options(ReduceOp.sum, f"stream {step % 3}"))
+            handle = transfer.all_reduce(tensor * 2, OperationOptions(ReduceOp.sum, f"stream {step % 3}"))
             del tensor  # the allocator may give its memory to the next step
             results.append(handle.wait() + 1)
     torch.cuda.synchronize()
@@ -176,14 +176,14 @@ def given_up(bps: Any) -> None:
     if rank == 1:
         await_mark("told")
     with pytest.raises(bps.DeadlineError):
-        transfer.all_reduce(mine, Options(ReduceOp.sum, "late", timeout=2.0)).wait()
+        transfer.all_reduce(mine, OperationOptions(ReduceOp.sum, "late", timeout=2.0)).wait()
     seen = mine.clone()
     mark("told")
     time.sleep(4)  # what must not happen has had the time to
     assert torch.equal(seen, mine)
     assert torch.equal(seen.cpu(), values(rank, count))
     after = torch.ones(count, device="cuda")
-    assert transfer.all_reduce(after, Options(ReduceOp.sum, "after")).wait().eq(2).all()
+    assert transfer.all_reduce(after, OperationOptions(ReduceOp.sum, "after")).wait().eq(2).all()
 
 
 def test_nothing_changes_after_a_deadline():
@@ -195,12 +195,12 @@ def test_nothing_changes_after_a_deadline():
 
 def dying(bps: Any) -> str:
     """Rank 1 is killed in the middle of things; rank 0's operations end with that error, and so does its job."""
-    transfer.all_reduce(torch.zeros(9, device="cuda"), Options(ReduceOp.sum, "both")).wait()
+    transfer.all_reduce(torch.zeros(9, device="cuda"), OperationOptions(ReduceOp.sum, "both")).wait()
     mark("both")
     if bps.rank() == 1:
         await_mark("never")
     pending = [
-        transfer.all_reduce(torch.zeros(3_000_000, device="cuda"), Options(ReduceOp.sum, f"alone {i}"))
+        transfer.all_reduce(torch.zeros(3_000_000, device="cuda"), OperationOptions(ReduceOp.sum, f"alone {i}"))
         for i in range(4)
     ]
     for one in pending:

@@ -20,14 +20,14 @@ ENV = {"BPS_SECRET": "", "BPS_JOB_ID": ""}
 def joins(bps: Any, store: str, attempt: int) -> float:
     import torch.distributed as dist
 
-    from bps_rdma.torch import start
+    from bps_rdma.torch import membership
 
     rank = int(os.environ["RANK"])
     if (attempt, rank) == (0, 1):
         os._exit(3)  # before it has said anything
     shared = dist.FileStore(store, 2)
     shared.set_timeout(dt.timedelta(seconds=30 * harness.PATIENCE))
-    start.init_from_store(shared, rank, 2, {})
+    membership.init_from_store(shared, rank, 2, {})
     total = bps.push_pull(np.float32([rank + 1 + 10 * attempt]), average=False, name="x")[0]
     bps.shutdown()
     return float(total)

@@ -22,11 +22,11 @@ class OneRank:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, samples: int, shuffle: bool) -> None:
         from bps_rdma import job
-        from bps_rdma.torch import start
+        from bps_rdma.torch import membership
         from bps_rdma.torch.sampler import ElasticSampler
 
         self.number, self.of = 0, 1
-        monkeypatch.setattr(start, "init", lambda: None)
+        monkeypatch.setattr(membership, "init", lambda: None)
         monkeypatch.setattr(job, "rank", lambda: self.number)
         monkeypatch.setattr(job, "size", lambda: self.of)
         self.sampler = ElasticSampler(range(samples), shuffle=shuffle)

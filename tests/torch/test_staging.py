@@ -20,7 +20,7 @@ import torch
 from harness import await_mark, mark
 
 import bps_rdma
-from bps_rdma.operations import Options, ReduceOp
+from bps_rdma.operations import OperationOptions, ReduceOp
 from bps_rdma.torch import transfer
 from bps_rdma.torch.backend.work import BpsWork
 
@@ -34,8 +34,8 @@ def data(rank: int, count: int, dtype: torch.dtype = torch.float32) -> torch.Ten
     return torch.randint(-100, 100, (count,), generator=generator).to(dtype)
 
 
-def summed_as(name: str) -> Options:
-    return Options(ReduceOp.sum, name)
+def summed_as(name: str) -> OperationOptions:
+    return OperationOptions(ReduceOp.sum, name)
 
 
 def everything(bps: Any, delay: float) -> dict[str, int]:
@@ -62,15 +62,19 @@ def everything(bps: Any, delay: float) -> dict[str, int]:
             parts = torch.cat([data(other, count, dtype) for other in range(size)])
             whole = torch.empty(count * size, dtype=dtype)
             pending.append(
-                (transfer.all_gather(whole, data(rank, count, dtype), Options(name=f"ag {name}")), whole, parts)
+                (
+                    transfer.all_gather(whole, data(rank, count, dtype), OperationOptions(name=f"ag {name}")),
+                    whole,
+                    parts,
+                )
             )
             own = torch.zeros(count * size, dtype=dtype)
             own[mine] = data(rank, count, dtype)
-            pending.append((transfer.all_gather(own, own[mine], Options(name=f"own {name}")), own, parts))
+            pending.append((transfer.all_gather(own, own[mine], OperationOptions(name=f"own {name}")), own, parts))
             # The core knows no int16: what is only moved may have any dtype.
             odd = data(rank, count).to(torch.int16)
             pending.append(
-                (transfer.broadcast(odd, 1, Options(name=f"root {name}")), odd, data(1, count).to(odd.dtype))
+                (transfer.broadcast(odd, 1, OperationOptions(name=f"root {name}")), odd, data(1, count).to(odd.dtype))
             )
             fresh = torch.empty(count, dtype=dtype)
             first = data(rank, count, dtype)
@@ -174,7 +178,7 @@ def broken_copy(bps: Any) -> None:
     if bps.rank() == 0:
         device.fail_copy = 4
     # Rank 1 waits in vain for what rank 0 does not send.
-    options = Options(ReduceOp.sum, "first", timeout=4.0 if bps.rank() == 1 else None)
+    options = OperationOptions(ReduceOp.sum, "first", timeout=4.0 if bps.rank() == 1 else None)
     first = transfer.all_reduce(data(bps.rank(), 30_000), options)
     kind = RuntimeError if bps.rank() == 0 else bps.DeadlineError
     with pytest.raises(kind):
@@ -354,11 +358,11 @@ def test_it_ends_with_the_job():
 def wrong(bps: Any) -> None:
     simulated.install(immediate=True)
     with pytest.raises(bps.InvalidTensorError, match="not contiguous"):
-        transfer.all_reduce(torch.zeros(4, 6).t(), Options(name="x"))
+        transfer.all_reduce(torch.zeros(4, 6).t(), OperationOptions(name="x"))
     with pytest.raises(bps.InvalidTensorError, match="a part of 3"):
-        transfer.reduce_scatter(torch.zeros(3), torch.zeros(4), Options(name="x"))
+        transfer.reduce_scatter(torch.zeros(3), torch.zeros(4), OperationOptions(name="x"))
     with pytest.raises(bps.InvalidTensorError, match="int32"):
-        transfer.all_gather(torch.zeros(4), torch.zeros(4, dtype=torch.int32), Options(name="x"))
+        transfer.all_gather(torch.zeros(4), torch.zeros(4, dtype=torch.int32), OperationOptions(name="x"))
     with pytest.raises(bps.InvalidTensorError, match="complex"):
         transfer.all_reduce(torch.zeros(4, dtype=torch.complex64), summed_as("complex"))
     with pytest.raises(bps.InvalidTensorError, match="int16"):
@@ -366,9 +370,9 @@ def wrong(bps: Any) -> None:
             torch.zeros(4, dtype=torch.int16), torch.zeros(4, dtype=torch.int16), summed_as("int16")
         )
     with pytest.raises(bps.InvalidTensorError, match="no mean"):
-        transfer.all_reduce(torch.zeros(4, dtype=torch.bool), Options(ReduceOp.average, "bool"))
+        transfer.all_reduce(torch.zeros(4, dtype=torch.bool), OperationOptions(ReduceOp.average, "bool"))
     with pytest.raises(bps.InvalidArgumentError, match="root 5"):
-        transfer.broadcast(torch.zeros(4), 5, Options(name="x"))
+        transfer.broadcast(torch.zeros(4), 5, OperationOptions(name="x"))
     empty = torch.zeros(0)
     assert transfer.all_reduce(empty, summed_as("empty")).wait() is empty
 

@@ -50,13 +50,13 @@ def test_no_secret_goes_through_the_store(backend, tmp_path):
 def joins_from_two_hosts(bps: Any, store: str) -> str:
     import torch.distributed as dist
 
-    from bps_rdma.torch import start
+    from bps_rdma.torch import membership
 
     rank = int(bps.settings.config_with({}).text("BPS_RANK"))
-    start.host_identity = lambda: f"host {rank}"
-    start._address_of_rank_0 = lambda _: "192.0.2.1"
+    membership.host_identity = lambda: f"host {rank}"
+    membership._address_of_rank_0 = lambda _: "192.0.2.1"
     try:
-        start.init_from_store(dist.FileStore(store, 2), rank, 2, {"join_timeout": 5})
+        membership.init_from_store(dist.FileStore(store, 2), rank, 2, {"join_timeout": 5})
     except bps.BpsError as error:
         return f"{type(error).__name__}: {error}"
     bps.shutdown()
@@ -75,14 +75,14 @@ def is_told_lies(bps: Any, store: str) -> list[str]:
     """What a stranger puts into the store is an address and a job, and nothing else."""
     import torch.distributed as dist
 
-    from bps_rdma.torch import rendezvous, start
+    from bps_rdma.torch import membership, rendezvous
 
     shared = dist.FileStore(store, 1)
     lie = {"job_id": "a", "root_uri": "192.0.2.1", "insecure": True, "secret": "known", "hosts": [0, 0]}
     rendezvous.secrets.token_hex = lambda _: "seen by the stranger"
     shared.set("bps_rdma/call", "x")
     shared.set("bps_rdma/x/job", json.dumps(lie | {"numbers": ["", "seen by the stranger"]}))
-    return sorted(start._agree(shared, 1, 2))
+    return sorted(membership._agree(shared, 1, 2))
 
 
 def test_a_store_cannot_switch_authentication_off(tmp_path):

@@ -13,7 +13,7 @@ import simulated
 import torch
 from reference.trace_format import check
 
-from bps_rdma.operations import Options, ReduceOp
+from bps_rdma.operations import OperationOptions, ReduceOp
 from bps_rdma.tools.trace import files
 from bps_rdma.tools.trace.steps import hidden_percent, steps_of
 from bps_rdma.torch import transfer
@@ -124,7 +124,7 @@ def test_the_step_of_an_optimizer(tmp_path):
 def stages_from_a_device(bps: Any) -> None:
     simulated.install(0.002, immediate=True)
     tensor = torch.ones(3 * 2048 + 1)
-    transfer.all_reduce(tensor, Options(ReduceOp.sum, "staged")).wait()
+    transfer.all_reduce(tensor, OperationOptions(ReduceOp.sum, "staged")).wait()
     assert float(tensor[0]) == 2
 
 

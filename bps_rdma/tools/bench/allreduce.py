@@ -175,7 +175,7 @@ def _show(outcomes: list[Outcome], skipped: list[Skip], json_file: Path | None, 
     if json_file is not None and str(json_file) == "-":
         print(json.dumps(found))
     else:
-        from bps_rdma.tools.bench.sweep_report import print_sweep
+        from bps_rdma.tools.bench.report import print_sweep
 
         print_sweep(outcomes, [(skip.ranks, skip.nbytes, skip.reason) for skip in skipped], wide_console())
         if json_file is not None:

@@ -23,7 +23,7 @@ SYNCS = {"gloo": "sync-gloo", "bps": "sync-bps"}  # only sends as many bytes as 
 
 
 @dataclass(frozen=True)
-class Method:
+class TrainingMethod:
     """One way to train.
 
     Attributes:
@@ -45,15 +45,17 @@ class Method:
         return "gloo" if self.kind.endswith("gloo") else "bps"
 
 
-def methods_of(kinds: tuple[str, ...], buckets: tuple[float, ...]) -> list[Method]:
+def methods_of(kinds: tuple[str, ...], buckets: tuple[float, ...]) -> list[TrainingMethod]:
     """ALONE first, then each kind (kinds with buckets once per size), then the plain transfers."""
-    found = [Method(ALONE)]
+    found = [TrainingMethod(ALONE)]
     for kind in kinds:
-        found += [Method(kind, size) for size in buckets] if kind in BUCKETED else [Method(kind)]
-    return found + [Method(SYNCS[backend]) for backend in sorted({one.backend for one in found[1:]})]
+        found += [TrainingMethod(kind, size) for size in buckets] if kind in BUCKETED else [TrainingMethod(kind)]
+    return found + [TrainingMethod(SYNCS[backend]) for backend in sorted({one.backend for one in found[1:]})]
 
 
-def step_of(method: Method, model: nn.Module, batch: torch.Tensor, groups: dict[str, Any]) -> Callable[[], None]:
+def step_of(
+    method: TrainingMethod, model: nn.Module, batch: torch.Tensor, groups: dict[str, Any]
+) -> Callable[[], None]:
     """A function that takes one training step, or only sends as many bytes as one step."""
     if method.kind in SYNCS.values():
         return _transfer(method, model, groups)
@@ -76,7 +78,7 @@ def step_of(method: Method, model: nn.Module, batch: torch.Tensor, groups: dict[
     return step
 
 
-def _wrap(method: Method, model: nn.Module, groups: dict[str, Any]) -> nn.Module:
+def _wrap(method: TrainingMethod, model: nn.Module, groups: dict[str, Any]) -> nn.Module:
     if method.kind == ALONE:
         return model
     if method.kind in STRATEGIES:
@@ -91,7 +93,7 @@ def _wrap(method: Method, model: nn.Module, groups: dict[str, Any]) -> nn.Module
     )
 
 
-def _transfer(method: Method, model: nn.Module, groups: dict[str, Any]) -> Callable[[], None]:
+def _transfer(method: TrainingMethod, model: nn.Module, groups: dict[str, Any]) -> Callable[[], None]:
     count = sum(p.numel() for p in model.parameters())
     if method.backend == "gloo":
         plain = torch.zeros(count)

@@ -19,7 +19,7 @@ from bps_rdma.terminal import closing, wide_console
 from bps_rdma.tools.bench.plan import parse_choices
 from bps_rdma.tools.compare.baselines import KINDS, methods_of
 from bps_rdma.tools.compare.figures import to_json
-from bps_rdma.tools.compare.launch import WARMUP, Plan, Times, run_comparison
+from bps_rdma.tools.compare.launch import WARMUP, Comparison, Times, run_comparison
 from bps_rdma.tools.compare.models import MODELS
 from bps_rdma.tools.compare.report import print_report, save_plot
 from bps_rdma.tools.outputs import check_outputs, progress, wrote
@@ -70,7 +70,9 @@ def compare(
         raise InvalidArgumentError("matplotlib is not installed", extras.install_command("matplotlib"))
     kinds = parse_choices(strategies, KINDS, "strategy")
     sizes = _sizes(buckets)
-    plan = Plan(model, samples, length, ranks, rounds, steps, threads, tuple(methods_of(kinds, sizes)), kinds, device)
+    plan = Comparison(
+        model, samples, length, ranks, rounds, steps, threads, tuple(methods_of(kinds, sizes)), kinds, device
+    )
     try:
         with signals_raise():
             times = _run(plan, LocalJob(ranks, servers, transport))
@@ -99,7 +101,7 @@ def _sizes(text: str) -> tuple[float, ...]:
     return sizes
 
 
-def _run(plan: Plan, job: LocalJob) -> Times:
+def _run(plan: Comparison, job: LocalJob) -> Times:
     turns = plan.rounds * len(plan.methods)
     announcement = (
         f"training {plan.model} on {plan.ranks} ranks with {len(plan.methods)} methods in turns: "

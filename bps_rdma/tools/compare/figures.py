@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bps_rdma.tools.bench.stats import quantile
-from bps_rdma.tools.compare.baselines import ALONE, SYNCS, Method
+from bps_rdma.tools.compare.baselines import ALONE, SYNCS, TrainingMethod
 from bps_rdma.tools.compare.launch import Times
 
 
@@ -29,7 +29,7 @@ class Figure:
         exposed_ratio: exposed / the baseline's exposed; None if one of the two is noisy.
     """
 
-    method: Method
+    method: TrainingMethod
     step: float
     lower: float
     upper: float
@@ -44,11 +44,11 @@ class Figure:
 def figures_of(times: Times) -> tuple[float, dict[str, float], list[Figure]]:
     """(ms of a step without sending, ms of the plain transfer per backend, the results of each method)."""
     per_round = {one: [1e3 * statistics.median(turn) for turn in turns] for one, turns in times.seconds.items()}
-    alone = per_round[Method(ALONE)]
+    alone = per_round[TrainingMethod(ALONE)]
     transfers = {
-        backend: statistics.median(per_round[Method(kind)])
+        backend: statistics.median(per_round[TrainingMethod(kind)])
         for backend, kind in SYNCS.items()
-        if Method(kind) in per_round
+        if TrainingMethod(kind) in per_round
     }
     found = []
     for one, steps in per_round.items():
@@ -75,7 +75,7 @@ def _exposed(steps: list[float], alone: list[float]) -> tuple[float, bool]:
     return statistics.median(differences), quantile(differences, 0.25) <= 0
 
 
-def _reference(one: Method, per_round: dict[Method, list[float]]) -> Method | None:
+def _reference(one: TrainingMethod, per_round: dict[TrainingMethod, list[float]]) -> TrainingMethod | None:
     peers = [other for other in per_round if other.kind == "ddp-gloo"]
     same = [other for other in peers if other.bucket_mb == one.bucket_mb]
     return next(iter(same or peers), None)

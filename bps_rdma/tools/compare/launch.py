@@ -16,7 +16,7 @@ from bps_rdma.launch.environment import LocalJob
 from bps_rdma.launch.process import Children
 from bps_rdma.launch.run import spawn_helpers
 from bps_rdma.tools.compare import member
-from bps_rdma.tools.compare.baselines import ALONE, SYNCS, Method
+from bps_rdma.tools.compare.baselines import ALONE, SYNCS, TrainingMethod
 from bps_rdma.tools.ranks import Ranks
 
 _ANSWER_SECONDS = 600.0
@@ -26,7 +26,7 @@ _TOLERANCE = 1e-4
 
 
 @dataclass(frozen=True)
-class Plan:
+class Comparison:
     """What is compared.
 
     Attributes:
@@ -45,7 +45,7 @@ class Plan:
     rounds: int
     steps: int
     threads: int
-    methods: tuple[Method, ...]
+    methods: tuple[TrainingMethod, ...]
     kinds: tuple[str, ...] = field(default=())
     device: str = "cpu"
 
@@ -54,18 +54,18 @@ class Plan:
 class Times:
     """Measurements: seconds[method][round] lists the steps of a turn, each with the time of the slowest rank."""
 
-    plan: Plan
+    plan: Comparison
     parameters: int
-    seconds: dict[Method, list[list[float]]]
+    seconds: dict[TrainingMethod, list[list[float]]]
 
 
-def run_comparison(plan: Plan, job: LocalJob, listener: Callable[[str, float], None]) -> Times:
+def run_comparison(plan: Comparison, job: LocalJob, listener: Callable[[str, float], None]) -> Times:
     """Run all rounds. Each starts with another method, so that no method always follows the same one.
 
     Raises BpsError when a rank fails, or the weights of two methods differ.
     """
-    seconds: dict[Method, list[list[float]]] = {one: [] for one in plan.methods}
-    digests: dict[Method, list[float]] = {}
+    seconds: dict[TrainingMethod, list[list[float]]] = {one: [] for one in plan.methods}
+    digests: dict[TrainingMethod, list[float]] = {}
     with Children() as children:
         spawn_helpers(children, job)
         ranks = _start(children, plan, job)
@@ -89,7 +89,7 @@ def run_comparison(plan: Plan, job: LocalJob, listener: Callable[[str, float], N
     return Times(plan, parameters, seconds)
 
 
-def _start(children: Children, plan: Plan, job: LocalJob) -> Ranks:
+def _start(children: Children, plan: Comparison, job: LocalJob) -> Ranks:
     ranks = Ranks(children, _ANSWER_SECONDS)
     said = json.dumps(
         {name: getattr(plan, name) for name in ("model", "samples", "length", "threads", "kinds", "device")}
@@ -109,7 +109,7 @@ def _start(children: Children, plan: Plan, job: LocalJob) -> Ranks:
     return ranks
 
 
-def _check(method: Method, rank: int, digest: list[float], digests: dict[Method, list[float]]) -> None:
+def _check(method: TrainingMethod, rank: int, digest: list[float], digests: dict[TrainingMethod, list[float]]) -> None:
     """Check that all methods, on all ranks, have reached the same weights."""
     for other, expected in digests.items():
         worst = max(abs(a - b) / max(abs(b), 1e-3) for a, b in zip(digest, expected, strict=True))

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 import bps_rdma.torch as bps
 from bps_rdma.errors import BpsError
-from bps_rdma.tools.compare.baselines import SYNCS, Method, step_of
+from bps_rdma.tools.compare.baselines import SYNCS, TrainingMethod, step_of
 from bps_rdma.tools.compare.models import make_batch, make_model
 from bps_rdma.torch.backend import Options
 
@@ -24,7 +24,7 @@ CHANNEL = "BPS_COMPARE_CHANNEL"  # descriptor of the socket to the launcher
 PLAN = "BPS_COMPARE_PLAN"  # as JSON: model, samples, length, threads, kinds, device
 
 
-class Member:
+class RankOfComparison:
     """The model, data and groups of one rank."""
 
     def __init__(self, plan: dict[str, Any]) -> None:
@@ -43,7 +43,7 @@ class Member:
         self._start = [p.detach().clone() for p in self._model.parameters()]
         self.parameters = sum(p.numel() for p in self._model.parameters())
 
-    def turn(self, method: Method, steps: int, warmup: int) -> dict[str, Any]:
+    def turn(self, method: TrainingMethod, steps: int, warmup: int) -> dict[str, Any]:
         """Train from the initial weights: `warmup` steps, then `steps` timed ones.
 
         Returns:
@@ -91,13 +91,13 @@ def main() -> None:
 
 
 def _serve(plan: dict[str, Any], requests: TextIO, answers: TextIO) -> None:
-    member = Member(plan)
+    member = RankOfComparison(plan)
     _answer(answers, parameters=member.parameters)
     for line in requests:
         request = json.loads(line)
         if request["do"] == "end":
             break
-        method = Method(request["kind"], request["bucket_mb"])
+        method = TrainingMethod(request["kind"], request["bucket_mb"])
         _answer(answers, **member.turn(method, request["steps"], request["warmup"]))
     dist.destroy_process_group()
     bps.shutdown()

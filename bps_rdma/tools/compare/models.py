@@ -11,7 +11,7 @@ from torch import nn
 
 
 @dataclass(frozen=True)
-class Shape:
+class TransformerShape:
     """The shape of a transformer, which has about 12 * width^2 * layers + width * words parameters."""
 
     width: int
@@ -21,10 +21,10 @@ class Shape:
 
 
 SHAPES = {
-    "gpt-5m": Shape(256, 4, 4, 8192),
-    "gpt-25m": Shape(512, 6, 8, 8192),
-    "gpt-100m": Shape(768, 12, 12, 16384),
-    "gpt-500m": Shape(1280, 24, 20, 16384),
+    "gpt-5m": TransformerShape(256, 4, 4, 8192),
+    "gpt-25m": TransformerShape(512, 6, 8, 8192),
+    "gpt-100m": TransformerShape(768, 12, 12, 16384),
+    "gpt-500m": TransformerShape(1280, 24, 20, 16384),
 }
 MODELS = ("mlp", *SHAPES)
 
@@ -47,7 +47,7 @@ class Perceptron(nn.Module):
 class Transformer(nn.Module):
     """A decoder that shares its embedding with the output layer."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: TransformerShape) -> None:
         super().__init__()
         self.words = nn.Embedding(shape.words, shape.width)
         nn.init.normal_(self.words.weight, std=0.02)

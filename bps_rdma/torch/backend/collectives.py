@@ -14,7 +14,7 @@ import torch
 
 from bps_rdma import Group
 from bps_rdma.errors import InvalidTensorError
-from bps_rdma.operations import Options, ReduceOp, start
+from bps_rdma.operations import OperationOptions, ReduceOp, start
 from bps_rdma.torch import transfer
 from bps_rdma.torch.backend.reductions import reducible
 from bps_rdma.torch.transfer import AnyHandle, dense
@@ -135,10 +135,10 @@ class Collectives:
     def barrier(self, call: Call) -> Pending:
         """Complete once every rank has called it."""
         token = np.zeros(1, np.uint8)
-        options = Options(ReduceOp.max, f"{self._prefix}.barrier", 0, self._group, call.seconds, call.awaited)
+        options = OperationOptions(ReduceOp.max, f"{self._prefix}.barrier", 0, self._group, call.seconds, call.awaited)
         return Pending((start.reduce(token, token, options),))
 
-    def options(self, kind: str, data: torch.Tensor, op: ReduceOp, call: Call) -> Options:
+    def options(self, kind: str, data: torch.Tensor, op: ReduceOp, call: Call) -> OperationOptions:
         """The options of an operation. Names number the kinds, dtypes and sizes that this group has used.
 
         So ranks that call with different ones declare one name differently, which the core reports at once.
@@ -147,7 +147,7 @@ class Collectives:
         name = self._names.get(key)
         if name is None:
             name = self._names[key] = f"{self._prefix}.{len(self._names)}"
-        return Options(op, name, 0, self._group, call.seconds, call.awaited)
+        return OperationOptions(op, name, 0, self._group, call.seconds, call.awaited)
 
     def _check(self, parts: Sequence[torch.Tensor], own: torch.Tensor, what: str) -> None:
         mine = parts[self._rank] if len(parts) == len(self._ranks) else None

@@ -10,7 +10,7 @@ import bps_rdma
 from bps_rdma.errors import InvalidArgumentError, NotInitializedError
 from bps_rdma.job import current
 from bps_rdma.settings import config_with
-from bps_rdma.torch import start
+from bps_rdma.torch import membership
 from bps_rdma.torch.backend.collectives import Collectives
 from bps_rdma.torch.backend.process_group import BpsProcessGroup
 from bps_rdma.torch.backend.reconfigure import ReconfigurableGroup
@@ -89,8 +89,8 @@ def _create_default(options: Any, stages: bool) -> BpsProcessGroup:
         if starts:
             bps_rdma.shutdown()
         raise
-    if starts or start.has_origin():
-        start.set_origin(made)
+    if starts or membership.has_origin():
+        membership.set_origin(made)
     return made
 
 
@@ -101,4 +101,4 @@ def _join(options: Any) -> None:
     if config_with({}).text("BPS_NUM_SERVERS"):
         bps_rdma.init(**settings)
     else:
-        start.init_from_store(options.store, options.group_rank, options.group_size, settings)
+        membership.init_from_store(options.store, options.group_rank, options.group_size, settings)

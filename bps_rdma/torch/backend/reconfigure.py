@@ -18,7 +18,7 @@ import torch.distributed as dist
 import bps_rdma
 from bps_rdma.errors import InvalidArgumentError, NotInitializedError
 from bps_rdma.settings import config_with
-from bps_rdma.torch import start
+from bps_rdma.torch import membership
 from bps_rdma.torch.backend.collectives import Collectives
 from bps_rdma.torch.backend.process_group import BpsProcessGroup
 from bps_rdma.torch.backend.recurring import Recurring
@@ -115,7 +115,7 @@ class ReconfigurableGroup(BpsProcessGroup):
         bps_rdma.init(**settings)
         self._place = (rank, size)
         self._collectives = Collectives(rank, range(size), None, "torch")
-        start.set_origin(self)
+        membership.set_origin(self)
         return done()
 
     def abort_members(self) -> None:
@@ -132,8 +132,10 @@ class ReconfigurableGroup(BpsProcessGroup):
 
 def _agree(gloo: Any, store: Any, rank: int, size: int) -> dict[str, object]:
     """Settings for a job of the members of a gloo group: rank 0 names the job, and hosts the scheduler."""
-    host = hashlib.sha256(start.host_identity().encode()).hexdigest()[:32]
-    greeting = json.dumps({"host": host, "job": secrets.token_hex(16), "address": start.own_address(store)}).encode()
+    host = hashlib.sha256(membership.host_identity().encode()).hexdigest()[:32]
+    greeting = json.dumps(
+        {"host": host, "job": secrets.token_hex(16), "address": membership.own_address(store)}
+    ).encode()
     mine = torch.frombuffer(bytearray(greeting.ljust(_GREETING_BYTES)), dtype=torch.uint8)
     greetings = [torch.empty_like(mine) for _ in range(size)]
     gloo.allgather([greetings], [mine]).wait()

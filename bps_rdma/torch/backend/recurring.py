@@ -13,7 +13,7 @@ import torch
 
 from bps_rdma._core import PreparedOperation
 from bps_rdma.errors import DeadlineError, InvalidArgumentError
-from bps_rdma.operations import Options, ReduceOp, prepare_unowned
+from bps_rdma.operations import OperationOptions, ReduceOp, prepare_unowned
 from bps_rdma.torch.backend.work import of_the_group
 from bps_rdma.torch.transfer.dense import DTYPES
 
@@ -62,7 +62,7 @@ class Recurring:
         if not operation.done():
             self._stuck.append(tensor)
 
-    def note(self, tensor: torch.Tensor, options: Options) -> None:
+    def note(self, tensor: torch.Tensor, options: OperationOptions) -> None:
         """Remembers a tensor that has been reduced with these options, and prepares its operation the second time."""
         if not (tensor.is_cpu and tensor.is_contiguous() and tensor.dtype in DTYPES and tensor.numel() > 0):
             return

@@ -11,7 +11,7 @@ import bps_rdma
 from bps_rdma import Group, Handle, arrays, job
 from bps_rdma.agreement import group_of
 from bps_rdma.errors import InvalidArgumentError, InvalidTensorError
-from bps_rdma.operations import Options, ReduceOp, start
+from bps_rdma.operations import OperationOptions, ReduceOp, start
 from bps_rdma.spans import spans
 from bps_rdma.torch.transfer.dense import DTYPES, as_bytes
 from bps_rdma.torch.transfer.device import Device, device_of
@@ -50,7 +50,7 @@ def members_of(group: Group | None) -> Group:
     return group_of(job.current(), group)
 
 
-def all_reduce(tensor: torch.Tensor, options: Options, out: torch.Tensor | None = None) -> AnyHandle:
+def all_reduce(tensor: torch.Tensor, options: OperationOptions, out: torch.Tensor | None = None) -> AnyHandle:
     """Starts the reduction over all ranks.
 
     Args:
@@ -76,13 +76,13 @@ def all_reduce(tensor: torch.Tensor, options: Options, out: torch.Tensor | None 
     target = source if out is None else _flat(out)
     layout = Layout(1, source.numel(), [(0, source)], [(0, target)], source.dtype)
 
-    def send(chunk: torch.Tensor, each: Options) -> Handle:
+    def send(chunk: torch.Tensor, each: OperationOptions) -> Handle:
         return start.reduce(chunk, chunk, each)
 
     return _stage(device, layout, "all_reduce", send, options, result)
 
 
-def reduce_scatter(part: torch.Tensor, whole: torch.Tensor, options: Options) -> AnyHandle:
+def reduce_scatter(part: torch.Tensor, whole: torch.Tensor, options: OperationOptions) -> AnyHandle:
     """Starts the reduction of `whole` over all ranks, of which this rank gets its part.
 
     Args:
@@ -98,13 +98,13 @@ def reduce_scatter(part: torch.Tensor, whole: torch.Tensor, options: Options) ->
     rows = _rows(whole, part, members.size)
     layout = Layout(members.size, part.numel(), list(enumerate(rows)), [(mine, _flat(part))], part.dtype)
 
-    def send(chunk: torch.Tensor, each: Options) -> Handle:
+    def send(chunk: torch.Tensor, each: OperationOptions) -> Handle:
         return start.reduce_scatter(chunk, chunk.view(members.size, -1)[mine], each)
 
     return _stage(device, layout, "reduce_scatter", send, options, part)
 
 
-def all_gather(whole: torch.Tensor, part: torch.Tensor, options: Options) -> AnyHandle:
+def all_gather(whole: torch.Tensor, part: torch.Tensor, options: OperationOptions) -> AnyHandle:
     """Starts gathering all ranks' parts into `whole`.
 
     Args:
@@ -122,13 +122,13 @@ def all_gather(whole: torch.Tensor, part: torch.Tensor, options: Options) -> Any
     targets = [(number, row) for number, row in enumerate(rows) if not (in_place and number == mine)]
     layout = Layout(members.size, part.numel(), [(mine, _flat(part))], targets, part.dtype)
 
-    def send(chunk: torch.Tensor, each: Options) -> Handle:
+    def send(chunk: torch.Tensor, each: OperationOptions) -> Handle:
         return start.all_gather(chunk.view(members.size, -1)[mine], chunk, each)
 
     return _stage(device, layout, "all_gather", send, options, result)
 
 
-def broadcast(tensor: torch.Tensor, root: int, options: Options) -> AnyHandle:
+def broadcast(tensor: torch.Tensor, root: int, options: OperationOptions) -> AnyHandle:
     """Starts replacing the tensor on all ranks by that of worker rank `root`.
 
     Args:
@@ -150,7 +150,7 @@ def broadcast(tensor: torch.Tensor, root: int, options: Options) -> AnyHandle:
     sends = root == bps_rdma.rank()
     layout = Layout(1, data.numel(), flat if sends else [], [] if sends else flat, data.dtype)
 
-    def send(chunk: torch.Tensor, each: Options) -> Handle:
+    def send(chunk: torch.Tensor, each: OperationOptions) -> Handle:
         return start.broadcast(chunk, root, each)
 
     return _stage(device, layout, "broadcast", send, options, tensor)
@@ -187,8 +187,8 @@ def _stage(
     device: Device,
     layout: Layout,
     kind: str,
-    send: Callable[[torch.Tensor, Options], Handle],
-    options: Options,
+    send: Callable[[torch.Tensor, OperationOptions], Handle],
+    options: OperationOptions,
     result: torch.Tensor,
 ) -> StagedOperation:
     running = job.current()
@@ -205,7 +205,7 @@ def _stage(
     return operation
 
 
-def _check_reducible(tensor: torch.Tensor, options: Options) -> None:
+def _check_reducible(tensor: torch.Tensor, options: OperationOptions) -> None:
     """Raises the errors that the core would raise for a chunk, from the call instead of from wait()."""
     dtype = str(tensor.dtype).removeprefix("torch.")
     if tensor.dtype not in DTYPES:

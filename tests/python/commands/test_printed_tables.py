@@ -111,7 +111,7 @@ def test_traces_trials_and_devices(monkeypatch, capfd):
         "interface": "enp129s0f0np0",
     }
     port = {"number": 1, "gids": [gid]}
-    report = doctor.Report(rdma={"devices": [{"name": "mlx5_bond_12", "ports": [port]}]})
+    report = doctor.Findings(rdma={"devices": [{"name": "mlx5_bond_12", "ports": [port]}]})
     shown = in_80_columns(monkeypatch, capfd, lambda: doctor._show(report, terminal.wide_console()))
     assert "mlx5_bond_12" in without_breaks(shown)
 

@@ -8,16 +8,16 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bps_rdma.failover import Gift, Name, Plan, Report, can_go_on, plan
+from bps_rdma.failover import Continuation, Gift, Name, RankReport, can_go_on, plan
 
 NAME: Name = ("world", "gradient")
 WORLD = {"world": (0, 1, 2)}
 
 
-def reports(*ranks: tuple[int, dict[int, set[int]]]) -> list[Report]:
+def reports(*ranks: tuple[int, dict[int, set[int]]]) -> list[RankReport]:
     """One for each rank: the round it has not begun, and what is missing of the rounds that were interrupted."""
     return [
-        Report(
+        RankReport(
             1,
             {NAME: following},
             {(NAME, number): dict.fromkeys(left, 0) for number, left in missing.items()},
@@ -27,17 +27,17 @@ def reports(*ranks: tuple[int, dict[int, set[int]]]) -> list[Report]:
     ]
 
 
-def of_round_3(*ranks: tuple[dict[int, int], set[int]]) -> list[Report]:
+def of_round_3(*ranks: tuple[dict[int, int], set[int]]) -> list[RankReport]:
     """One for each rank: how much it has of the partitions that it lacks a part of, and which it has."""
     return [
-        Report(1, {NAME: 4}, {(NAME, 3): missing}, {(NAME, 3): frozenset(whole)}, groups=WORLD)
+        RankReport(1, {NAME: 4}, {(NAME, 3): missing}, {(NAME, 3): frozenset(whole)}, groups=WORLD)
         for missing, whole in ranks
     ]
 
 
 def test_what_nobody_lacks_is_taken():
     made = plan(reports((4, {3: set()}), (4, {}), (4, {3: set()})))
-    assert made == Plan({NAME: 4}, frozenset(), {}, {(NAME, 3): []}, {}, frozenset())
+    assert made == Continuation({NAME: 4}, frozenset(), {}, {(NAME, 3): []}, {}, frozenset())
 
 
 def test_what_somebody_lacks_is_summed_again_by_all():
@@ -79,7 +79,7 @@ def test_what_somebody_has_given_up_is_aborted_for_all():
 
 def test_a_name_that_a_member_never_used_begins_with_its_first_round():
     first, second, third = reports((2, {0: {0}, 1: {0}}), (2, {0: {0}, 1: {0}}), (0, {}))
-    made = plan([first, second, Report(1, groups=third.groups)])
+    made = plan([first, second, RankReport(1, groups=third.groups)])
     assert made.first == {NAME: 0}
     assert made.again == {(NAME, 0), (NAME, 1)}
 
@@ -89,9 +89,9 @@ def test_only_the_members_of_a_group_count():
     groups = WORLD | {name[0]: (0, 2)}
     made = plan(
         [
-            Report(1, {name: 7}, {(name, 6): {0: 0}}, groups=groups),
-            Report(1, groups=WORLD),
-            Report(1, {name: 7}, {(name, 6): {}}, groups=groups),
+            RankReport(1, {name: 7}, {(name, 6): {0: 0}}, groups=groups),
+            RankReport(1, groups=WORLD),
+            RankReport(1, {name: 7}, {(name, 6): {}}, groups=groups),
         ]
     )
     assert made.first == {name: 7}
@@ -101,9 +101,9 @@ def test_only_the_members_of_a_group_count():
 def test_a_report_travels_as_bytes():
     for each in reports((4, {3: {1, 2}}), (0, {}), (70_000, {69_999: set()})):
         full = replace(each, since=3, late={(NAME, 3): "too late"}, failed={(NAME, 2): "too late, before"})
-        assert Report.decode(full.encode()) == full
+        assert RankReport.decode(full.encode()) == full
     for each in of_round_3(({1: 64, 3: 1 << 40}, {2, 5}), ({}, set())):
-        assert Report.decode(each.encode()) == each
+        assert RankReport.decode(each.encode()) == each
 
 
 def test_what_is_late_on_one_rank_fails_on_all():
@@ -136,12 +136,12 @@ def test_what_has_failed_on_one_rank_fails_on_all_even_where_its_result_has_land
 
 
 def test_ranks_go_on_together_or_not_at_all():
-    old = Report(1)
+    old = RankReport(1)
     assert can_go_on([old, old], 2)
     assert can_go_on([old, old], 3), "a view between, in which all went on"
-    assert not can_go_on([Report(3), old], 3), "one has entered, or has missed a view with other workers"
-    assert not can_go_on([Report(2), old], 3), "one was in such a view"
-    assert not can_go_on([Report(3), Report(3)], 3)
+    assert not can_go_on([RankReport(3), old], 3), "one has entered, or has missed a view with other workers"
+    assert not can_go_on([RankReport(2), old], 3), "one was in such a view"
+    assert not can_go_on([RankReport(3), RankReport(3)], 3)
 
 
 LENGTH = 8  # of a partition, in elements

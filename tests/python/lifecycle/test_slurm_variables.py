@@ -17,7 +17,7 @@ import harness
 import pytest
 
 from bps_rdma.errors import InvalidArgumentError
-from bps_rdma.launch import cluster, key_file, slurm, slurm_components
+from bps_rdma.launch import cluster, key_file, slurm
 from bps_rdma.launch.environment import inside_a_job
 
 # What srun of Slurm 22.05 and 24.11 sets for the third of five tasks on two nodes.
@@ -269,7 +269,7 @@ COMPONENTS = {
 
 
 def test_the_variables_of_all_components(home):
-    assert slurm_components.component_variables(COMPONENTS) == {
+    assert slurm.component_variables(COMPONENTS) == {
         "BPS_JOB_ID": "slurm-4711-0",
         "BPS_ROOT_URI": "dpu3",
         "BPS_ROOT_PORT": str(12000 + 4711),
@@ -277,12 +277,12 @@ def test_the_variables_of_all_components(home):
         "BPS_NUM_SERVERS": "2",
         "BPS_SECRET_FILE": str(home / ".config/bps_rdma/secret"),
     }
-    assert slurm_components.component_variables(COMPONENTS, 8)["BPS_NUM_WORKERS"] == "64"
+    assert slurm.component_variables(COMPONENTS, 8)["BPS_NUM_WORKERS"] == "64"
 
 
 def test_a_job_without_components():
     with pytest.raises(InvalidArgumentError, match=r"SLURM_JOB_NODELIST_HET_GROUP_1 is not set.*hetjob"):
-        slurm_components.component_variables({"SLURM_JOB_ID": "1"})
+        slurm.component_variables({"SLURM_JOB_ID": "1"})
 
 
 # ---- Processes

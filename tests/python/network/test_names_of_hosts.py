@@ -90,10 +90,10 @@ def test_servers_beside_the_scheduler(hosts):
 OVER_A_FILE = """
 import os, sys
 import torch.distributed as dist
-from bps_rdma.torch import start
+from bps_rdma.torch import membership
 import numpy as np, bps_rdma as bps
 rank = int(sys.argv[2])
-start.init_from_store(dist.FileStore(sys.argv[1], 2), rank, 2, {})
+membership.init_from_store(dist.FileStore(sys.argv[1], 2), rank, 2, {})
 for n in (10, 1_000_000):
     total = bps.push_pull(np.full(n, rank + 1, np.float32), average=False, name=f"x{n}")
     assert (total == 3).all()

@@ -79,7 +79,7 @@ def test_imports_form_no_circle():
 
 
 # Starts torch's process groups; moves its tensors, where ray.util.collective is given some.
-WITH_TORCH = ("bps_rdma.ray.train", "bps_rdma.ray.moves")
+WITH_TORCH = ("bps_rdma.ray.train", "bps_rdma.ray.collective")
 
 
 def test_the_core_of_the_package_knows_no_framework():
@@ -103,7 +103,13 @@ def test_the_layer_that_moves_tensors_stands_below_all_others():
 def test_the_library_stands_below_its_tools():
     """`import bps_rdma` loads no tool. The launcher and Ray's jobs ask `inspection` what a job waits for."""
     trees = modules()
-    asked = {"bps_rdma.cli", "bps_rdma.bench", "bps_rdma.scale_model", "bps_rdma.launch.run", "bps_rdma.ray.states"}
+    asked = {
+        "bps_rdma.cli",
+        "bps_rdma.bench",
+        "bps_rdma.scale_model",
+        "bps_rdma.launch.run",
+        "bps_rdma.ray.supervision",
+    }
     for name, tree in trees.items():
         if not name.startswith("bps_rdma.tools") and name not in asked:
             assert not {one for one in imported(tree, set(trees)) if one.startswith("bps_rdma.tools")}, name

@@ -13,6 +13,7 @@ import os
 import secrets
 import socket
 import weakref
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,6 @@ from bps_rdma import Group, _core, job
 from bps_rdma.errors import BpsError, DeadlineError, InvalidArgumentError
 from bps_rdma.settings import config_with
 from bps_rdma.torch import rendezvous
-from bps_rdma.torch.names import Names
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -226,3 +226,19 @@ def group_of(group: AnyGroup) -> Group | None:
     if found is None:
         found = ours[group.group_name] = bps_rdma.new_group(ranks, name=f"torch {group.group_name}")
     return found
+
+
+class Names:
+    """The names given out in one job."""
+
+    outlives_view = True  # what has them stays
+
+    def __init__(self) -> None:
+        self.given: Counter[str] = Counter()
+
+
+def unique(prefix: str) -> str:
+    """A name that nothing else in the job has: "ddp 0", "ddp 1", "ddp 2", ..."""
+    given = job.current().part(Names).given
+    given[prefix] += 1
+    return f"{prefix} {given[prefix] - 1}"

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 
 from bps_rdma import _core, arrays
+from bps_rdma.exact import UnroundedSums
 from bps_rdma.torch import transfer
-from bps_rdma.torch.units import Bucket, Place, Sent, Unit
-from bps_rdma.unrounded import UnroundedSums
+from bps_rdma.torch.units import Bucket, IndexedParameter, Sent, Unit
 
 
 class Accumulation:
@@ -29,7 +29,7 @@ class Accumulation:
         sent: the dtype in which gradients are sent; each pass's gradient is converted to it.
     """
 
-    def __init__(self, place: Place, sent: Sent) -> None:
+    def __init__(self, place: IndexedParameter, sent: Sent) -> None:
         self._parameter = place.parameter
         self._wire = sent.compressor.wire_dtype(place.parameter.dtype)
         self._sum: _core.ExactAccumulator | None = None
@@ -111,7 +111,7 @@ class UnroundedUnit:
     Behind the sums of a bucket's parameters stands one element for each: 1 where this rank has a gradient.
     """
 
-    def __init__(self, unit: Unit, accumulations: dict[Place, Accumulation], sent: Sent) -> None:
+    def __init__(self, unit: Unit, accumulations: dict[IndexedParameter, Accumulation], sent: Sent) -> None:
         self.places = list(unit.places)
         self.priority = unit.priority
         self._name = f"{unit.name}.unrounded"
@@ -159,6 +159,6 @@ class UnroundedUnit:
         means, self._means = self._means, []
         return means[0] if means else None
 
-    def unused_everywhere(self) -> list[Place]:
+    def unused_everywhere(self) -> list[IndexedParameter]:
         """Parameters for which no rank had a gradient in the last pass."""
         return [place for place, used in zip(self.places, self._flags, strict=False) if used == 0]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gives an optimizer another base class, without a copy of its state; removes hooks."""
+"""What the wrappers of optimizers share: another base class without a copy of the state, and steps of GradScaler."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import torch
@@ -43,3 +43,26 @@ def remove_hooks(hooks: Iterable[Any]) -> None:
     """Removes hooks, given what their registration returned."""
     for hook in hooks:
         hook.remove()
+
+
+def scaled_step(asked: Any, step: Callable[[], Any], parameters: Iterable[torch.Tensor]) -> Any:
+    """Makes the step under torch's GradScaler, with gradients without their scale; no step where an infinity was found.
+
+    The scaler leaves the step of an ordinary optimizer out. Ranks that train alone and count their steps would then
+    meet in different ones. The scaler calls an optimizer with `_step_supports_amp_scaling` in any case, and that one
+    finds `grad_scale` and `found_inf` among its attributes.
+
+    Args:
+        asked: what the scaler called.
+        step: makes the step.
+        parameters: whose gradients are used.
+    """
+    found, scale = getattr(asked, "found_inf", None), getattr(asked, "grad_scale", None)
+    if found is not None and bool(found):
+        return None
+    if scale is not None:
+        for parameter in parameters:
+            if parameter.grad is not None:
+                parameter.grad.div_(scale.to(parameter.grad.device))
+        asked.grad_scale = None  # not once more, by an optimizer that knows of scales
+    return step()

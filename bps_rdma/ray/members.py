@@ -7,19 +7,21 @@ All actors exist before any of them is told who it is: the addresses in the iden
 from __future__ import annotations
 
 import contextlib
+import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
 import ray
+import ray.util.client
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from bps_rdma.ray.actors import Helper, Rank, Whereabouts
-from bps_rdma.ray.environment import Address, Identity
-from bps_rdma.ray.errors import Failure, StartError
-from bps_rdma.ray.placement import Place, Placement, Shape, addresses
+from bps_rdma.ray.actors import HelperActor, RankActor, Whereabouts
+from bps_rdma.ray.errors import Failure, JobFailedError, Kind, StartError
+from bps_rdma.ray.placement import Address, Identity, JobShape, MemberPlace, Placement, addresses
 
 
 @dataclass
@@ -39,17 +41,17 @@ class Actor:
         return f"pid {self.at.pid} on {self.at.host}"
 
 
-class Group:
-    """The members of one attempt; use as `with Group(...) as group:`, at whose end all of them are killed."""
+class Members:
+    """The members of one attempt; use as `with Members(...) as members:`, at whose end all of them are killed."""
 
-    def __init__(self, shape: Shape, placement: Placement, env: Mapping[str, str], runtime_env: Any) -> None:
+    def __init__(self, shape: JobShape, placement: Placement, env: Mapping[str, str], runtime_env: Any) -> None:
         """Start the actors. `env` is there before their interpreters start."""
         self._placement = placement
         self._shape = shape
         inherited = dict(runtime_env or {})
         variables = {**inherited.get("env_vars", {}), **env}
         self.runtime_env = {**inherited, "env_vars": variables} if variables else inherited or None
-        # With BPS_SCHEDULER_PATIENCE=0 members end with their scheduler: see environment.adopt().
+        # With BPS_SCHEDULER_PATIENCE=0 members end with their scheduler: see placement.adopt().
         self.waits_for_schedulers = variables.get("BPS_SCHEDULER_PATIENCE", "30").strip() not in ("0", "0.0")
         self.ranks: list[Actor] = []
         self.servers: list[Actor] = []
@@ -58,17 +60,17 @@ class Group:
         self._run_of_scheduler: Any = None  # the future of what another scheduler must know
         try:
             for place in placement.ranks:
-                self.ranks.append(self._start(Rank, f"rank {place.rank}", place, shape.rank_resources))
+                self.ranks.append(self._start(RankActor, f"rank {place.rank}", place, shape.rank_resources))
             for number, one in enumerate(placement.servers):
-                self.servers.append(self._start(Helper, f"server {number}", one, shape.server_resources))
+                self.servers.append(self._start(HelperActor, f"server {number}", one, shape.server_resources))
             if shape.has_scheduler:
                 beside = [*placement.servers, *placement.ranks][0]
-                self.scheduler = self._start(Helper, "scheduler", beside, {})
+                self.scheduler = self._start(HelperActor, "scheduler", beside, {})
         except BaseException:
             self.kill()
             raise
 
-    def _start(self, kind: type, label: str, place: Place, resources: Mapping[str, float]) -> Actor:
+    def _start(self, kind: type, label: str, place: MemberPlace, resources: Mapping[str, float]) -> Actor:
         rest = dict(resources)
         options: dict[str, Any] = {
             "num_cpus": rest.pop("CPU", 0), "num_gpus": rest.pop("GPU", 0), "resources": rest or None,
@@ -131,17 +133,17 @@ class Group:
         if lost in self.ranks:
             number = self.ranks.index(lost)
             place = self._placement.ranks[number]
-            actor = self._start(Rank, lost.label, place, self._shape.rank_resources)
+            actor = self._start(RankActor, lost.label, place, self._shape.rank_resources)
             actor.handle.adopt.remote(self._identity.rank(place))
             self.ranks[number] = actor
             return actor.handle.run.remote(pickled), actor
         if lost is self.scheduler:
             beside = [*self._placement.servers, *self._placement.ranks][0]
-            self.scheduler = self._start(Helper, lost.label, beside, {})
+            self.scheduler = self._start(HelperActor, lost.label, beside, {})
             self.scheduler.handle.adopt.remote(self._identity.server())
             return self._serve(self.scheduler), self.scheduler
         number = self.servers.index(lost)
-        actor = self._start(Helper, lost.label, self._placement.servers[number], self._shape.server_resources)
+        actor = self._start(HelperActor, lost.label, self._placement.servers[number], self._shape.server_resources)
         actor.handle.adopt.remote(self._identity.server())
         self.servers[number] = actor
         return self._serve(actor), actor
@@ -153,7 +155,7 @@ class Group:
                 ray.kill(actor.handle, no_restart=True)
         self._placement.release()
 
-    def __enter__(self) -> Group:
+    def __enter__(self) -> Members:
         return self
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
@@ -197,3 +199,55 @@ def _reason(error: BaseException) -> tuple[str, str]:
         return because[0].partition(". ")[0], hint
     hint = "bps_rdma and what it needs must be importable by the Python of every node"
     return (named or lines or [type(error).__name__])[-1], hint
+
+
+_NODE_ANSWERS_S = 2.0
+# How a connection of HTTP/2 begins: the preface, and an empty frame of settings. A server answers with its settings.
+_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
+
+
+def silent_nodes(actors: Iterable[Actor], error: JobFailedError | None) -> set[str]:
+    """Nodes of the job whose raylet does not answer.
+
+    The raylet is asked itself, by the port through which drivers get workers from it: a task would need a new process
+    there, which takes seconds where it is busy. A driver outside the cluster (ray://) cannot ask.
+
+    Args:
+        actors: of the attempt that failed.
+        error: how; nodes of which a member has just raised by itself are not asked. None: all are.
+    """
+    if ray.util.client.ray.is_connected():
+        return set()
+    spoke = (
+        {failure.member for failure in error.failures if failure.kind is not Kind.DIED} if error is not None else set()
+    )
+    answered = {actor.node for actor in actors if actor.label in spoke} | {ray.get_runtime_context().get_node_id()}
+    asked = {actor.node for actor in actors} - answered
+    ports = {
+        node["NodeID"]: (str(node["NodeManagerAddress"]), int(node["NodeManagerPort"]))
+        for node in ray.nodes()
+        if node["Alive"] and node["NodeID"] in asked
+    }
+    if not ports:
+        return set()
+    with ThreadPoolExecutor(len(ports)) as pool:
+        found = list(pool.map(_answers, ports.values()))
+    return {node for node, answers in zip(ports, found, strict=True) if not answers}
+
+
+def answers(actor: Actor) -> bool:
+    """Whether the node of an actor is alive, as far as can be known."""
+    known = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+    return actor.node in known and not silent_nodes([actor], None)
+
+
+def _answers(address: tuple[str, int]) -> bool:
+    """Whether a raylet is there and runs. One that wants TLS closes the connection, which is an answer, too."""
+    try:
+        with socket.create_connection(address, _NODE_ANSWERS_S) as connection:
+            connection.settimeout(_NODE_ANSWERS_S)
+            connection.sendall(_GREETING)
+            connection.recv(1)
+    except OSError:
+        return False
+    return True
