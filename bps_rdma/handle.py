@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterable
 from typing import Any
 
+from bps_rdma import _core
 from bps_rdma._core import Handle, PreparedOperation
 from bps_rdma.errors import UnknownHandleError
 
@@ -54,6 +55,9 @@ def awaiting(handle: Handle | PreparedOperation | PythonHandle) -> Generator[Any
         finally:
             loop.remove_reader(fd)
     return handle.wait()
+
+
+_core.register_awaiting(awaiting)
 
 
 AnyHandle = Handle | PreparedOperation | PythonHandle

@@ -298,6 +298,9 @@ def rebound(process: _core.Process, tensor: _core.Tensor) -> tuple[_core.Process
     return job.process, found
 
 
+_core.register_view_hooks(note_view_end=note_view_end, resume=resume, rebound=rebound)
+
+
 def surviving(call: Callable[[], T]) -> T:
     """The result of a call that has no effect when it raises RoundAbortedError: repeated if only servers were lost."""
     while True:

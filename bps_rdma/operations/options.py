@@ -12,7 +12,7 @@ from bps_rdma.group import Group
 
 ReduceOp = _core.ReduceOp
 ReduceName = Literal["sum", "average", "min", "max", "product"]
-SUM, AVERAGE = ReduceOp.sum, ReduceOp.average  # looked up once: an attribute of a pybind11 enum costs a call
+SUM, AVERAGE = ReduceOp.sum, ReduceOp.average  # looked up once: an attribute of an enum costs a call
 
 
 class OperationOptions(NamedTuple):  # immutable like a frozen dataclass, and made in a third of its time

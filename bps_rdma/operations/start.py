@@ -19,7 +19,7 @@ from bps_rdma.running_job import Job
 Handle = _core.Handle
 Kind = _core.Kind
 _NOBODY = (1 << 32) - 1  # as a root
-_PUSH_PULL, _BOOL = Kind.push_pull, arrays.Dtype.bool  # looked up once: an attribute of a pybind11 enum costs a call
+_PUSH_PULL, _BOOL = Kind.push_pull, arrays.Dtype.bool  # looked up once: an attribute of an enum costs a call
 
 
 class Described(NamedTuple):

@@ -14,6 +14,7 @@ PYBIND11_MODULE(_core, module, pybind11::mod_gil_not_used()) {
   // It is the first one that this package registers, and so the last one to be called.
   pybind11::module_::import("atexit").attr("register")(pybind11::cpp_function(&bps::python::AwayFromPython::end));
   bps::python::bind_errors(module);
+  bps::python::bind_hooks(module);
   bps::python::bind_config(module);
   bps::python::bind_compress(module);
   bps::python::bind_doctor(module);

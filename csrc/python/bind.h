@@ -3,6 +3,8 @@
 
 #include <pybind11/pybind11.h>
 
+#include "python/enums.h"  // in every file that converts one, or their conversions would differ
+
 namespace bps::python {
 
 void bind_errors(pybind11::module_& module);
@@ -12,6 +14,7 @@ void bind_doctor(pybind11::module_& module);
 void bind_exact(pybind11::module_& module);
 void bind_inspection(pybind11::module_& module);
 void bind_handle(pybind11::module_& module);
+void bind_hooks(pybind11::module_& module);
 void bind_memory(pybind11::module_& module);
 void bind_prepared(pybind11::module_& module);
 void bind_process(pybind11::module_& module);

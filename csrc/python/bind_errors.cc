@@ -2,6 +2,7 @@
 // Error becomes the class of bps_rdma.errors that stands for its code, with .hint set.
 #include "core/error.h"
 #include "python/bind.h"
+#include "python/hooks.h"
 #include "python/interruptible.h"
 
 namespace py = pybind11;
@@ -39,7 +40,7 @@ void bind_errors(py::module_&) {
       const py::object type = py::module_::import("bps_rdma.errors").attr(class_of(error.code()));
       const py::object value = type(error.what(), error.hint());
       // From here on the caller knows.
-      if (error.code() == ErrorCode::kRoundAborted) py::module_::import("bps_rdma.job").attr("note_view_end")();
+      if (error.code() == ErrorCode::kRoundAborted) hooks().note_view_end();
       PyErr_SetObject(type.ptr(), value.ptr());
     }
   });

@@ -3,6 +3,7 @@
 #include "python/handle.h"
 
 #include "python/bind.h"
+#include "python/hooks.h"
 
 namespace py = pybind11;
 
@@ -56,8 +57,7 @@ void bind_handle(py::module_& module) {
            "Raises:\n"
            "    UnknownHandleError: the result has been taken before.\n"
            "    PeerLostError, DeadlineError, MismatchError, ...: what became of the operation.")
-      .def("__await__",
-           [](const py::object& self) { return py::module_::import("bps_rdma.handle").attr("awaiting")(self); })
+      .def("__await__", [](const py::object& self) { return hooks().awaiting(self); })
       .def("completion_fd", &Handle::completion_fd, "Readable once the operation is over.")
       .def_property_readonly("taken", &Handle::taken, "Whether the result has been taken.")
       .def("__repr__", &Handle::describe);

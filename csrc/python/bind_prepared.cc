@@ -9,6 +9,7 @@
 #include "node/process.h"
 #include "python/bind.h"
 #include "python/blocks.h"
+#include "python/hooks.h"
 #include "python/interruptible.h"
 #include "python/pending.h"
 #include "python/prepared.h"
@@ -69,7 +70,7 @@ void Prepared::launch(bool awaited) {
 bool Prepared::follow(const Error& error) {
   if (!process_->two_phase()) return false;
   if (error.code() != ErrorCode::kRoundAborted && error.code() != ErrorCode::kNotInitialized) return false;
-  py::object next = py::module_::import("bps_rdma.job").attr("rebound")(description_.process, prepared_.tensor);
+  py::object next = hooks().rebound(description_.process, prepared_.tensor);
   if (next.is_none()) return false;
   const auto [process, tensor] = next.cast<std::pair<py::object, std::shared_ptr<worker::Tensor>>>();
   description_.process = process;
@@ -187,8 +188,7 @@ void bind_prepared(py::module_& module) {
            "    UnknownHandleError: it has not been started, or was waited for.\n"
            "    PeerLostError, DeadlineError, MismatchError, ...: what became of it.")
       .def("done", &Prepared::done, "Whether nothing of it is in progress.")
-      .def("__await__",
-           [](const py::object& self) { return py::module_::import("bps_rdma.handle").attr("awaiting")(self); })
+      .def("__await__", [](const py::object& self) { return hooks().awaiting(self); })
       .def("completion_fd", &Prepared::completion_fd, "Readable once the operation is over.")
       .def_property_readonly("taken", &Prepared::taken, "Whether there is nothing to wait for.")
       .def("__repr__", [](const Prepared& self) { return "<PreparedOperation: " + self.describe() + ">"; });

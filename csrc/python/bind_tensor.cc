@@ -13,32 +13,39 @@ namespace py = pybind11;
 namespace bps::python {
 
 void bind_tensor(py::module_& module) {
-  py::enum_<Dtype>(module, "Dtype")
-      .value("float32", Dtype::kFloat32)
-      .value("float64", Dtype::kFloat64)
-      .value("float16", Dtype::kFloat16)
-      .value("bfloat16", Dtype::kBfloat16)
-      .value("uint8", Dtype::kUint8)
-      .value("int8", Dtype::kInt8)
-      .value("int32", Dtype::kInt32)
-      .value("int64", Dtype::kInt64)
-      .value("bool", Dtype::kBool);
-  py::enum_<ReduceOp>(module, "ReduceOp")
-      .value("sum", ReduceOp::kSum)
-      .value("average", ReduceOp::kAverage)
-      .value("min", ReduceOp::kMin)
-      .value("max", ReduceOp::kMax)
-      .value("product", ReduceOp::kProduct);  // exact ones follow from how a tensor was declared
-  py::enum_<tensor::OperationKind>(module, "Kind")
-      .value("push_pull", tensor::OperationKind::kPushPull)
-      .value("reduce_scatter", tensor::OperationKind::kReduceScatter)
-      .value("all_gather", tensor::OperationKind::kAllGather)
-      .value("broadcast", tensor::OperationKind::kBroadcast)
-      .value("split", tensor::OperationKind::kSplit)
-      .value("store", tensor::OperationKind::kStore)
-      .value("accumulate", tensor::OperationKind::kAccumulate)
-      .value("read_feedback", tensor::OperationKind::kReadFeedback)
-      .value("write_feedback", tensor::OperationKind::kWriteFeedback);
+  bind_enum<Dtype>(module, "Dtype",
+                   {
+                       {"float32", Dtype::kFloat32},
+                       {"float64", Dtype::kFloat64},
+                       {"float16", Dtype::kFloat16},
+                       {"bfloat16", Dtype::kBfloat16},
+                       {"uint8", Dtype::kUint8},
+                       {"int8", Dtype::kInt8},
+                       {"int32", Dtype::kInt32},
+                       {"int64", Dtype::kInt64},
+                       {"bool", Dtype::kBool},
+                   });
+  // Exact sums have no member: they follow from how a tensor was declared.
+  bind_enum<ReduceOp>(module, "ReduceOp",
+                      {
+                          {"sum", ReduceOp::kSum},
+                          {"average", ReduceOp::kAverage},
+                          {"min", ReduceOp::kMin},
+                          {"max", ReduceOp::kMax},
+                          {"product", ReduceOp::kProduct},
+                      });
+  bind_enum<tensor::OperationKind>(module, "Kind",
+                                   {
+                                       {"push_pull", tensor::OperationKind::kPushPull},
+                                       {"reduce_scatter", tensor::OperationKind::kReduceScatter},
+                                       {"all_gather", tensor::OperationKind::kAllGather},
+                                       {"broadcast", tensor::OperationKind::kBroadcast},
+                                       {"split", tensor::OperationKind::kSplit},
+                                       {"store", tensor::OperationKind::kStore},
+                                       {"accumulate", tensor::OperationKind::kAccumulate},
+                                       {"read_feedback", tensor::OperationKind::kReadFeedback},
+                                       {"write_feedback", tensor::OperationKind::kWriteFeedback},
+                                   });
 
   module.def("make_key", &tensor::make_key, py::arg("tensor"), py::arg("partition"));
   module.def("djb2", &tensor::djb2, py::arg("key"));

@@ -6,6 +6,7 @@
 
 #include "compress/codec_call.h"
 #include "core/fork.h"
+#include "python/hooks.h"
 #include "python/interruptible.h"
 
 namespace py = pybind11;
@@ -88,7 +89,7 @@ void wait_for(worker::Operation& operation, bool abandons) {
 void settle(worker::Operation& operation, bool abandons) {
   wait_for(operation, abandons);
   if (!operation.is_suspended()) return;
-  if (operation.suspension().resumption() == Resumption::kNone) py::module_::import("bps_rdma.job").attr("resume")();
+  if (operation.suspension().resumption() == Resumption::kNone) hooks().resume();
   if (const auto next = operation.suspension().continued_by()) settle(*next, abandons);
 }
 
