@@ -26,6 +26,7 @@ from bps_rdma.torch.membership import AnyGroup, init, resume, suspend
 from bps_rdma.torch.ops import push_pull, push_pull_async_inplace
 from bps_rdma.torch.optimizer import DistributedOptimizer, SynchronousOptimizer
 from bps_rdma.torch.parameters import names_of
+from bps_rdma.torch.synchronizer import SynchronizerOptions
 from bps_rdma.torch.units import IndexedParameter
 from bps_rdma.torch.wrapped import WrappedOptimizer
 from bps_rdma.torch.wrapping import rebase
@@ -93,7 +94,7 @@ def CrossBarrier(  # noqa: N802
         raise InvalidArgumentError("LBFGS cannot step on single parameters", "use DistributedOptimizer")
     membership.init()
     named = names_of(optimizer, list(model.named_parameters()) if named_parameters is None else named_parameters)
-    arguments = {
+    arguments: SynchronizerOptions = {
         "strategy": "overlap", "compression": compressor_of(compression, exact), "group": membership.group_of(group),
     }  # fmt: skip
     if job.current().may_lose_members:

@@ -23,7 +23,7 @@ from bps_rdma.torch.checks import check_module
 from bps_rdma.torch.compression import AnyCompression, Compression, compressor_of
 from bps_rdma.torch.membership import AnyGroup
 from bps_rdma.torch.plan import StrategyName
-from bps_rdma.torch.synchronizer import GradientSynchronizer
+from bps_rdma.torch.synchronizer import GradientSynchronizer, SynchronizerOptions
 from bps_rdma.torch.trained import Named, ParametersOf, TrainedParameters
 from bps_rdma.torch.units import IndexedParameter
 
@@ -82,7 +82,7 @@ class DistributedDataParallel(torch.nn.Module):
         membership.init()
         self.module = module
         self.require_backward_grad_sync = True
-        self._arguments: dict[str, Any] = {
+        self._arguments: SynchronizerOptions = {
             "strategy": strategy,
             "bucket_mb": bucket_mb,
             "compression": compressor_of(compression, exact),
@@ -280,5 +280,5 @@ _OWN = frozenset(
 )
 
 
-def _maker(arguments: dict[str, Any]) -> Callable[[Named, str], GradientSynchronizer]:
+def _maker(arguments: SynchronizerOptions) -> Callable[[Named, str], GradientSynchronizer]:
     return lambda named, prefix: GradientSynchronizer(named, prefix, **arguments)

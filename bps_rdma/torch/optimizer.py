@@ -21,6 +21,7 @@ from bps_rdma.torch.compression import AnyCompression, Compression, compressor_o
 from bps_rdma.torch.membership import AnyGroup
 from bps_rdma.torch.parameters import FixedParameters, names_of
 from bps_rdma.torch.plan import StrategyName
+from bps_rdma.torch.synchronizer import SynchronizerOptions
 from bps_rdma.torch.wrapped import WrappedOptimizer
 from bps_rdma.torch.wrapping import rebase
 
@@ -80,7 +81,7 @@ def DistributedOptimizer(  # noqa: N802
         kept._begin(FixedParameters(optimizer, named), ours)
         return kept
     result = rebase(optimizer, SynchronousOptimizer)
-    arguments = {
+    arguments: SynchronizerOptions = {
         "strategy": strategy, "bucket_mb": bucket_mb, "compression": compressor_of(compression, exact), "group": ours,
     }  # fmt: skip
     result._bps_begin(named, backward_passes_per_step, arguments)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 import torch
@@ -34,6 +34,17 @@ from bps_rdma.torch.plan import StrategyName, strategy_of, units_of
 from bps_rdma.torch.units import IndexedParameter, Sent, Single, Unit
 
 
+class SynchronizerOptions(TypedDict, total=False):
+    """The keywords of GradientSynchronizer, for those that make one anew when other parameters are trained."""
+
+    strategy: StrategyName
+    bucket_mb: float
+    compression: Compressor
+    group: Group | None
+    find_unused: bool
+    accumulates: bool | None
+
+
 class GradientSynchronizer:
     """Averages gradients of the given parameters.
 
@@ -47,7 +58,7 @@ class GradientSynchronizer:
         find_unused: leave parameters that no rank used without a gradient; without buckets, and where they are
             compressed, this needs one small operation per pass. False: such parameters get zeros there.
         accumulates: where sums are exact, whether gradients of several backward passes are added before they are sent,
-            on all ranks; None: the ranks tell each other in each pass, by one small operation. See unrounded.py.
+            on all ranks; None: the ranks tell each other in each pass, by one small operation. See accumulation.py.
 
     Raises:
         InvalidTensorError: a parameter's dtype, layout or device is not supported; names it.

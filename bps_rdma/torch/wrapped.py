@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from bps_rdma.torch.backward import EndOfBackward
-from bps_rdma.torch.synchronizer import GradientSynchronizer
+from bps_rdma.torch.synchronizer import GradientSynchronizer, SynchronizerOptions
 from bps_rdma.torch.trained import Named, TrainedParameters
 from bps_rdma.torch.wrapping import new_instance
 
@@ -25,13 +25,13 @@ class WrappedOptimizer(torch.optim.Optimizer):
 
     _bps_kind = ""
     _bps_names: dict[torch.nn.Parameter, str]
-    _bps_arguments: dict[str, Any]  # of GradientSynchronizer
+    _bps_arguments: SynchronizerOptions
     _bps_passes: int  # backward passes per step
     _bps_left: dict[torch.nn.Parameter, int]  # how many of them are still to come, where some have been
     _bps_trained: TrainedParameters
     _bps_end: EndOfBackward
 
-    def _bps_begin(self, named: Named, passes: int, arguments: dict[str, Any]) -> None:
+    def _bps_begin(self, named: Named, passes: int, arguments: SynchronizerOptions) -> None:
         self._bps_names = {parameter: name for name, parameter in named}
         self._bps_passes = passes
         self._bps_arguments = {**arguments, "accumulates": passes > 1}
@@ -116,5 +116,5 @@ class WrappedOptimizer(torch.optim.Optimizer):
             self._bps_trained.watch(self._bps_parameters())
 
 
-def _maker(arguments: dict[str, Any]) -> Callable[[Named, str], GradientSynchronizer]:
+def _maker(arguments: SynchronizerOptions) -> Callable[[Named, str], GradientSynchronizer]:
     return lambda named, prefix: GradientSynchronizer(named, prefix, **arguments)
