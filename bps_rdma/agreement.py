@@ -55,6 +55,10 @@ def _whole_numbers(ranks: Iterable[int]) -> list[int]:
 def barrier(group: Group | None = None, timeout: float | None = None) -> None:
     """Waits until every rank of the group has called it.
 
+    Args:
+        group: the ranks that wait for each other; None: all workers.
+        timeout: seconds; default BPS_TIMEOUT.
+
     Raises:
         DeadlineError: after `timeout` seconds (default: BPS_TIMEOUT); names the missing ranks.
         PeerLostError: a rank of the group was lost.
@@ -94,7 +98,7 @@ def commit(group: Group | None = None, timeout: float | None = None) -> None:
 
 
 def group_of(job: Job, group: Group | None) -> Group:
-    """The group that is passed as an argument; None: all workers."""
+    """Returns the group that a caller has passed; None means all workers."""
     if group is None:
         return job.world
     if not isinstance(group, Group) or job.groups.get(group.id) != group:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which argument of a refused call has a wrong type.
+"""Names the argument of a refused call that has a wrong type.
 
 The core checks the types of what it is called with, and refuses with the TypeError of its binding, which describes the
 binding and not the caller's mistake. It is asked for only then, so that calls with proper arguments pay nothing.
@@ -40,7 +40,7 @@ def whole(value: object) -> int | None:
 
 
 def truth(name: str, value: object) -> bool:
-    """What True and False, those of numpy, 1 and 0 say; InvalidArgumentError for anything else."""
+    """The truth value of True, False, numpy's booleans, 1 or 0. Raises InvalidArgumentError for anything else."""
     try:
         known = value in (0, 1)
     except ValueError:  # an array of several elements

@@ -150,7 +150,7 @@ def _describe_numpy(array: np.ndarray[Any, Any], writable: bool) -> Memory:
 
 
 def describe_torch(tensor: Any, *, keep: Any) -> Memory:
-    """As describe(), for a torch tensor; the description keeps `keep` alive."""
+    """Describes a torch tensor as describe() does; the description keeps `keep` alive."""
     dtype = _core_dtype(tensor.dtype)
     if not tensor.is_cpu:
         raise InvalidTensorError(f"the tensor is on {tensor.device}", "move it to the CPU first: tensor.cpu()")
@@ -182,7 +182,7 @@ def empty(shape: int | Sequence[int], dtype: Any = "float32") -> np.ndarray[Any,
     that matters. To share an array with child processes, use multiprocessing.shared_memory.
 
     Raises:
-        InvalidArgumentError: `shape` is none.
+        InvalidArgumentError: `shape` is no shape.
         InvalidTensorError: `dtype` is not supported.
         TransportError: there is not enough shared memory.
     """

@@ -38,7 +38,7 @@ app = typer.Typer(
     epilog="`bps COMMAND --help` has examples of each command, and its exit status.",
     pretty_exceptions_enable=False, rich_markup_mode=None, no_args_is_help=True,
 )  # fmt: skip
-# What follows belongs to a program whose options this one does not know.
+# The words that follow belong to a program whose options this one does not know.
 _PASS_ON = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
 
 

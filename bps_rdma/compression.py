@@ -53,7 +53,7 @@ class Codec:
         return code
 
     def decode(self, code: bytes, elements: int) -> npt.NDArray[np.float32]:
-        """What the others get: so many elements, flat.
+        """Returns the values that the other ranks get: `elements` of them, flat.
 
         Raises:
             InvalidArgumentError: no array of this length has such a code, or the function of a method that is written
@@ -82,7 +82,7 @@ def register(
             arguments must give equal codes. A code of n elements has ceil(n / block) * block_bytes bytes.
         decode: decode(code, elements): what a code, a uint8 array, stands for, as so many float32.
         block: elements.
-        block_bytes: bytes of the code of each block, of which the last one may have fewer elements.
+        block_bytes: bytes of the code of each block. The last block may have fewer elements.
 
     Neither may call bps_rdma: that raises InvalidArgumentError within it, because the call would wait for the loop that
     runs the function. What they raise is reported by sys.unraisablehook, with its traceback, and the operation raises

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the job of this process has done, and what it is doing."""
+"""Counters and reports: they say what the job of this process has done, and what it is doing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def metrics() -> dict[str, Any]:
 
 
 def dump() -> dict[str, Any]:
-    """What this process is doing, and what it waits for. `bps dump` collects this of all processes of a job.
+    """Reports what this process is doing and what it waits for. `bps dump` collects the reports of a whole job.
 
     Returns:
         A dictionary. "operations" has an entry for each partition that is not finished on this rank: the "operation"
@@ -38,7 +38,7 @@ def dump() -> dict[str, Any]:
 
 
 def get_pushpull_speed() -> tuple[int, float]:
-    """(milliseconds since the epoch, MB/s of tensors finished since the last call or since init())."""
+    """Returns (milliseconds since the epoch, MB/s of tensors finished since the last call or since init())."""
     job = current()
     now = time.monotonic()
     done = asked(lambda process: dict(process.metrics()))["operation_bytes"]

@@ -33,7 +33,7 @@ class ExactSum:
             total.add(gradient_of(batch))
         mean = total.push_pull(divisor=all_batches_of_all_ranks)
 
-    It takes 8 bytes per element, and sends 8 bytes per element, whatever the dtype.
+    It takes 8 bytes per element, and sends 8 bytes per element, with every dtype.
 
     Args:
         like: an array of the shape and dtype that will be added: float32, float64, float16 or bfloat16, on the CPU.
@@ -168,7 +168,7 @@ class UnroundedSums:
         handle, self._handle = self._handle, None
         assert handle is not None
         handle.wait()
-        self._beyond = np.flatnonzero(np.isnan(self._sums))  # on any rank, and so the same ones on all
+        self._beyond = np.flatnonzero(np.isnan(self._sums))  # a NaN of any rank is one on all
         if len(self._beyond) > 0:
             self._settle_specials()
         self._parts = self._sum_parts()
@@ -190,7 +190,7 @@ class UnroundedSums:
         return self._sums[self._ends[number] : self._ends[number + 1]]
 
     def _within(self, number: int) -> tuple[list[int], slice]:
-        """Which elements of an accumulator are too long, and where they are in the list of all of them."""
+        """Returns the elements of an accumulator that are too long, and their place in the list of all of them."""
         begin, end = self._ends[number], self._ends[number + 1]
         first, last = np.searchsorted(self._beyond, [begin, end]).tolist()
         return (self._beyond[first:last] - begin).tolist(), slice(first, last)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Packages that only some parts need. Whoever misses one is told the command that installs it."""
+"""Packages that only some parts need. An error about a missing one names the command that installs it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PACKAGES = {
 
 
 def is_installed(module: str) -> bool:
-    """Whether `module` can be imported; it is not imported."""
+    """Returns whether `module` can be imported, without importing it."""
     try:
         return importlib.util.find_spec(module) is not None
     except ModuleNotFoundError:  # a package that it is in

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is under way when a server is lost goes on in the next view (BPS_SERVER_FAILOVER).
+"""Operations that are under way when a server is lost go on in the next view (BPS_SERVER_FAILOVER).
 
 In such a job an answer counts once every member has its own, see kTwoPhase in csrc/tensor/push_header.h. So when a view
 ends, for each byte of an operation that is not complete one of two things is true: some member has the result in its
@@ -38,7 +38,7 @@ class InterruptedOperation:
 
 @dataclass(frozen=True)
 class RankReport:
-    """What one rank tells the others.
+    """A rank's account of its operations, which it tells all others.
 
     Attributes:
         since: the first view from which on it can go on with everything. One that has entered in this view, or lacks a
@@ -61,7 +61,7 @@ class RankReport:
     groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     def encode(self) -> bytes:
-        """As bytes."""
+        """Returns the report as bytes."""
         return json.dumps(
             [
                 self.since,
@@ -76,7 +76,7 @@ class RankReport:
 
     @staticmethod
     def decode(data: bytes) -> RankReport:
-        """The report that encode() has made these bytes of."""
+        """Returns the report that encode() has made these bytes of."""
         since, following, missing, whole, late, failed, groups = json.loads(data)
         return RankReport(
             since,
@@ -91,7 +91,7 @@ class RankReport:
 
 @dataclass(frozen=True)
 class Gift:
-    """What one rank gives the others of the result of a partition.
+    """The part of a partition's result that one rank gives the others.
 
     Attributes:
         rank: who has it.
@@ -104,16 +104,16 @@ class Gift:
 
 @dataclass(frozen=True)
 class Continuation:
-    """What all ranks do, which follows from the reports alone.
+    """The steps of all ranks, which follow from the reports alone.
 
     Attributes:
         first: the first round of each name that some member has not begun: round 0 of the next view.
-        again: what some member has not begun: the others start it once more, as that round.
-        given: first of all, what some members lack of a partition and another one has.
+        again: operations that some member has not begun: the others start them once more, as that round.
+        given: the parts of results that some members lack and another one has. These are given first of all.
         repeated: what every member has begun: the partitions that are summed again, if there are any; of their first
             bytes, which were given, the result is known, and stays.
-        failed: what fails on all ranks, because a deadline has passed on one: why.
-        aborted: what cannot be completed, because the caller of a member was interrupted.
+        failed: operations that fail on all ranks, because a deadline has passed on one, with the reason.
+        aborted: operations that cannot be completed, because the caller of a member was interrupted.
     """
 
     first: dict[Name, int]
@@ -125,7 +125,7 @@ class Continuation:
 
 
 def can_go_on(reports: Sequence[RankReport], epoch: int) -> bool:
-    """Whether what was under way goes on in this view. No rank can tell by itself.
+    """Returns whether operations that were under way go on in this view. No rank can tell by itself.
 
     A scheduler may have died when it had welcomed some ranks to a view and not others; these have seen other views end
     than those.
@@ -134,7 +134,7 @@ def can_go_on(reports: Sequence[RankReport], epoch: int) -> bool:
 
 
 def plan(reports: Sequence[RankReport]) -> Continuation:
-    """What becomes of the interrupted operations, given the reports of all ranks in order."""
+    """Decides what becomes of the interrupted operations, given the reports of all ranks in order."""
     groups = {key: ranks for report in reports for key, ranks in report.groups.items()}
     names = {name for report in reports for name in report.next}
     first = {name: min(reports[rank].next.get(name, 0) for rank in groups[name[0]]) for name in names}
@@ -167,7 +167,7 @@ def plan(reports: Sequence[RankReport]) -> Continuation:
 
 
 def _gift(partition: int, left: Mapping[int, Mapping[int, int]], whole: Mapping[int, frozenset[int]]) -> Gift | None:
-    """What must be known of this partition before it can be summed again, or instead; None: all have equally much."""
+    """Returns the part of a result that must be given before the partition is summed, or instead; None: nothing."""
     for rank, some in whole.items():
         if partition in some:
             return Gift(rank, None)
@@ -179,7 +179,7 @@ def _gift(partition: int, left: Mapping[int, Mapping[int, int]], whole: Mapping[
 
 
 def exchange(process: _core.Process, mine: bytes) -> list[bytes]:
-    """What each rank passes, in order of ranks. Raises RoundAbortedError when this view ends, too."""
+    """Gathers the bytes of every rank, in order of ranks. Raises RoundAbortedError when this view ends, too."""
     sizes = np.zeros(process.workers, np.int64)
     sizes[process.rank] = len(mine)
     _gather(process, "~failover sizes", sizes)
@@ -204,7 +204,7 @@ def _gather(process: _core.Process, name: str, whole: np.ndarray[Any, Any]) -> N
 def give(
     process: _core.Process, made: Continuation, interrupted: Iterable[InterruptedOperation], numbers: Mapping[str, int]
 ) -> None:
-    """Tells those who lack a part of a result that somebody has. From the return on every member has it.
+    """Gives parts of results to the members that lack them. From the return on every member has them.
 
     Args:
         process: this process in the next view.
@@ -246,7 +246,7 @@ def _sum(process: _core.Process, group: int, name: str, array: np.ndarray[Any, A
 
 @dataclass
 class Numbering:
-    """How the names and rounds of a view are called from init() on.
+    """Translates the names and rounds of a view to those that hold from init() on.
 
     Attributes:
         keys: of each group, by its number in this view; the same on all members, in every view.
@@ -271,7 +271,7 @@ class Numbering:
         return self.first.get(self.name_of(tensor), 0) + number
 
     def begun(self, tensor: _core.Tensor) -> int:
-        """How many rounds this rank had begun before this view that count in it, because others had not."""
+        """Counts the rounds that this rank began before this view and that count in it, because others had not."""
         name = self.name_of(tensor)
         return self.next.get(name, 0) - self.first[name] if name in self.first else 0
 

@@ -2,7 +2,7 @@
 """Files in folders that other users may write, as /tmp is; csrc/core/files.h is the same for the native part.
 
 Another user can put something there before, under the name that a process is about to use: a symbolic link to a file of
-this user, a FIFO that holds up whoever opens it, a file of theirs that they read or change later.
+this user, a FIFO that holds up the process that opens it, a file that the other user reads or changes later.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def read_text(path: Path) -> str:
 
 @contextlib.contextmanager
 def replacing(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
-    """A new file, which takes the place of whatever has its name at the end of the block; after an error it is gone."""
+    """A new file, which replaces one of its name at the end of the block; after an error the new file is gone."""
     with _new(path, mode) as (part, out):
         yield out
         out.flush()
@@ -44,7 +44,7 @@ def replacing(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
 
 
 def keep_first(path: Path, content: bytes, mode: int) -> None:
-    """Make a file that appears whole, for other hosts too, unless something has its name already."""
+    """Makes a file that appears whole, for other hosts too, unless something has its name already."""
     with _new(path, mode) as (part, out):
         out.write(content)
         out.flush()

@@ -25,7 +25,7 @@ class PythonHandle(ABC):
 
     @abstractmethod
     def done(self) -> bool:
-        """Whether wait() would return, or raise, at once."""
+        """Returns whether wait() would return or raise at once."""
 
     @abstractmethod
     def completion_fd(self) -> int:
@@ -39,7 +39,7 @@ class PythonHandle(ABC):
 def awaiting(handle: Handle | PreparedOperation | PythonHandle) -> Generator[Any, None, Any]:
     """Implements `await handle`: waits in the running event loop, then takes the result."""
     if not handle.done():
-        import asyncio  # an awaiting caller has it; for all others it would be most of this package's import time
+        import asyncio  # a caller that awaits has it; for all others it would be most of this package's import time
 
         loop = asyncio.get_running_loop()
         woken = loop.create_future()
@@ -64,7 +64,7 @@ AnyHandle = Handle | PreparedOperation | PythonHandle
 
 
 def poll(pending: AnyHandle) -> bool:
-    """Whether the operation is over, with a result or with an error.
+    """Returns whether the operation is over, with a result or with an error. It does not block.
 
     Raises:
         UnknownHandleError: not a handle, or its result has been taken.
@@ -73,7 +73,12 @@ def poll(pending: AnyHandle) -> bool:
 
 
 def synchronize(pending: AnyHandle) -> Any:
-    """Waits for the operation and returns its array; see Handle.wait()."""
+    """Waits for the operation and returns its array.
+
+    Raises:
+        UnknownHandleError: not a handle, or its result has been taken.
+        PeerLostError, DeadlineError, MismatchError, ...: what became of the operation.
+    """
     return _checked(pending).wait()
 
 

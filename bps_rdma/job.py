@@ -72,7 +72,7 @@ def init(**settings: object) -> None:
 
 
 def join(settings: dict[str, object], *, resumes: bool) -> None:
-    """init(); `resumes`: this process has suspended the job, and has its state: those who have not are late."""
+    """Implements init(). `resumes`: this process has suspended the job and has its state; other processes are late."""
     global _job
     change = _begin_change(ends_init=False)
     if change is None:
@@ -98,7 +98,7 @@ def join(settings: dict[str, object], *, resumes: bool) -> None:
 
 
 def _warn_of_agent(config: _core.Config) -> None:
-    """The agent of torchrun ends all ranks when one is lost: none is left for the job to go on with."""
+    """Warns that torchrun's agent ends all ranks when one is lost: none is left for the job to go on with."""
     agent = os.environ.get("TORCHELASTIC_RUN_ID") and config.text("BPS_LOCAL_RANK") in ("", "0")
     if agent and config.integer("BPS_MIN_WORKERS") > 0:
         warnings.warn(
@@ -110,8 +110,8 @@ def _warn_of_agent(config: _core.Config) -> None:
 
 
 def _tell_on_signal() -> None:
-    """SIGUSR1 shows the stacks of all threads, and then, by the native module's handler, what this rank waits for."""
-    if signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL:  # of Python; the native module looks at the system's
+    """Lets SIGUSR1 show the stacks of all threads, and then, by the native module, what this rank waits for."""
+    if signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL:  # Python's handler; the native module looks at the system's
         faulthandler.register(signal.SIGUSR1, file=2, chain=True)
     stacks.show()
 
@@ -120,8 +120,8 @@ def shutdown(timeout: float | None = None) -> None:
     """Leaves the job once all workers do, or after a while. Without a job it has no effect.
 
     Args:
-        timeout: seconds to wait for the other workers; 0: leave at once, which is the loss of this rank to those that
-            still need it. Default: BPS_SHUTDOWN_TIMEOUT.
+        timeout: seconds to wait for the other workers. 0 leaves at once; ranks that still need this one then lose it.
+            Default: BPS_SHUTDOWN_TIMEOUT.
 
     An init() that is in progress ends with NotInitializedError, and so do calls of other threads that still wait.
     """
@@ -135,7 +135,7 @@ def depart(with_it: object = None) -> None:
     process for BPS_SHUTDOWN_TIMEOUT seconds at most.
 
     Args:
-        with_it: what else the others need; it is kept as long.
+        with_it: an object that the others need, too; it is kept as long.
     """
 
     def end(job: Job, seconds: float) -> None:
@@ -148,7 +148,7 @@ def depart(with_it: object = None) -> None:
 
 
 def leave(timeout: float | None, *, suspends: bool = False) -> None:
-    """shutdown(); `suspends`: workers are going to come back, and dedicated servers wait for them."""
+    """Implements shutdown(). `suspends`: workers are going to come back, and dedicated servers wait for them."""
     _leave(timeout, lambda job, seconds: job.process.shutdown(seconds, suspends))
 
 
@@ -177,7 +177,7 @@ def _leave(timeout: float | None, end: Callable[[Job, float], object]) -> None:
 
 
 def note_view_end() -> None:
-    """A RoundAbortedError is about to be raised: this process knows now that the view has ended."""
+    """Notes that this process knows the end of its view: a RoundAbortedError is about to be raised."""
     global _job, _ended
     with _lock:
         if _job is not None and _job.process.view_ended:
@@ -185,7 +185,7 @@ def note_view_end() -> None:
 
 
 def _renewed() -> Job:
-    """The job in its next view, for which it may have to wait until all other ranks come."""
+    """Returns the job in its next view. It may have to wait there until all other ranks come."""
     global _job, _ended
     if _ended is None:
         raise NotInitializedError("bps_rdma is not initialised", "call bps_rdma.init() first")
@@ -213,7 +213,7 @@ def _renewed() -> Job:
 
 
 def _settled(job: Job, change: _Change) -> Job:
-    """The job, or that of a later view, once all its ranks know how they go on."""
+    """Returns the job, or that of a later view, once all its ranks know how they go on."""
     while True:
         try:
             job.go_on()
@@ -227,13 +227,13 @@ def _settled(job: Job, change: _Change) -> Job:
 
 
 def _next_view(before: Job, change: _Change) -> Job:
-    """The job in the view that follows one that has ended; go_on() must follow."""
+    """Returns the job in the view that follows one that has ended; go_on() must follow."""
     kept = before.take_lasting_parts()
     goes_on = False
     try:
         process = _core.Process.renew(before.process, change.stop)
         interrupted = before.take_interrupted()
-        # Other views may have begun and ended meanwhile, of which this process has noticed nothing here.
+        # Other views may have begun and ended meanwhile, without this process.
         old_ranks = {identity: rank for rank, identity in enumerate(before.identities)}
         ranks = {old_ranks[identity]: new for new, identity in enumerate(process.identities) if identity in old_ranks}
         has_same_workers = process.workers == len(ranks) == before.world.size
@@ -264,7 +264,7 @@ def _next_view(before: Job, change: _Change) -> Job:
 
 
 def resume() -> bool:
-    """After the end of a view: goes into the next one, if what was under way can go on there. False: it cannot."""
+    """Goes into the next view after the end of one. Returns False if operations under way cannot go on there."""
     note_view_end()
     job = _job or _ended
     if job is None or not job.process.survives_servers:
@@ -273,7 +273,7 @@ def resume() -> bool:
 
 
 def asked(call: Callable[[_core.Process], T]) -> T:
-    """What this process tells of itself, in the view that it is in by then."""
+    """Returns what `call` reads from this process, in the view that the process is in by then."""
     while True:
         try:
             return call(current().process)
@@ -282,7 +282,7 @@ def asked(call: Callable[[_core.Process], T]) -> T:
 
 
 def rebound(process: _core.Process, tensor: _core.Tensor) -> tuple[_core.Process, _core.Tensor] | None:
-    """What a prepared operation works on now that its view has ended; None: its job has ended, or other workers."""
+    """Finds what a prepared operation works on in the next view. None: the job has ended, or has other workers."""
     note_view_end()
     if not is_initialized():
         return None
@@ -302,7 +302,7 @@ _core.register_view_hooks(note_view_end=note_view_end, resume=resume, rebound=re
 
 
 def surviving(call: Callable[[], T]) -> T:
-    """The result of a call that has no effect when it raises RoundAbortedError: repeated if only servers were lost."""
+    """Repeats a call if only servers were lost. The call must have no effect when it raises RoundAbortedError."""
     while True:
         try:
             return call()
@@ -356,7 +356,7 @@ def report_exception(value: BaseException) -> None:
     """
     job = _job or _ended
     if job is not None:
-        with contextlib.suppress(BaseException):  # whatever goes wrong, the exception itself must be shown
+        with contextlib.suppress(BaseException):  # the exception itself must be shown, even if this fails
             job.process.abort("".join(traceback.format_exception_only(value)).strip()[:_LONGEST_REPORT])
 
 
@@ -364,7 +364,7 @@ _LONGEST_REPORT = 2000  # characters
 
 
 def _after_fork_in_child() -> None:
-    """A forked process is no member of its parent's job."""
+    """Forgets the job: a forked process is no member of its parent's job."""
     global _job, _ended, _change, _lock
     _of_parent.extend(job for job in (_job, _ended) if job is not None)
     _job, _ended, _change, _lock = None, None, None, threading.RLock()
@@ -375,7 +375,7 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def is_initialized() -> bool:
-    """Whether this process is in a job."""
+    """Returns whether this process is in a job."""
     return _job is not None or _ended is not None
 
 

@@ -28,13 +28,13 @@ __all__ = ["Collector"]
 
 
 class Collector(registry.Collector):
-    """What BPS_METRICS_PORT serves, but for the process's own memory and time, which prometheus_client has as well.
+    """The metrics of BPS_METRICS_PORT without those of memory and time, which prometheus_client has as well.
 
     Collects when it is asked, for two seconds at most; nothing before init() and after shutdown(). Any thread may ask.
     """
 
     def describe(self) -> Iterable[Metric]:
-        """No names in advance: which ones there are depends on the role of this process."""
+        """Returns no names in advance: the role of this process decides which ones there are."""
         return ()
 
     def collect(self) -> Iterable[Metric]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a process keeps from init() to shutdown()."""
+"""The state that a process keeps from init() to shutdown()."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from bps_rdma.group import Group
 
 T = TypeVar("T")
 
-_MANY_NAMES = 65536  # of which no model has so many, but a program with other names in each step
-_MOST_FAILED = 256  # that are remembered; another rank is not further behind than that
+_MANY_NAMES = 65536  # no model has so many; a program with other names in each step does
+_MOST_FAILED = 256  # operations that are remembered; no rank is further behind than that
 
 
 class Job:
@@ -33,8 +33,8 @@ class Job:
         self.groups: dict[int, Group] = {0: world}
         self.tensors: dict[tuple[int, str], _core.Tensor] = {}
         self._warned_of_names = False
-        self.epoch = process.epoch  # of the first view from which this rank can go on with everything
-        # It has entered a job that was running, or was suspended, whose state it has to get from the others.
+        self.epoch = process.epoch  # that of the first view from which this rank can go on with everything
+        # This rank has entered a job that was running or suspended, and has to get the state from the others.
         self.is_late = process.is_late
         self.identities: list[int] = process.identities
         self._compression: str = config.text("BPS_COMPRESSION")
@@ -44,13 +44,16 @@ class Job:
         staleness: int = config.integer("BPS_STALENESS")
         self.staleness: int | None = None if staleness < 0 else staleness
         self.may_lose_members = config.integer("BPS_MIN_WORKERS") > 0
-        self.goes_on = False  # with everything that was under way in the view before, unless another rank cannot
+        self.goes_on = False  # it has everything that was under way in the view before, unless another rank has not
         self.numbering = failover.Numbering()
-        self.interrupted: list[failover.InterruptedOperation] = []  # by the end of an earlier view
-        self.failed: dict[failover.Which, _core.Suspended] = {}  # at deadlines of earlier views, the last ones
-        self.repeats: list[failover.InterruptedOperation] = []  # under a name of their own
-        self.views = {id(process): self.numbering.keys}  # of the processes whose names can be looked up here
-        self.lost_groups: list[tuple[str, Group, tuple[int, ...]]] = []  # key, and ranks; to be made in this view
+        # Operations that the end of an earlier view has interrupted; those that are repeated under a name of their own;
+        # and the last ones that failed at deadlines of earlier views.
+        self.interrupted: list[failover.InterruptedOperation] = []
+        self.repeats: list[failover.InterruptedOperation] = []
+        self.failed: dict[failover.Which, _core.Suspended] = {}
+        self.views = {id(process): self.numbering.keys}  # keys of groups, by process
+        # Key, group and ranks of the groups to be made in this view.
+        self.lost_groups: list[tuple[str, Group, tuple[int, ...]]] = []
         self.compressed: dict[failover.Name, str] = {}  # names of earlier views, and how they travelled
         self.window_start = time.monotonic()
         self.window_bytes = 0
@@ -75,7 +78,7 @@ class Job:
         return found
 
     def compression(self, dtype: _core.Dtype, elements: int, wanted: str | None) -> str:
-        """How a name is to be declared, "" for none, if its caller wants this; None: what the settings say."""
+        """Returns the compression to declare a name with; "" means none. `wanted` is None if the settings decide."""
         if wanted == "exact" or (wanted is None and self._exact):
             return "exact" if dtype in arrays.FLOATING else ""  # sums of integers are exact anyway
         if wanted is not None:
@@ -89,7 +92,7 @@ class Job:
         declared: list[_core.Tensor] = self.process.declare(specs)
         for spec, tensor in zip(specs, declared, strict=True):
             key = spec[0], spec[1]
-            with self._making:  # of several threads the first one sets the round, before any of them uses it
+            with self._making:  # the first of several threads sets the round, before any of them uses it
                 if key not in self.tensors:
                     begun = self.numbering.begun(tensor)
                     if begun:
@@ -122,7 +125,7 @@ class Job:
         return failover.next_rounds(self.numbering, self.tensors.values())
 
     def take_interrupted(self) -> list[failover.InterruptedOperation]:
-        """What the end of this view has interrupted; the process has been renewed."""
+        """Returns the operations that the end of this view has interrupted; the process has been renewed."""
         found = list(self.interrupted)
         for operation in self.process.take_incomplete():
             own = [each for each in self.repeats if each.operation is operation]
@@ -166,7 +169,7 @@ class Job:
             self.interrupted.pop(0)
 
     def _begin_anew(self) -> None:
-        """Some rank cannot go on with what was under way in the view before: so none does."""
+        """Gives up what was under way in the view before, on all ranks, because some rank cannot go on with it."""
         self.goes_on = False
         self.epoch = self.process.epoch
         self.numbering.next.clear()
@@ -190,7 +193,7 @@ class Job:
             self.repeats.append(repeat)
 
     def _refuse(self, which: failover.Which, operation: _core.Suspended, plan: failover.Continuation) -> None:
-        """Who has not begun what has failed would wait for the others."""
+        """Lets an operation that has failed end for ranks that have not begun it: they would wait for the others."""
         name, number = which
         if number >= plan.first[name]:
             tensor = self._declare_like(operation, name)

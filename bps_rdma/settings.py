@@ -12,7 +12,16 @@ from bps_rdma import _core
 
 @dataclass(frozen=True)
 class SettingValue:
-    """One setting: see `bps config`."""
+    """One setting with its value; `bps config` prints them all.
+
+    Attributes:
+        name: the variable that sets it.
+        value: the value in force; of a secret only "set" or "unset".
+        source: where the value comes from: "default", "argument", or the name of a variable.
+        default: the value without any of these.
+        aliases: other variables that set it, in the order of their precedence.
+        help: what it means, in a sentence.
+    """
 
     name: str
     value: str

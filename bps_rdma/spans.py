@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a program does while its tensors travel, for the trace of BPS_TRACE: forward, backward, waiting, copies."""
+"""Notes for BPS_TRACE what a program does while its tensors travel: forward, backward, waiting, copies."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from bps_rdma.errors import BpsError
 
 
 class Spans:
-    """Of one job and view; see Job.part(). Without a trace nothing is noted.
+    """The spans of one job and view; see Job.part(). Without a trace nothing is noted.
 
     Attributes:
         is_on: this process is traced.
-        step: set by whoever knows the steps of the program; spans belong to the step in which they end.
+        step: the number of the step, set by code that knows it; spans belong to the step in which they end.
     """
 
     def __init__(self) -> None:
@@ -25,7 +25,7 @@ class Spans:
         self.step = 0
 
     def add(self, name: str, begin_ns: int, end_ns: int | None = None) -> None:
-        """Note what the program did.
+        """Notes what the program did.
 
         Args:
             name: of what it did.
@@ -38,7 +38,7 @@ class Spans:
 
     @contextlib.contextmanager
     def around(self, name: str) -> Iterator[None]:
-        """Note the time that the body takes."""
+        """Notes the time that the body takes."""
         if not self.is_on:
             yield
             return
@@ -50,5 +50,5 @@ class Spans:
 
 
 def spans() -> Spans:
-    """Of the job that this process is in."""
+    """The spans of the job that this process is in."""
     return job.current().part(Spans)

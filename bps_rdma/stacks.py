@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the threads of this program are, for `bps why` and `bps dump`.
+"""Shows where the threads of this program are, for `bps why` and `bps dump`.
 
-There are two ways. One that takes Python's lock, and is safe; it is the usual one. Where nobody gets that lock, because
-some thread has called into a library and does not let go of it, faulthandler shows the stacks without: then no Python
-code runs, whose frames could change meanwhile.
+The usual way takes Python's lock and is safe. If nobody gets that lock, because some thread has called into a library
+and does not let go of it, faulthandler shows the stacks without the lock: then no Python code runs, so no frame can
+change meanwhile.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _fixed_file(size: int) -> int:
 
 
 def hide() -> None:
-    """The end of that."""
+    """Undoes show()."""
     global _open
     if _open is not None and _open[0] == os.getpid():
         _core.hide_stacks()

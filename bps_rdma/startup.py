@@ -110,7 +110,7 @@ def _require(config: Any, name: str, usual: str, because: str) -> None:
 
 
 def _told(config: Any, name: str) -> str:
-    """As the user has said it: RANK=1, or rank=1 for an argument of init()."""
+    """Names a setting as the user has given it: RANK=1, or rank=1 for an argument of init()."""
     source = config.source(name)
     return f"{name[4:].lower() if source == 'argument' else source}={config.text(name)}"
 
@@ -178,19 +178,19 @@ def _embedded(config: Any, startup: Any) -> None:
 
 
 def _hint(config: Any, port: str) -> str:
-    """What to check when rank 0 is not found, in terms of the variables that say where it is."""
+    """Says what to check when rank 0 is not found, in terms of the variables that say where it is."""
     host = config.source("BPS_ROOT_URI")
     host = "MASTER_ADDR" if host == "default" else host
     return f"start rank 0, with the same {host} and {port} as this rank; {host} must lead to its host, past no firewall"
 
 
 def _numbers_on_host(config: Any) -> list[int]:
-    """Of this process: its local rank and its machine, where they are known."""
+    """The local rank and the machine of this process, if they are known."""
     return [int(config.integer(name)) for name in ("BPS_LOCAL_RANK", "BPS_WORKER_ID") if config.text(name)]
 
 
 def command_line(own: Sequence[int]) -> str:
-    """How this process was started, for csrc/van/origin.h; `own`: the numbers that it shares with no other rank."""
+    """Describes the start of this process, for csrc/van/origin.h; `own`: numbers that it shares with no other rank."""
     words = [os.path.basename(sys.argv[0]), *sys.argv[1:]] if sys.argv else []  # noqa: PTH119  # may be no path
     pieces = re.findall(r"[0-9]+|[^0-9]+", " ".join(words).replace("\x1f", " ")[:_LONGEST_COMMAND])
     marked = ("#" if piece.isdecimal() and int(piece) in own else "=" for piece in pieces)

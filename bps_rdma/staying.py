@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from bps_rdma import _core
 
 _staying: dict[_core.Process, threading.Thread] = {}
-# Of the process that this one was forked from: kept, so that they are never destroyed.
+# The processes of the parent that this one was forked from. They are kept, so that they are never destroyed.
 _of_parent: list[_core.Process] = []
 
 
@@ -27,7 +27,7 @@ def stay(process: _core.Process, patience: float, with_it: object) -> None:
     thread = threading.Thread(target=_stay, args=(process, with_it), name="bps_rdma stays", daemon=True)
     _staying[process] = thread
     thread.start()  # it lets go of `with_it` at its end
-    # As atexit, and also in processes of multiprocessing, as torch.multiprocessing.spawn() starts them.
+    # This works as atexit does, and also in processes that torch.multiprocessing.spawn() starts.
     util.Finalize(None, _end, args=(process, patience), exitpriority=0)
 
 

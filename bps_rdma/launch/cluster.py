@@ -36,7 +36,7 @@ def place_of(env: Mapping[str, str]) -> LaunchedRank | None:
 
 
 def is_rank(env: Mapping[str, str]) -> bool:
-    """Whether this process is one of several that a launcher started, and nothing else says which rank it is."""
+    """Returns whether a launcher started this process as one of several, and nothing else says which rank it is."""
     return place_of(env) is not None
 
 
@@ -52,7 +52,7 @@ def _place_of_step(step: Step, env: Mapping[str, str]) -> LaunchedRank:
 
 
 def _is_of_ray(env: Mapping[str, str]) -> bool:
-    """Whether a raylet started this process, which then has the variables of the task that the raylet is."""
+    """Returns whether a raylet started this process, which then has the variables of the raylet's task."""
     return bool(env.get("RAY_RAYLET_PID"))
 
 

@@ -32,7 +32,7 @@ IDENTITY = (
 
 
 def inside_a_job() -> bool:
-    """Whether this process was started as one rank of a job, by torchrun, `bps run`, srun, mpirun or BytePS."""
+    """Returns whether torchrun, `bps run`, srun, mpirun or BytePS started this process as one rank of a job."""
     named = any(os.environ.get(name) for name in ("RANK", "BPS_RANK", "DMLC_ROLE", "BPS_ROLE"))
     return named or is_rank(os.environ)
 
@@ -79,7 +79,7 @@ def find_binary(name: str) -> str:
 
 
 def _metrics_port(offset: int) -> dict[str, str]:
-    """Where a member that is no worker serves its metrics: after the workers, which add their local ranks."""
+    """The metrics port of a member that is no worker. It follows those of the workers, which add their local ranks."""
     port = os.environ.get("BPS_METRICS_PORT", "")
     return {"BPS_METRICS_PORT": str(int(port) + offset)} if port.isdecimal() else {}
 
@@ -107,7 +107,7 @@ class LocalJob:
         return command
 
     def label(self, index: int) -> str:
-        """What messages call the worker number `index` of this machine."""
+        """The name of worker number `index` of this machine in messages."""
         return f"rank {index}"
 
     def worker(self, rank: int) -> dict[str, str]:

@@ -2,10 +2,9 @@
 """Kills the processes of a launcher when the launcher itself has been killed, and removes its folder.
 
 process.py runs this script in a session of its own. It reads `+GROUP`, `-GROUP` and `/FOLDER` lines from standard
-input. Standard input ends when the launcher ends, for whatever reason; the remaining process groups are then killed,
-and what is left of the folder is removed. The parent-death
-signal that process.py sets is not enough: it reaches direct children only, and a rank that was started through a shell
-script is a grandchild.
+input. Standard input ends when the launcher ends, for whatever reason. The guard then kills the remaining process
+groups and removes what is left of the folder. The parent-death signal that process.py sets is not enough: it reaches
+direct children only, and a rank that was started through a shell script is a grandchild.
 
 The script imports only the standard library and runs with -I -S, so that it starts within some ten milliseconds.
 """

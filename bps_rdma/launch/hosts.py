@@ -14,7 +14,7 @@ from bps_rdma.launch.mpi import LaunchedRank
 
 DEFAULT_PORT = 29500  # torchrun's
 
-# These describe the job, not a process of it, and come from whoever starts `bps run` on all hosts.
+# These describe the job, not a process of it. They are the same for every `bps run` of the job.
 _OF_THE_JOB = (
     "MASTER_ADDR", "MASTER_PORT", "BPS_JOB_ID", "BPS_SECRET", "BPS_SECRET_FILE", "BPS_ROOT_URI", "BPS_ROOT_PORT",
     "BPS_NUM_SERVERS",
@@ -52,7 +52,7 @@ class Part(LocalJob):
 
 @dataclass(frozen=True)
 class Task(LocalJob):
-    """`workers` ranks for each process that a launcher (srun, mpirun, ...) has started, of which this one is one."""
+    """`workers` ranks for each process that a launcher (srun, mpirun, ...) has started; this process is one of them."""
 
     def label(self, index: int) -> str:
         """The rank among all, which is what its messages call it."""
@@ -128,7 +128,7 @@ def job_on(
 
 
 def _completion_index() -> int | None:
-    """Which pod of an Indexed Job of Kubernetes this is."""
+    """The number of this pod in an Indexed Job of Kubernetes."""
     text = os.environ.get("JOB_COMPLETION_INDEX", "")
     return int(text) if text.isdecimal() else None
 

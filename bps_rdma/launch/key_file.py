@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The secret of this user, in the home directory, for jobs on several hosts that share it.
 
-The file is the one that the core keeps for jobs on one host where there is no runtime directory
-(csrc/node/secret_file.cc), made in the same way: it appears whole or not at all, and whoever comes first makes it, also
-on a network file system. It stays, like a key of ssh: the handshake mixes the name of the job into it.
+The core keeps the same file for jobs on one host where there is no runtime directory (csrc/node/secret_file.cc). Both
+make it in the same way: it appears whole or not at all, and the first process makes it, also on a network file system.
+It stays, like a key of ssh: the handshake mixes the name of the job into it.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the launchers of MPI and of batch systems say about this process: which rank of how many it is.
+"""Reads which rank of how many this process is from the variables of MPI's launchers and of batch systems.
 
 One table has them all but Slurm, which slurm.py reads. MPI itself is neither used nor needed.
 """
@@ -39,7 +39,7 @@ class LaunchedRank:
 
     @property
     def is_on_one_host(self) -> bool:
-        """Whether all ranks are known to be on this host."""
+        """True if all ranks are known to be on this host."""
         return self.local_size == self.size
 
 
@@ -154,7 +154,7 @@ def _starter(rank: str) -> str:
     while pid > 1:
         try:
             variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-        except OSError:  # of another user: the daemon of a batch system
+        except OSError:  # it belongs to another user: the daemon of a batch system
             variables = []
         try:
             stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()

@@ -30,7 +30,7 @@ from bps_rdma.errors import BpsError
 from bps_rdma.launch.output import LineCopier, line_prefix
 
 _PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
-_LOOK_S = 0.05  # between two looks at children of which the system does not tell
+_LOOK_S = 0.05  # between two looks at children whose end the system does not tell
 _libc = ctypes.CDLL(None)
 
 
@@ -65,7 +65,7 @@ class Children:
     def __init__(self, *, prefixed: bool = False) -> None:
         """`prefixed`: each line of output starts with `[label]`.
 
-        Lines go out whole, whichever child writes them. Without prefixes, children that write to a terminal inherit it.
+        Lines of all children go out whole. Without prefixes, children that write to a terminal inherit it.
         """
         self._prefixed = prefixed
         self._all: list[Child] = []
@@ -180,7 +180,7 @@ class Children:
         return child
 
     def _outputs(self) -> tuple[int | None, int | None]:
-        """For standard output and standard error of a child, as Popen takes them."""
+        """Standard output and standard error of a child, as Popen takes them."""
         ours = [subprocess.PIPE if self._prefixed or _takes_lines(target) else None for target in (1, 2)]
         if not self._prefixed and None not in ours and os.path.sameopenfile(1, 2):
             return subprocess.PIPE, subprocess.STDOUT  # in the order in which the child writes to them
@@ -261,7 +261,7 @@ def _signal_name(signum: int) -> str:
 
 
 def _takes_lines(descriptor: int) -> bool:
-    """Whether it is open, and no terminal, by which programs tell how they should write."""
+    """Returns whether a descriptor is open and no terminal, by which programs tell how they should write."""
     try:
         os.fstat(descriptor)
     except OSError:

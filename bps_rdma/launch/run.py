@@ -111,7 +111,7 @@ class Scheduler:
         self.child = self.children.spawn("scheduler", command, environment)
 
     def start_again(self) -> bool:
-        """Whether it has been, after it was lost."""
+        """Starts a lost scheduler again, unless that is of no use; returns whether it did."""
         status = self.child.status or 0
         recent = [start for start in self._starts if start > time.monotonic() - SCHEDULERS_WITHIN]
         if (status > 0 and status not in (STEPPED_DOWN, TERMINATED)) or len(recent) >= MOST_SCHEDULERS:
@@ -122,7 +122,7 @@ class Scheduler:
 
 @dataclass
 class Members:
-    """The ranks and dedicated servers of a job, of which lost ones are started again, `restarts` times altogether."""
+    """The ranks and dedicated servers of a job. Lost ones are started again, `restarts` times altogether."""
 
     children: Children
     job: LocalJob
@@ -135,11 +135,11 @@ class Members:
 
     @property
     def job_is_over(self) -> bool:
-        """Whether all ranks have left the job; their processes may still run."""
+        """Returns whether all ranks have left the job; their processes may still run."""
         return self.scheduler is not None and self.scheduler.child.status == 0
 
     def start_again(self, lost: Child) -> bool:
-        """Whether it has been, in its old place."""
+        """Starts a lost rank or server again in its old place, if that may be; returns whether it did."""
         if self.restarts == 0 or self.job_is_over:
             return False
         self.restarts -= 1

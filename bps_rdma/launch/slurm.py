@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Slurm's variables say about this process: which task of which step it is, and where task 0 runs.
+"""Reads from Slurm's variables which task of which step this process is, and where task 0 runs.
 
 `srun` sets them for each task of a step. A batch script has some of them as well (SLURM_PROCID is 0 there), but is no
 task of a step: only SLURM_STEP_ID tells the two apart.
@@ -51,7 +51,7 @@ class Step:
 
 
 def is_step(env: Mapping[str, str]) -> bool:
-    """Whether this process belongs to a step, that is: was started by srun."""
+    """Returns whether this process belongs to a step, which means that srun started it."""
     step = env.get("SLURM_STEP_ID", "")
     return step.isdecimal() and int(step) < _LEAST_SPECIAL_STEP
 

@@ -48,7 +48,7 @@ def _switch_on(arguments: list[str]) -> None:
 
     def look(options: Any) -> None:
         for name in wanted:
-            setattr(options, name, True)  # where a YAML file has replaced the command line
+            setattr(options, name, True)  # a YAML file may have replaced the command line
         try:
             enable(options)
         except BpsError as error:

@@ -51,7 +51,7 @@ def extend_parser(then: Callable[[Any], None]) -> bool:
     @functools.wraps(add)
     def add_and_extend(parser: Any, *args: Any, **options: Any) -> Any:
         parser = add_flags(add(parser, *args, **options))
-        parse = parser.parse_known_args  # which parse_args() calls too
+        parse = parser.parse_known_args  # parse_args() calls this one, too
 
         def parse_and_look(*args: Any, **options: Any) -> tuple[Any, list[str]]:
             found, rest = parse(*args, **options)
@@ -121,7 +121,7 @@ def check_options(options: Any) -> None:
             raise InvalidArgumentError(
                 f"{name} cannot be combined with use_dpu_reduce: {reason}", "leave out one of the two"
             )
-    # On the command line it is an optimizer with --use-distributed-optimizer, which the model's config then lacks.
+    # The command line asks for it by an optimizer and --use-distributed-optimizer, which the model's config lacks.
     shards = getattr(options, "use_distributed_optimizer", False)
     layer_wise = not shards or getattr(options, "optimizer", "adam") not in ("adam", "sgd")
     if getattr(options, "overlap_param_gather", False) and layer_wise:

@@ -63,7 +63,7 @@ class Communicator:
         self._priority = priority
 
     def rank(self) -> int:
-        """Of this process in the group."""
+        """The rank of this process in the group."""
         return self.stock.rank()  # type: ignore[no-any-return]
 
     def size(self) -> int:
@@ -71,7 +71,7 @@ class Communicator:
         return self.stock.size()  # type: ignore[no-any-return]
 
     def name(self) -> str:
-        """For messages."""
+        """The name of the group in messages."""
         return f"bps {self._name}"
 
     def allreduce_coalesced(self, tensors: list[torch.Tensor], opts: Any) -> BpsWork:

@@ -42,7 +42,7 @@ class LoraLinear(torch.nn.Module):
         # A gated layer has two matrices of the same size, one below the other, and each is cut.
         self.matrices = 2 if name.endswith("linear_fc1") and base.config.gated_linear_unit else 1
         weight = base.weight
-        rows, columns = weight.shape  # as this rank has them
+        rows, columns = weight.shape  # those that this rank has
         self.a = torch.nn.Parameter(weight.new_empty(rank, columns))
         self.b = torch.nn.Parameter(weight.new_zeros(rows, rank))
         width = columns if self.is_column else columns * base.tp_group.size()

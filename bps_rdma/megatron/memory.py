@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where Megatron's buffers lie: in memory that the host's other processes can map; and what happens when they move."""
+"""Puts Megatron's buffers into memory that the host's other processes can map, and follows them when they move."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class MappedBuffers(TorchFunctionMode):
 
 
 def follow_moves(ddp: Any) -> None:
-    """Megatron >= 0.16 can free its gradient buffers and get memory anew later, perhaps at the same address."""
+    """Follows gradient buffers that Megatron >= 0.16 frees and allocates anew, perhaps at the same address."""
     if not hasattr(ddp, "restore_grad_buffers"):
         return
     gradients = [buffer.grad_data for buffer in ddp.buffers + ddp.expert_parallel_buffers]
@@ -46,7 +46,7 @@ def follow_moves(ddp: Any) -> None:
         return result
 
     def keep(*_: Any, **__: Any) -> None:
-        """Memory that other processes map is kept: freeing is meant for a GPU's memory."""
+        """Keeps memory that other processes map: freeing is meant for a GPU's memory."""
 
     def zero(*_: Any, **__: Any) -> None:
         """Zeroes the gradients, as restoring them does."""

@@ -1,18 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operations on arrays: declare, push_pull and its relatives, and waiting for them.
+"""Operations on arrays: declare, push_pull and its relatives; bps_rdma.handle waits for them.
 
 Arrays are numpy arrays, CPU torch tensors and other CPU arrays; they are used in place: nothing is copied on the way in
 or out. Every rank of a group makes the same collective calls, with the same name, dtype, size and options.
 
-    options     how one operation runs, as one value
+    options     the options of one operation, as one value
     declare     names, shapes and dtypes, announced before their first use
     start       starts one operation of the core on arrays
     prepare     the same for operations that are started many times
     push_pull   sums and means, and their separate halves
     collectives reduce_scatter, all_gather and broadcast
-    feedback    what compression remembers, for checkpoints
-    weights     what servers keep, for asynchronous training
-    wait        waiting for operations
+    feedback    the memory of compression, for checkpoints
+    weights     the weights that servers keep, for asynchronous training
 """
 
 from bps_rdma.handle import poll, synchronize, wait

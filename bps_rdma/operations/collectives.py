@@ -15,7 +15,7 @@ from bps_rdma.operations.push_pull import Numpy
 if TYPE_CHECKING:
     import torch
 
-A = TypeVar("A")  # of an array: what is replaced in place has the type that it had
+A = TypeVar("A")  # an array; one that is replaced in place keeps its type
 
 
 @overload
@@ -148,7 +148,7 @@ def all_gather(
 
     Args:
         array: this rank's part.
-        out: n elements for the whole, of which this rank's part is `shard_bounds(n, group size, place)`. Default: a
+        out: n elements for the whole; this rank's part is `shard_bounds(n, group size, place)`. Default: a
             new array whose first dimension is the group's size times that of `array`; all parts are then equal.
         name, priority, group, timeout: as for push_pull_inplace().
 
@@ -180,6 +180,11 @@ def broadcast(
     timeout: float | None = None,
 ) -> A:
     """Replaces `array` on every rank by the one of worker rank `root`, and returns it.
+
+    Args:
+        array: of the same size and dtype on all ranks; any shape and any dtype of push_pull_inplace().
+        root: worker rank whose array is taken.
+        name, priority, group, timeout: as for push_pull_inplace().
 
     Raises:
         InvalidArgumentError: `root` is not in the group. Otherwise as push_pull_inplace().

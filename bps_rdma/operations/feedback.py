@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What compression remembers from round to round, for checkpoints; see docs/compression.md."""
+"""Saves and restores the feedback that compression keeps from round to round; see docs/compression.md."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from bps_rdma.job import current
 from bps_rdma.operations import start
 from bps_rdma.operations.options import SUM, OperationOptions
 
-_OF_RANK = {"residual": False, "momentum": True}  # whether it is the momentum, as the core is asked
+_OF_RANK = {"residual": False, "momentum": True}  # the core's argument: is it the momentum?
 
 
 def feedback_state(
     like: Any, name: str, group: Group | None = None, timeout: float | None = None
 ) -> dict[str, npt.NDArray[np.float32]]:
-    """What push_pulls of this name remember: of the rounds before, what encoding has lost, and momentum.
+    """Returns the feedback of push_pulls of this name: what encoding has lost in earlier rounds, and momentum.
 
     A collective call, while no operation of this name is in progress: every rank of the group must make it. Nothing
     changes. Each rank saves what it gets, and gives it to load_feedback_state() after a restart.

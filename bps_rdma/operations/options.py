@@ -52,9 +52,9 @@ def reduction(average: bool, op: ReduceName | None) -> ReduceOp:
     return found
 
 
-NONE = "none"  # whatever BPS_COMPRESSION and BPS_EXACT say
+NONE = "none"  # BPS_COMPRESSION and BPS_EXACT do not count
 EXACT = "exact"  # not compressed at all: sums are exact, and rounded once
-EXACT_TO_ODD = "exact:to_odd"  # of float64, for who rounds them again
+EXACT_TO_ODD = "exact:to_odd"  # exact sums in float64, for callers that round them again
 
 _TRUE, _FALSE = ("1", "true"), ("0", "false", "none", "")
 

@@ -56,7 +56,8 @@ def prepare(
         InvalidArgumentError: `kind` is none of these. Otherwise as the function of that name, before anything is sent.
     """
     options = OperationOptions(SUM, name, priority, group, timeout)
-    if kind not in ("all_gather", "broadcast"):  # which move numbers as they are, under names that say nothing of it
+    # The other two move numbers as they are, and their names say nothing of compression.
+    if kind not in ("all_gather", "broadcast"):
         options = options._replace(op=reduction(average, op), compression=text_of(compression, exact))
     return _prepare(_described(kind, array, out, root, options), options)
 

@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
-A = TypeVar("A")  # of an array: what is replaced in place has the type that it had
-Numpy = TypeVar("Numpy", bound="np.ndarray[Any, Any]")  # what is new has it, too; others, such as a bytearray, give one
+A = TypeVar("A")  # an array; one that is replaced in place keeps its type
+# A new array has the type of such an array; others, such as a bytearray, give one of numpy's.
+Numpy = TypeVar("Numpy", bound="np.ndarray[Any, Any]")
 
 
 @overload
@@ -166,6 +167,13 @@ def push(array: Any, name: str, average: bool = True, priority: int = 0, group: 
     """Contributes `array` to the next round of `name` and returns when `array` may be changed again.
 
     Every rank then fetches the result with pull().
+
+    Args:
+        array, average, priority, group: as for push_pull_inplace().
+        name: of the tensor; required.
+
+    Raises:
+        As push_pull_inplace(). The deadline is that of BPS_TIMEOUT.
     """
     start.split(
         array, OperationOptions(reduction(average, None), name, priority, group, None, True), pushes=True
@@ -175,7 +183,14 @@ def push(array: Any, name: str, average: bool = True, priority: int = 0, group: 
 def pull(array: A, name: str, average: bool = True, priority: int = 0, group: Group | None = None) -> A:
     """Fills `array` with the result of the next round of `name`, once all ranks have pushed to it; returns it.
 
-    Rounds are pulled in the order in which they were pushed, each once. `average` must be what push() was given.
+    Rounds are pulled in the order in which they were pushed, each once.
+
+    Args:
+        array: of the size and dtype that were pushed.
+        name, average, priority, group: what push() was given.
+
+    Raises:
+        As push_pull_inplace(). The deadline is that of BPS_TIMEOUT.
     """
     options = OperationOptions(reduction(average, None), name, priority, group, None, True)
     start.split(array, options, pushes=False).wait()

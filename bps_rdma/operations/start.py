@@ -18,12 +18,12 @@ from bps_rdma.running_job import Job
 
 Handle = _core.Handle
 Kind = _core.Kind
-_NOBODY = (1 << 32) - 1  # as a root
+_NOBODY = (1 << 32) - 1  # the root that means: no rank
 _PUSH_PULL, _BOOL = Kind.push_pull, arrays.Dtype.bool  # looked up once: an attribute of an enum costs a call
 
 
 class Described(NamedTuple):
-    """What one operation of the core does with which memory.
+    """One operation of the core, and the memory that it reads and writes.
 
     Attributes:
         kind: of the operation.
@@ -62,7 +62,7 @@ def split(array: Any, options: OperationOptions, *, pushes: bool) -> Handle:
 
 
 def reduce_scatter(array: Any, out: Any, options: OperationOptions) -> Handle:
-    """Starts the reduction of `array`, of which this rank gets its part in `out`; None: in a new array."""
+    """Starts the reduction of `array`; this rank gets its part of it in `out`. None: in a new array."""
     return run(scattering(array, out, options), options)
 
 

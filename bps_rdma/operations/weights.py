@@ -11,7 +11,7 @@ from bps_rdma.group import Group
 from bps_rdma.operations import start
 from bps_rdma.operations.options import NONE, SUM, OperationOptions
 
-A = TypeVar("A")  # of an array: what is replaced in place has the type that it had
+A = TypeVar("A")  # an array; one that is replaced in place keeps its type
 
 _MOST_AHEAD = (1 << 16) - 2
 
@@ -81,7 +81,7 @@ def accumulate(
     """Adds `delta` to the weights that the servers keep, and returns them, without waiting for other ranks.
 
     What is returned contains all that this rank has added, and what others have added so far. The ranks that are on
-    the way change it in parts: partitions of BYTEPS_PARTITION_BYTES, each of which is consistent. The order in which
+    the way change it in parts: partitions of BYTEPS_PARTITION_BYTES, each consistent in itself. The order in which
     ranks come decides the last bits.
 
     Args:

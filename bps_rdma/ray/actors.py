@@ -35,7 +35,7 @@ from bps_rdma.ray.placement import adopt
 
 @dataclass(frozen=True)
 class Whereabouts:
-    """Where an actor runs: its host, its process, and a port that is free there."""
+    """The place where an actor runs: its host, its process, and a port that is free there."""
 
     host: str
     pid: int
@@ -43,7 +43,7 @@ class Whereabouts:
 
 
 class MemberActor:
-    """What all actors of a job have in common. `label`, such as "rank 1", stands before what it prints."""
+    """The base class of all actors of a job. `label`, such as "rank 1", stands before what an actor prints."""
 
     def __init__(self, label: str) -> None:
         self.label = label
@@ -52,7 +52,7 @@ class MemberActor:
         return self.label
 
     def whereabouts(self) -> Whereabouts:
-        """Where this actor is."""
+        """Returns where this actor runs."""
         return Whereabouts(ray.util.get_node_ip_address(), os.getpid(), free_port(""))
 
     def adopt(self, env: Mapping[str, str]) -> None:
@@ -78,7 +78,7 @@ class RankActor(MemberActor):
         except SystemExit as exit_:
             if exit_.code:
                 handled = exit_.__context__
-                if isinstance(handled, BpsError):  # which a script has printed before it gives up
+                if isinstance(handled, BpsError):  # the script has printed it before it gave up
                     raise handled from None
                 ended = RayError(f"{self.label} ended with sys.exit({exit_.code!r}), or by SIGTERM")
                 job.report_exception(ended)
@@ -148,14 +148,14 @@ def start_scheduler(known: bytes | None) -> tuple[subprocess.Popen[bytes], bytes
         environment = os.environ | {"BPS_SCHEDULER_STATE": str(file)}
         child = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment)
         deadline = time.monotonic() + _STARTS_S
-        # It reads or makes the file before. One that never listens is found by those who wait for the job to start.
+        # It reads or makes the file before. The members that wait for the job to start find one that never listens.
         while child.poll() is None and not _listens() and time.monotonic() < deadline:
             time.sleep(_LOOK_S)
         return child, known if known is not None else file.read_bytes() if file.exists() else None
 
 
 def _listens() -> bool:
-    """A connection that says nothing is closed, and costs the scheduler nothing."""
+    """Returns whether the scheduler listens. A connection that says nothing costs it nothing."""
     try:
         socket.create_connection((os.environ["BPS_ROOT_URI"], int(os.environ["BPS_ROOT_PORT"])), 1.0).close()
     except OSError:

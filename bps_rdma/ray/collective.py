@@ -49,7 +49,7 @@ def register() -> None:
         register_collective_backend(NAME, BpsGroup)
 
 
-_groups: set[str] = set()  # of this process, in the job that the first of them has joined
+_groups: set[str] = set()  # the groups of this process, in the job that the first of them has joined
 
 
 class BpsGroup(BaseGroup):  # type: ignore[misc]  # Ray is not checked
@@ -76,11 +76,11 @@ class BpsGroup(BaseGroup):  # type: ignore[misc]  # Ray is not checked
 
     @classmethod
     def check_backend_availability(cls) -> bool:
-        """Whether groups can be made: wherever this module can be imported."""
+        """Returns True: groups can be made wherever this module can be imported."""
         return True
 
     def destroy_group(self) -> None:
-        """The last group of a process leaves the job that the first one has joined."""
+        """Leaves the job that the first group of this process has joined, if this is the last group."""
         if self._group_name in _groups:
             _groups.remove(self._group_name)
             if not _groups:
@@ -142,7 +142,7 @@ class BpsGroup(BaseGroup):  # type: ignore[misc]  # Ray is not checked
         bps_rdma.barrier(self._group)
 
     def _between(self, array: Any, source: int, target: int) -> None:
-        """Of two members, one broadcasts to the other."""
+        """Moves an array between two members: one broadcasts to the other."""
         peer = target if source == self._rank else source
         if peer not in self._pairs:
             ranks = [self._ranks[self._rank], self._ranks[peer]]
@@ -151,7 +151,7 @@ class BpsGroup(BaseGroup):  # type: ignore[misc]  # Ray is not checked
         _broadcast(array, self._ranks[source], self._pairs[peer], name)
 
     def _places(self) -> list[int]:
-        """Of each member: its place in the group of bps_rdma, which is in the order of the job's ranks."""
+        """The place of each member in the group of bps_rdma, which is in the order of the job's ranks."""
         return [self._group.ranks.index(rank) for rank in self._ranks]
 
     def _of_members(self, parts: Sequence[Any]) -> Sequence[Any]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can go wrong with a job on Ray, and which of several failures is the cause of the others."""
+"""The errors of a job on Ray, and the choice of the failure that caused the others."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import ray.exceptions
 
 from bps_rdma.errors import BpsError, DeadlineError, PeerLostError
 
-# How gloo and torch's store tell that a peer has gone.
+# The words by which gloo and torch's store tell that a peer has gone.
 _LOST_PEER = ("closed by peer", "Connection reset", "Broken pipe", "Connection refused", "recvValue failed")
 
 
@@ -55,7 +55,7 @@ def _server_ended(message: str, killed: bool) -> ServerEndedError:
 
 
 class Kind(enum.IntEnum):
-    """What became of a member; the lower one of two is the cause of the other."""
+    """The way in which a member ended; the lower one of two is the cause of the other."""
 
     RAISED = 0  # an exception of its own
     DIED = 1
@@ -91,7 +91,7 @@ class Failure:
         return Kind.RAISED
 
     def describe(self) -> str:
-        """Such as `rank 1 (pid 77 on 10.0.0.2) raised ValueError: no such sample`."""
+        """Describes the failure, as in `rank 1 (pid 77 on 10.0.0.2) raised ValueError: no such sample`."""
         if not isinstance(self.error, ray.exceptions.RayTaskError):
             return f"{self.member} ({self.where}) died: {_first_line(self.error)}"
         if isinstance(self.cause, ServerEndedError):

@@ -35,7 +35,7 @@ class Actor:
 
     @property
     def where(self) -> str:
-        """For messages."""
+        """The process and host of the actor, for messages."""
         if self.at is None:
             return f"on {addresses().get(self.node, 'a lost node')}"
         return f"pid {self.at.pid} on {self.at.host}"
@@ -129,7 +129,7 @@ class Members:
         """
         assert self._identity is not None
         with contextlib.suppress(Exception):
-            ray.kill(lost.handle, no_restart=True)  # whose process lives on if its function has raised
+            ray.kill(lost.handle, no_restart=True)  # its process lives on if its function has raised
         if lost in self.ranks:
             number = self.ranks.index(lost)
             place = self._placement.ranks[number]
@@ -202,7 +202,7 @@ def _reason(error: BaseException) -> tuple[str, str]:
 
 
 _NODE_ANSWERS_S = 2.0
-# How a connection of HTTP/2 begins: the preface, and an empty frame of settings. A server answers with its settings.
+# A connection of HTTP/2 begins with the preface and an empty frame of settings. A server answers with its settings.
 _GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
 
 
@@ -214,7 +214,7 @@ def silent_nodes(actors: Iterable[Actor], error: JobFailedError | None) -> set[s
 
     Args:
         actors: of the attempt that failed.
-        error: how; nodes of which a member has just raised by itself are not asked. None: all are.
+        error: the failure. Nodes with a member that has just raised by itself are not asked. None: all are asked.
     """
     if ray.util.client.ray.is_connected():
         return set()
@@ -236,13 +236,13 @@ def silent_nodes(actors: Iterable[Actor], error: JobFailedError | None) -> set[s
 
 
 def answers(actor: Actor) -> bool:
-    """Whether the node of an actor is alive, as far as can be known."""
+    """Returns whether the node of an actor is alive, as far as can be known."""
     known = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
     return actor.node in known and not silent_nodes([actor], None)
 
 
 def _answers(address: tuple[str, int]) -> bool:
-    """Whether a raylet is there and runs. One that wants TLS closes the connection, which is an answer, too."""
+    """Returns whether a raylet runs there. One that wants TLS closes the connection, which is an answer, too."""
     try:
         with socket.create_connection(address, _NODE_ANSWERS_S) as connection:
             connection.settimeout(_NODE_ANSWERS_S)

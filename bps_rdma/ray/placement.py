@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the members of a job run, and the variables that tell them who they are.
+"""Chooses where the members of a job run, and makes the variables that tell them who they are.
 
 The job reserves one bundle of resources per host with ranks, then one per dedicated server. An actor inherits the
 environment of its raylet, which is that of `ray start`, or of the driver. Settings such as BPS_INTERFACE may reach the
@@ -27,7 +27,7 @@ _NODE_LABEL = "ray.io/node-id"  # Ray gives it to every node
 
 @dataclass(frozen=True)
 class JobShape:
-    """How many members a job has, and what each of them takes.
+    """The number of members of a job, and the resources of each.
 
     `strict`: each bundle on a node of its own. `own_scheduler`: the scheduler is a process of its own, with dedicated
     servers or without. `least`: the job goes on while that many ranks are left, for which it needs such a scheduler;
@@ -62,7 +62,7 @@ class JobShape:
 
     @property
     def has_scheduler(self) -> bool:
-        """Whether the scheduler is a process of its own; otherwise rank 0 hosts it."""
+        """True if the scheduler is a process of its own; otherwise rank 0 hosts it."""
         return self.servers > 0 or ((self.own_scheduler or self.least > 0) and self.workers > 1)
 
     @property
@@ -78,7 +78,7 @@ class JobShape:
 
 @dataclass(frozen=True)
 class MemberPlace:
-    """Where one member runs: the bundle that it lies in, and its node."""
+    """The bundle of one member, and its node."""
 
     bundle: int
     node: str
@@ -86,7 +86,7 @@ class MemberPlace:
 
 @dataclass(frozen=True)
 class RankPlace(MemberPlace):
-    """Where one rank runs, and its number among the ranks of its node. Consecutive ranks share a node."""
+    """The bundle and node of one rank, and its number there. Consecutive ranks share a node."""
 
     rank: int
     local_rank: int

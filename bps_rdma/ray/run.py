@@ -63,10 +63,10 @@ def run(
             special; otherwise rank 0 hosts it. With dedicated servers it always is.
         env: settings for all members, there before their interpreters start.
         runtime_env: Ray's, for all members.
-        max_failures: how often to start again after a failure. `train` then has to go on from its last checkpoint;
+        max_failures: times to start again after a failure. `train` then has to go on from its last checkpoint;
             TORCHELASTIC_RESTART_COUNT counts the starts from 0.
-        min_workers: go on without lost members while that many ranks, and a server, are left, each of which gets a
-            RoundAbortedError (docs/errors.md); 0: the loss of a member is a failure. Implies own_scheduler.
+        min_workers: go on without lost members while that many ranks, and a server, are left; each rank then gets a
+            RoundAbortedError (docs/errors.md). 0: the loss of a member is a failure. Implies own_scheduler.
         restarts: with min_workers, how often lost members are started again, all together; they enter the running job.
         start_timeout: seconds until the cluster must have room, and then until all members must run.
         timeout: seconds until all ranks must have returned, from each start; None: no limit.
@@ -117,7 +117,7 @@ def run(
                         silent = silent_nodes(members.actors, error if isinstance(error, JobFailedError) else None)
                     raise
         except RayError as error:
-            # Where there never was room, there will be none.
+            # A cluster that never had room will have none.
             if attempt == max_failures or (attempt == 0 and isinstance(error, PlacementError)):
                 raise
             after = time.monotonic() - begun

@@ -163,12 +163,12 @@ class Losses:
         return ref, again
 
     def recent(self) -> list[Failure]:
-        """What may be the cause of a failure that the job does not survive: earlier losses of the last seconds."""
+        """Returns the losses of the last seconds, which may be the cause of a failure that ends the job."""
         since = time.monotonic() - _RECENTLY_S
         return [failure for at, failure in self._past if at > since][:-1]  # the last one is this failure
 
     def _may_replace_scheduler(self, actor: Actor, failure: Failure) -> bool:
-        """Members look for another one at the address of the lost one, so not when its node has gone."""
+        """Returns whether the scheduler can be replaced: on a node that is there, because members use its address."""
         now = time.monotonic()
         recent = [at for at in self._schedulers_lost if at > now - SCHEDULERS_WITHIN]
         self._schedulers_lost = [*recent, now]
@@ -180,7 +180,7 @@ class Losses:
 
     def note_end(self, actor: Actor) -> None:
         """Note that a member has ended as it should."""
-        if actor is self._members.scheduler:  # which ends when all members have left
+        if actor is self._members.scheduler:  # it ends when all members have left
             self._over_at = time.monotonic()
 
     def left_for_newcomers(self, waiting: Mapping[Any, Actor]) -> float | None:
@@ -229,7 +229,7 @@ def _state_of(actor: Actor, of_node: dict[int, str] | str) -> str:
 
 
 def look_at(pids: Iterable[int]) -> dict[int, str]:
-    """What processes of this machine do."""
+    """Describes what processes of this machine do, by process id."""
     found = {process.pid: process for process in local.find()}
     return {pid: _doing(pid, found.get(pid)) for pid in pids}
 
@@ -245,7 +245,7 @@ def _doing(pid: int, process: local.LocalProcess | None) -> str:
     report = local.ask(process, "report stacks", _PROCESS_ANSWERS_S)
     if report is None:
         return "does not answer"
-    alone = JobState(members={0: Member(0, 0, -1, "", pid, report=report)})  # whom it waits for is not asked
+    alone = JobState(members={0: Member(0, 0, -1, "", pid, report=report)})  # the ranks that it waits for are not asked
     waits = sorted(waits_of(alone), key=lambda wait: -wait.since_ms)
     if waits:
         return f"waits in {waits[0].what} ({waits[0].since_ms / 1e3:.1f} s)"

@@ -31,7 +31,7 @@ class BpsConfig(TorchConfig):  # type: ignore[misc]  # Ray is not checked
 
     @property
     def backend_cls(self) -> type:
-        """What Ray Train runs in its workers before the training loop."""
+        """The class whose code Ray Train runs in its workers before the training loop."""
         return _BpsBackend
 
 

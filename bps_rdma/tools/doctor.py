@@ -53,7 +53,7 @@ class Findings:
 
     @property
     def healthy(self) -> bool:
-        """Whether nothing is bad; notes do not count."""
+        """True if nothing is bad; notes do not count."""
         return all(check.state != "bad" for check in self.checks)
 
 
@@ -137,7 +137,7 @@ def _look_at_choice(report: Findings, *, needed: bool) -> None:
 
 
 def _look_at_memory(report: Findings, rule: str) -> None:
-    """Which tensors a card uses directly."""
+    """Says which tensors a card uses directly."""
     what, hint = _core.memory_watch_obstacle()
     if rule == "trusted":
         fact = "used directly (BPS_RDMA_MEMORY=trusted): a program that gives memory back gets wrong sums"
@@ -181,7 +181,7 @@ def check_peer(
             done = transfer(rendezvous, wait_s)
     except (UnreachableError, DeadlineError) as error:
         where = f"no doctor answers at {peer}" if peer is not None else f"no doctor came within {wait_s:.0f} s"
-        # What it says of a scheduler and its variables is about jobs.
+        # Its words about a scheduler and its variables concern jobs.
         report.add("peer", "bad", f"{where}{_reason(error)}", _NO_DOCTOR)
         return
     except AuthenticationError as error:
@@ -200,7 +200,7 @@ def check_peer(
 
 
 def _reason(error: BpsError) -> str:
-    """What the system said of a connection, in parentheses."""
+    """The system's words about a connection, in parentheses."""
     return error.message[error.message.index(" (") :] if error.message.endswith(")") else ""
 
 

@@ -25,7 +25,7 @@ _ELSEWHERE = "192.0.2.1"
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """How two doctors find each other: the address and port of the first one, and a code that only they know."""
+    """The address and port of the first of two doctors, and a code that only they know."""
 
     host: str
     port: int

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a benchmark writes beside its table: files, checked before anything is measured, and its progress."""
+"""Writes what a tool shows beside its table: files, checked before anything is measured, and progress."""
 
 from __future__ import annotations
 

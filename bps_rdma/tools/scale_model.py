@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 
 from bps_rdma.errors import InvalidArgumentError
 
-HEADER_BYTES = 64  # of a push; kMaxHeader in csrc/transport/transport.h
+HEADER_BYTES = 64  # the header of a push; kMaxHeader in csrc/transport/transport.h
 SMALL_SLOT = 8192  # bytes; the numbers below are per worker loop and server loop, see csrc/server
 MOST_SMALL_SLOTS, FEWEST_SMALL_SLOTS = 128, 8
 CREDIT_MESSAGE_BYTES = 33.0
@@ -227,7 +227,7 @@ class _Round:
     # ---- Time
 
     def _host_s(self) -> float:
-        """What the ranks of a host add: their first piece is summed before it is sent, and their last is delivered."""
+        """The seconds that the ranks of a host add: they sum a piece before they send it, and deliver their last."""
         ranks = max(host.ranks for host in self.given if host.worker)
         if ranks == 1:
             return 0.0

@@ -5,7 +5,7 @@ autograd adds the gradients of several passes in the dtype of the parameter, and
 an Accumulation takes part in that: it sees the gradient of each pass by itself, and keeps the unrounded sum beside
 .grad, which shows the rounded one as always. Instead of .grad, an UnroundedUnit sends these sums.
 
-Whoever changes .grad between two passes means what he leaves there: the sum then begins again from that.
+A program that changes .grad between two passes means the value that it leaves there: the sum begins again from that.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ class Accumulation:
         self.hook = self._node.register_prehook(self._before)
 
     def _before(self, _: Any) -> None:
-        """Autograd is about to add to .grad: what is there is put aside, so that it finds nothing."""
+        """Puts .grad aside before autograd adds to it, so that autograd finds nothing there."""
         self._aside, self._parameter.grad = self._parameter.grad, None
 
     def after(self, accumulates: bool) -> None:
-        """Autograd has written the gradient of a pass to .grad, which becomes what it would have been.
+        """Takes the gradient of a pass, which autograd has written to .grad, and makes .grad what it would have been.
 
         Args:
             accumulates: more passes follow before gradients are sent. After one that did, the next one always does.
@@ -76,7 +76,7 @@ class Accumulation:
 
     @property
     def pending(self) -> bool:
-        """Whether there is an unrounded sum of what .grad shows."""
+        """True if there is an unrounded sum of what .grad shows."""
         return self._shows(self._parameter.grad)
 
     def settle(self) -> _core.ExactAccumulator:

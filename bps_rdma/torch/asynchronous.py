@@ -25,7 +25,7 @@ class _Weights:
 
     def __init__(self, name: str, parameters: list[torch.nn.Parameter]) -> None:
         self.name = name
-        self.sent = False  # of a change that is not over: perhaps the servers have it
+        self.sent = False  # a change is not over: perhaps the servers have it
         self._parameters = parameters
         self._versions: list[int] = []
         count = sum(p.numel() for p in parameters)
@@ -46,7 +46,7 @@ class _Weights:
         self._versions = [parameter._version for parameter in self._parameters]
 
     def was_changed(self, known: bool) -> bool:
-        """Whether somebody has written to the parameters; `known`: something else than what is known of them."""
+        """Returns whether somebody has written to the parameters; with `known`, values that are not the known ones."""
         return any(
             parameter._version != version
             and not (known and torch.equal(parameter.detach().reshape(-1), part.to(parameter.device)))
@@ -61,21 +61,21 @@ class _Weights:
 
 
 class AsynchronousOptimizer(torch.optim.Optimizer):
-    """What DistributedOptimizer() returns with BPS_ASYNC=1; see docs/async.md."""
+    """The optimizer that DistributedOptimizer() returns with BPS_ASYNC=1; see docs/async.md."""
 
     _step_supports_amp_scaling = True  # torch's GradScaler calls step() also where it has found an infinity
-    _bps_is_copy: bool  # of which nothing is known to the other ranks yet
+    _bps_is_copy: bool  # the other ranks know nothing of this copy yet
     _bps_weights: list[_Weights]
-    _bps_handles: list[Handle]  # of what is under way
+    _bps_handles: list[Handle]  # operations that are under way
     _bps_unfinished: bool  # a change has failed: its deltas stay until the servers have all of it
-    _bps_steps: int  # that all ranks have completed, with BPS_STALENESS=0
+    _bps_steps: int  # steps that all ranks have completed, with BPS_STALENESS=0
 
     def __reduce_ex__(self, _: Any) -> Any:
         """A copy is of a class that is made in the same way."""
         return new_instance, type(self)._bps_made_of, self.__getstate__()  # type: ignore[attr-defined]
 
     def __getstate__(self) -> dict[str, Any]:
-        """As usual; a copy's weights get names of their own, at the first step, which all ranks make with copies."""
+        """Returns the usual state. A copy's weights get names of their own at the first step, which all ranks make."""
         return {**super().__getstate__(), "_bps_copied": (self._bps_fixed, self._bps_group)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -91,7 +91,7 @@ class AsynchronousOptimizer(torch.optim.Optimizer):
             self._begin(self._bps_fixed, self._bps_group)
 
     def compression_state_dict(self) -> dict[str, Any]:
-        """Nothing: changes of weights travel as they are."""
+        """Returns nothing to save: changes of weights travel as they are."""
         return {}
 
     def load_compression_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -220,7 +220,7 @@ class AsynchronousOptimizer(torch.optim.Optimizer):
         steps = np.full(1, self._bps_steps, np.int64)
         with self._bps_all_awaited():
             for weights in self._bps_weights:
-                # In place: after a failure it is computed anew, from parameters that have the change still.
+                # This works in place: after a failure it is computed anew, from parameters that have the change still.
                 self._bps_handles.append(start.reduce(weights.delta, weights.delta, self._bps_options(weights.name)))
             self._bps_handles.append(start.reduce(steps, steps, self._bps_options(f"{self._bps_prefix}.steps")))
         size = (self._bps_group or job.current().world).size
@@ -241,7 +241,7 @@ class AsynchronousOptimizer(torch.optim.Optimizer):
 
     @contextlib.contextmanager
     def _bps_all_awaited(self) -> Iterator[None]:
-        """Afterwards nothing is under way, whatever has failed: the buffers are this rank's again."""
+        """Waits until nothing is under way, whatever has failed: the buffers are this rank's again."""
         failure: BpsError | None = None
         try:
             yield
@@ -262,12 +262,12 @@ class AsynchronousOptimizer(torch.optim.Optimizer):
         return failure
 
     def synchronize(self) -> None:
-        """Nothing: there are no gradients to wait for."""
+        """Does nothing: there are no gradients to wait for."""
 
     @contextlib.contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """As in DistributedOptimizer; here it changes nothing."""
+        """Does nothing; DistributedOptimizer has the same method."""
         yield
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """As in DistributedOptimizer; here it changes nothing."""
+        """Does nothing; DistributedOptimizer has the same method."""

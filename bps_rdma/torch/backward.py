@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a hook can learn of the backward that it runs in: whether it adds to .grad of parameters, and when it ends.
+"""Tells a hook about the backward that it runs in: whether it adds to .grad of parameters, and when it ends.
 
 A backward may run inside another one, when activations are checkpointed with use_reentrant=True. Its end is no end for
 us: the outer one may still compute gradients.
@@ -18,12 +18,12 @@ class EndOfBackward:
     """Calls a method once at the end of the outermost backward, however often it is asked to while that runs."""
 
     def __init__(self, call: Callable[[], None]) -> None:
-        self._call = weakref.WeakMethod(call)  # of what has this object
+        self._call = weakref.WeakMethod(call)  # a method of the owner of this object
         self._asked: weakref.ref[_Ending] | None = None  # only the backward holds it: one that fails drops it
 
     @property
     def is_due(self) -> bool:
-        """Whether the backward that is running will make the call."""
+        """True if the running backward will make the call."""
         return self._asked is not None and self._asked() is not None
 
     def ask(self) -> None:
@@ -55,7 +55,7 @@ class _Ending:
         torch.autograd.Variable._execution_engine.queue_callback(self._at_end)
 
     def _at_end(self) -> None:
-        node: Any = torch._C._current_autograd_node()  # of the outer backward, which computes this one
+        node: Any = torch._C._current_autograd_node()  # the node of the outer backward, which computes this one
         if node is None:
             self._end()
             return
@@ -70,7 +70,7 @@ class _Ending:
 
 
 def adds_to(parameters: Iterable[torch.nn.Parameter]) -> bool:
-    """Whether the backward that is running adds to .grad of a parameter, or is a whole one that could have.
+    """Returns whether the running backward adds to .grad of a parameter, or is a whole one that could have.
 
     A gradient that is only returned, as by torch.autograd.grad(), is added nowhere. A whole backward is one without
     `inputs`: it may reach the parameters by a backward inside of it, or pass them by, where another rank's reaches
@@ -86,7 +86,7 @@ def adds_to(parameters: Iterable[torch.nn.Parameter]) -> bool:
 
 
 def _is_whole(node: Any) -> bool:
-    """Whether everything that `node` was computed from gets a gradient in this backward."""
+    """Returns whether everything that `node` was computed from gets a gradient in this backward."""
     seen, left = {node}, [node]
     while left:
         following = {each for each, _ in left.pop().next_functions if each is not None} - seen

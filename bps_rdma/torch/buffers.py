@@ -30,7 +30,7 @@ class BufferBroadcast:
         self._group = group
         self._blocks: dict[tuple[torch.dtype, torch.device, int], torch.Tensor] = {}
         self._layout: list[tuple[torch.dtype, int]] = []  # dtype and size of all buffers
-        self._own = np.zeros(3, np.int64)  # what other ranks are told of it
+        self._own = np.zeros(3, np.int64)  # the layout as other ranks are told of it
 
     def run(self) -> None:
         """Overwrites all buffers by those of the root. Every rank of the group calls it.
@@ -38,7 +38,7 @@ class BufferBroadcast:
         Raises:
             MismatchError: the buffers of ranks differ in number, dtype or size.
         """
-        root = self._group.ranks[0] if self._group else 0  # of the view of now
+        root = self._group.ranks[0] if self._group else 0  # the first rank in the view of now
         alike: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
         for buffer in self._module.buffers():
             # Two forwards may come before one backward, as of a GAN's critic: autograd, which has kept the buffer of
@@ -56,7 +56,7 @@ class BufferBroadcast:
             sends = bps_rdma.rank() == root
             if sends:
                 torch.cat([buffer.reshape(-1) for buffer in buffers], out=typed)
-            # As bytes: any dtype can be sent that way.
+            # They travel as bytes, because any dtype can be sent that way.
             name = f"{self._prefix}.buffers.{number}.{dtype}.{count}"
             transfer.broadcast(block, root, OperationOptions(name=name, group=self._group, awaited=True)).wait()
             if not sends:
@@ -65,7 +65,7 @@ class BufferBroadcast:
                 torch._foreach_copy_(buffers, shaped)
 
     def _check(self, buffers: list[torch.Tensor]) -> None:
-        """With other buffers a rank would wait under other names: a layer may enlarge its own on one rank alone."""
+        """Checks that all ranks have the same buffers: with others, a rank would wait under other names."""
         layout = [(buffer.dtype, buffer.numel()) for buffer in buffers]
         if layout != self._layout:
             digest = int.from_bytes(hashlib.sha256(repr(layout).encode()).digest()[:7], "little")

@@ -136,7 +136,7 @@ def _digest(lines: Sequence[str]) -> bytes:
 
 
 def place_of(tensor: torch.Tensor) -> str:
-    """How broadcast_tensors() would send a tensor: where these differ between ranks, all send it from CPU memory."""
+    """The way in which broadcast_tensors() would send a tensor. If ranks differ, all send it from CPU memory."""
     try:
         return "in place" if device_of(tensor) is None else "staged"
     except InvalidArgumentError:

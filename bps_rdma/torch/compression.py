@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How tensors are sent: `Compression.none`, `.fp16` or `.bf16`, as in BytePS and Horovod, or a method of the core."""
+"""Chooses how tensors are sent: `Compression.none`, `.fp16` or `.bf16`, as in BytePS, or a method of the core."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Compression:
     bf16 = Compressor(torch.bfloat16)
 
 
-AnyCompression = Compressor | str | Mapping[str, Any]  # what callers may pass
+AnyCompression = Compressor | str | Mapping[str, Any]  # callers may pass any of these
 
 
 def compressor_of(compression: AnyCompression, exact: bool | None = None) -> Compressor:

@@ -19,11 +19,11 @@ from bps_rdma.operations.options import EXACT
 from bps_rdma.torch import transfer
 from bps_rdma.torch.units import IndexedParameter, Sent, Unit
 
-State = Mapping[str, Mapping[str, torch.Tensor]]  # of a tensor: its pieces, by what their names add to its own
+State = Mapping[str, Mapping[str, torch.Tensor]]  # the pieces of a tensor, by what their names add to its own
 
 
 def of_tensor(name: str, like: torch.Tensor, wanted: str | None, group: Group | None) -> State:
-    """What push_pulls of this name and this tensor remember; {} for a method that remembers nothing.
+    """Returns the feedback of push_pulls of this name and this tensor; {} for a method that keeps none.
 
     A collective call. A tensor on a device is sent in pieces, each with a name and a memory of its own.
 
@@ -103,7 +103,7 @@ def load(state: Mapping[str, Any], units: Sequence[Unit], sent: Sent) -> None:
 
 
 def _pieces_that_remember(name: str, like: torch.Tensor, wanted: str | None) -> list[tuple[str, int]]:
-    # From what is declared, which is the same on all ranks; what this rank has used in this view may differ.
+    # The declaration decides, because it is the same on all ranks; the use by this rank in this view may differ.
     if like.dtype != torch.float32:
         return []
 

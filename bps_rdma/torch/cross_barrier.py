@@ -115,7 +115,7 @@ class LateOptimizer(WrappedOptimizer):
     _bps_model: torch.nn.Module
     _bps_steps_left: int
     _bps_due: dict[torch.nn.Parameter, dict[str, Any]]  # updates to make, with the options of their step
-    _bps_pending: dict[torch.nn.Parameter, PendingGradient]  # what stands in .grad of those that were sent
+    _bps_pending: dict[torch.nn.Parameter, PendingGradient]  # the stand-in in .grad of those that were sent
     _bps_sent: set[torch.nn.Parameter]  # in this pass
     _bps_hooked: weakref.WeakSet[torch.nn.Module]
 
@@ -153,7 +153,7 @@ class LateOptimizer(WrappedOptimizer):
                 self._bps_hide(place)
 
     def _bps_computed(self, parameter: torch.nn.Parameter) -> None:
-        """Autograd is about to add to .grad."""
+        """Prepares .grad for autograd, which is about to add to it."""
         if type(parameter.grad) is PendingGradient:
             name = self._bps_trained.name_of(parameter)
             if self._bps_left.get(parameter) != 0:
@@ -164,7 +164,7 @@ class LateOptimizer(WrappedOptimizer):
             )
 
     def _bps_hide(self, place: IndexedParameter) -> None:
-        """Until the next forward uses its mean nobody may use the gradient, which is being averaged in place."""
+        """Hides a gradient that is being averaged in place: nobody may use it until the next forward uses its mean."""
         parameter = place.parameter
         pending = self._bps_pending.get(parameter)
         if pending is None or pending._bps_like != (parameter.dtype, parameter.device, parameter.shape):
@@ -244,12 +244,12 @@ class LateOptimizer(WrappedOptimizer):
         super().zero_grad(set_to_none=True)
 
     def state_dict(self) -> dict[str, Any]:
-        """As usual, after all recorded updates."""
+        """Returns the state as usual, after all recorded updates."""
         self.synchronize()
         return super().state_dict()
 
     def __getstate__(self) -> dict[str, Any]:
-        """As usual, after all recorded updates; with the model, whose copy the copy updates."""
+        """Returns the usual state after all recorded updates, with the model: the copy updates the copied model."""
         self.synchronize()
         return {**super().__getstate__(), "_bps_model": self._bps_model, "_bps_steps_left": self._bps_steps_left}
 
@@ -276,7 +276,7 @@ class PendingGradient(torch.Tensor):
     """
 
     _bps_name: str
-    _bps_like: tuple[torch.dtype, torch.device, torch.Size]  # of the parameter
+    _bps_like: tuple[torch.dtype, torch.device, torch.Size]  # dtype, device and shape of the parameter
 
     @staticmethod
     def of(parameter: torch.nn.Parameter, name: str) -> PendingGradient:
@@ -289,7 +289,7 @@ class PendingGradient(torch.Tensor):
 
     @classmethod
     def __torch_function__(cls, _func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Whatever is done with it.
+        """Refuses any use of the gradient.
 
         Raises:
             BpsError: always.
@@ -301,7 +301,7 @@ class PendingGradient(torch.Tensor):
 
 
 def error_of(name: str) -> BpsError:
-    """What is raised where a gradient is used that is being averaged."""
+    """The error of using a gradient that is being averaged."""
     return BpsError(
         f"the gradient of {name!r} was used while it is being averaged: CrossBarrier uses it in the next forward, and "
         "shows it to nobody",

@@ -104,7 +104,7 @@ class DistributedDataParallel(torch.nn.Module):
         self._parameters_now = ParametersOf(self.module)
         self._end = EndOfBackward(self._end_of_backward)
         self._buffers_of_root: BufferBroadcast | None = None
-        self._sync = True  # of the last forward; see no_sync()
+        self._sync = True  # the last forward was outside of no_sync()
         self._pending = False  # a forward has run, and its gradients have not been synchronised
         self._backward_began = 0  # time.monotonic_ns()
         self._order: list[IndexedParameter] | None = None  # in which the gradients of the first pass became ready
@@ -112,7 +112,7 @@ class DistributedDataParallel(torch.nn.Module):
 
     @property
     def synchronizer(self) -> GradientSynchronizer:
-        """What averages the gradients."""
+        """The object that averages the gradients."""
         return self._trained.synchronizer
 
     def __getstate__(self) -> dict[str, Any]:
@@ -177,7 +177,7 @@ class DistributedDataParallel(torch.nn.Module):
         self._end.ask()
 
     def _settle(self) -> None:
-        """Before a pass, and not in a forward, which a rank may run alone: what the pass works on."""
+        """Settles what a pass works on, before the pass; not in a forward, which a rank may run alone."""
         if self._trained.is_open:
             return
         order = None if self._rebuilt else self._order  # in the second pass, buckets are filled in that of the first
@@ -225,7 +225,7 @@ class DistributedDataParallel(torch.nn.Module):
     synchronize = finish_gradient_synchronization  # BytePS's name
 
     def compression_state_dict(self) -> dict[str, Any]:
-        """What compression remembers between passes on this rank: save it beside state_dict(), each rank its own.
+        """Returns the feedback that compression keeps on this rank. Each rank saves its own, beside state_dict().
 
         A collective call between passes: every rank must make it, which is why it is not a part of state_dict(). See
         bps_rdma.feedback_state().
@@ -246,7 +246,7 @@ class DistributedDataParallel(torch.nn.Module):
             self._order, self._rebuilt = [place for unit in self.synchronizer.units for place in unit.places], True
 
     def _make_first(self) -> None:
-        """A copy, and a process that has entered a running job, know nothing of the others yet. Collective."""
+        """Meets the other ranks for a copy, or in a process that has entered a running job. A collective call."""
         if not self._trained.is_made:
             self._settle()
 

@@ -158,13 +158,13 @@ class DiLoCo:
         transfer.declare_many({one.name: one.moved for one in self._fragments}, self._group, self._method)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without what is on its way: a copy agrees with the copies of other ranks, under names of its own."""
+        """Returns the state without what is on its way: a copy agrees with other copies, under names of its own."""
         self.synchronize()
         copied = [one.anchor for one in self._fragments], [one.velocity for one in self._fragments]
         return {**self.__dict__, "_fragments": [], "_copied": copied if self._fragments else self._copied}
 
     def _settle(self) -> None:
-        """Before anything between ranks: a copy begins."""
+        """Lets a copy begin before anything happens between ranks."""
         if not self._fragments and self._copied is not None:
             membership.init()
             copied, self._copied = self._copied, None
@@ -198,15 +198,15 @@ class DiLoCo:
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """Of the inner optimizer."""
+        """The parameter groups of the inner optimizer."""
         return self.inner.param_groups
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As the inner optimizer's."""
+        """Zeroes gradients as the inner optimizer does."""
         self.inner.zero_grad(set_to_none)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step of the inner optimizer, and whatever is due then between the ranks.
+        """Makes one step of the inner optimizer, and then the agreements between ranks that are due.
 
         Returns:
             What the inner optimizer's step() returns.
@@ -262,7 +262,7 @@ class DiLoCo:
             one.end(*self._outer, self._mix)
 
     def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint of this rank: its inner optimizer, and what compression remembers, are its own.
+        """Returns the state for a checkpoint of this rank, whose inner optimizer and compression feedback are its own.
 
         Waits for what is under way first, so that every rank must call it at the same step.
         """
@@ -291,7 +291,7 @@ class DiLoCo:
         sizes = [one["anchor"].numel() for one in state["fragments"]]
         if sizes != [one.anchor.numel() for one in self._fragments]:
             raise InvalidArgumentError("the checkpoint is of other parameters", "use the same model and `fragments`")
-        # Of what was saved by a version that did not know it, or without it: it begins at nothing.
+        # A state that was saved without compression, or by a version that did not know it, begins at nothing.
         remembered = [one.get("compression") for one in state["fragments"]]
         for one, pieces in zip(self._fragments, remembered, strict=True):
             if pieces is not None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Objects as bytes, in an encoding that cannot run code: whoever reads them makes values of the types below only.
+"""Objects as bytes, in an encoding that cannot run code: the reader makes values of the types below only.
 
 None, bool, int, float, complex, str, bytes, bytearray, list, tuple, dict, OrderedDict, set, frozenset, torch.Size,
 torch.dtype, torch.device, tensors and parameters, numpy arrays and numbers. JSON holds the structure; values that JSON
@@ -23,8 +23,8 @@ import torch
 from bps_rdma.errors import InvalidArgumentError
 
 _LENGTH_BYTES = 8
-_ARRAY_KINDS = "biufcmMSU"  # of numpy: everything but Python objects and records
-_PLAIN = frozenset([type(None), bool, int, float, str])  # of which JSON has its own
+_ARRAY_KINDS = "biufcmMSU"  # numpy's kinds but Python objects and records
+_PLAIN = frozenset([type(None), bool, int, float, str])  # JSON has its own forms of these
 
 MakeTensor = Callable[[int, torch.dtype, tuple[int, ...], str], torch.Tensor]
 
@@ -71,7 +71,7 @@ class Encoder:
             return {kind.__name__: [self._encode(item) for item in obj]}
         if kind in (dict, OrderedDict):
             pairs = [[self._encode(key), self._encode(value)] for key, value in obj.items()]
-            # What state_dict() of a module carries besides.
+            # The attribute that state_dict() of a module carries besides.
             more = self._encode(getattr(obj, "_metadata", None)) if kind is OrderedDict else None
             return {kind.__name__: [pairs, more]}
         if kind in (bytes, bytearray):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Joining the job from torch: by the launcher's variables, or over a torch.distributed group that is there already.
 
-Over a group only its store is used, whatever the backend and the init_method: rank 0 writes a job id and the address of
+With any backend and init_method only the store of a group is used: rank 0 writes a job id and the address of
 the scheduler into it, all ranks read them, and bps_rdma starts with the same ranks. A store is not authenticated: the
 secret of the job never goes through it (see SECURITY.md for where it comes from).
 """
@@ -36,7 +36,7 @@ _suspended: Names | None = None  # the names of the job that suspend() left, for
 
 
 class _TorchGroups:
-    """What a job has to do with torch.distributed."""
+    """The ties of a job to torch.distributed."""
 
     def __init__(self) -> None:
         self.world: Any = None  # weak reference to the default group from which the job was started
@@ -125,7 +125,7 @@ def resume(
 
 
 def has_origin() -> bool:
-    """Whether the running job was started from a torch.distributed group."""
+    """Returns whether the running job was started from a torch.distributed group."""
     return job.current().part(_TorchGroups).world is not None
 
 
@@ -231,7 +231,7 @@ def group_of(group: AnyGroup) -> Group | None:
 class Names:
     """The names given out in one job."""
 
-    outlives_view = True  # what has them stays
+    outlives_view = True  # modules and optimizers that have the names stay
 
     def __init__(self) -> None:
         self.given: Counter[str] = Counter()

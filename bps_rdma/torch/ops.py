@@ -184,7 +184,7 @@ def declare(name: str, like: Any = None, *, shape: Any = None, dtype: Any = None
 
 
 # ---- BytePS's way to wait once for many gradients: byteps_torch_set_num_grads(n), then n calls of
-# push_pull_group_sync_inplace(), of which the last one waits for all.
+# push_pull_group_sync_inplace(); the last call waits for all.
 
 
 class _Batch:

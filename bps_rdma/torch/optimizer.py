@@ -135,7 +135,7 @@ class SynchronousOptimizer(WrappedOptimizer):
                 trained.ready(place)
 
     def _bps_backward_ended(self) -> None:
-        # Gradients are means when backward() returns: whatever looks at them then, as a clipper or a loss scaler does,
+        # Gradients are means when backward() returns: code that looks at them then, as a clipper or a loss scaler does,
         # sees the same on all ranks.
         self._bps_backwards += 1
         if self._bps_backwards >= self._bps_passes:
@@ -181,7 +181,7 @@ class SynchronousOptimizer(WrappedOptimizer):
             self._bps_skip = False
 
     def step(self, closure: Callable[[], Any] | None = None, **options: Any) -> Any:
-        """Synchronises, then steps. With a closure: after each call of it, and its loss is the mean over the ranks."""
+        """Synchronises, then steps. With a closure it does so after each call; the loss is the mean over the ranks."""
         if closure is None:
             self._synchronize_once()
             with spans().around("optimizer"):
@@ -213,7 +213,7 @@ class SynchronousOptimizer(WrappedOptimizer):
         return transfer.all_reduce(loss.detach().clone(memory_format=torch.contiguous_format), options).wait()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As usual; gradients that were not used for a step are forgotten, on all ranks.
+        """Zeroes gradients as usual. All ranks forget those that were not used for a step.
 
         Raises:
             BpsError: backward() has failed while gradients were being averaged.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which gradients are sent together: the strategies, and how buckets are filled."""
+"""Chooses the gradients that are sent together: the strategies, and the filling of buckets."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ StrategyName = Literal["naive", "flat", "overlap", "bucketed"]
 
 @dataclass(frozen=True)
 class Strategy:
-    """How gradients are sent.
+    """A way to send gradients.
 
     Attributes:
         buckets: several in one block of memory, or each in place.

@@ -22,7 +22,7 @@ _LONGEST_PAUSE = 0.05  # seconds
 
 
 def agree(store: Any, rank: int, world: int, host: str, tell: Callable[[list[str]], dict[str, Any]]) -> dict[str, Any]:
-    """What rank 0 tells all ranks that make this call.
+    """Returns what rank 0 tells all ranks that make this call.
 
     Args:
         store: a torch.distributed store that all `world` ranks share.

@@ -22,7 +22,7 @@ _WINDOW_BYTES = 64 << 20  # parameters whose states travel at once: ranks that n
 
 
 def gather_hosts(members: Group) -> dict[int, bytes]:
-    """By rank: what tells its host from others. Collective."""
+    """The identity of each rank's host, by rank. A collective call."""
     own = config_with({}).text("BPS_HOST_ID") or host_identity()
     mine = np.frombuffer(hashlib.sha256(own.encode()).digest()[:16], np.uint8)
     rows = bps_rdma.all_gather(mine, name="ShardedOptimizer.hosts", group=members).reshape(members.size, -1)
@@ -32,7 +32,7 @@ def gather_hosts(members: Group) -> dict[int, bytes]:
 def gather_holders(
     params: Sequence[torch.Tensor], held: set[torch.Tensor], steps: int, members: Group
 ) -> tuple[dict[torch.Tensor, list[int]], int]:
-    """By parameter: the ranks that hold its state; and how many steps that state has seen. Collective.
+    """Returns the ranks that hold each parameter's state, and how many steps that has seen. A collective call.
 
     Raises:
         BpsError: ranks that hold states have made different numbers of steps; on all ranks.
@@ -57,7 +57,7 @@ def gather_holders(
 def move_states(
     holders: dict[torch.Tensor, list[int]], shards: Shards, state: dict[torch.Tensor, Any], members: Group
 ) -> dict[torch.Tensor, Any]:
-    """What this rank keeps from now on and did not hold: by parameter. Collective.
+    """Returns the state that this rank keeps from now on and did not hold, by parameter. A collective call.
 
     Args:
         holders: as gather_holders() gives them; the first one sends.

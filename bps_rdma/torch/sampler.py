@@ -51,15 +51,15 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         self.shuffle = shuffle
         self.seed = seed
         self.epoch = 0
-        self.position = 0  # of the epoch's samples, how many all ranks together have used
+        self.position = 0  # how many of the epoch's samples all ranks together have used
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin an epoch; one that has begun goes on."""
+        """Begins an epoch; one that has begun goes on."""
         if epoch != self.epoch:
             self.epoch, self.position = epoch, 0
 
     def record(self, samples: int) -> None:
-        """Note that a step has used so many samples on each rank. All ranks call it, after the optimizer's step."""
+        """Notes that a step has used so many samples on each rank. All ranks call it, after the optimizer's step."""
         if samples < 0:
             raise InvalidArgumentError(f"record({samples}): a step uses no negative number of samples", "")
         self.position = min(self.samples, self.position + samples * job.size())
@@ -83,9 +83,9 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         return torch.randperm(self.samples, generator=generator, device="cpu").tolist()
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the sampler is; the same on all ranks."""
+        """The position of the sampler; the same on all ranks."""
         return {"epoch": self.epoch, "position": self.position, "seed": self.seed}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there, with any number of ranks."""
+        """Goes on from a saved position, with any number of ranks."""
         self.epoch, self.position, self.seed = int(state["epoch"]), int(state["position"]), int(state["seed"])

@@ -21,7 +21,7 @@ from bps_rdma.torch.resharding import Before, gather_holders, gather_hosts, move
 from bps_rdma.torch.shards import Shards
 from bps_rdma.torch.transfer import members_of
 
-_OWN_KEYS = ("params", "param_names")  # of a parameter group: these differ in the inner optimizer
+_OWN_KEYS = ("params", "param_names")  # keys of a parameter group that differ in the inner optimizer
 
 
 class ShardedOptimizer(torch.optim.Optimizer):
@@ -71,7 +71,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self._inner: torch.optim.Optimizer | None = None
         failure: Exception | None = None
         running = job.current()
-        self._version = 0  # of the states here: one more with each step, and when they are loaded
+        self._version = 0  # the states here have one more with each step, and when they are loaded
         # The view for which they are complete: none yet, in a process that enters a running job.
         self._epoch = 0 if running.is_late else running.epoch
         self._held: set[torch.Tensor] = set()  # parameters whose state is here
@@ -215,7 +215,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         send_parameters(holders, members)
         options = broadcast_objects(_options(self), [first], "ShardedOptimizer.options", self._group)[first]
         bps_rdma.commit(self._group)
-        # Only now: what another rank may still need must not be forgotten here.
+        # This comes last: nothing that another rank may still need must be forgotten here.
         self._held = set(self._shards.mine(params))
         for param in [param for param in inner.state if param not in self._held]:
             del inner.state[param]
@@ -238,12 +238,12 @@ class ShardedOptimizer(torch.optim.Optimizer):
     # ---- Saving and loading
 
     def __getstate__(self) -> dict[str, Any]:
-        """For copies: as usual, and this rank's part."""
+        """Returns the usual state and this rank's part, for copies."""
         own = ("_group", "_inner", "_shards", "_version", "_epoch", "_held", "_lost")
         return {**super().__getstate__(), **{name: self.__dict__[name] for name in own}}
 
     def state_dict(self, root: int | None = None) -> dict[str, Any]:
-        """The whole state as the optimizer that is not sharded has it, whatever the number of ranks.
+        """Returns the whole state as an optimizer that is not sharded has it, for any number of ranks.
 
         Collective: every rank of the group must call it, also when only one of them saves it.
 

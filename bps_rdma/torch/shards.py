@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which ranks keep the state of which parameter, and the broadcast of updated parameters from their owners."""
+"""Assigns the state of each parameter to a rank, and broadcasts updated parameters from their owners."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def nbytes(tensor: torch.Tensor) -> int:
 
 
 class Shards:
-    """Who keeps the state of which parameter; the same on all ranks that add the same parameters in the same order.
+    """The keepers of each parameter's state; the same on all ranks that add the same parameters in the same order.
 
     The first of a parameter's keepers owns it: its value is the one that the others get.
     """
@@ -40,7 +40,7 @@ class Shards:
         self._copies = copies
         self._hosts = hosts or {}
         self._keepers: dict[torch.Tensor, tuple[int, ...]] = {}  # worker ranks
-        # By owner and device: where its small parameters are sent together.
+        # The memory in which the small parameters of an owner are sent together, by owner and device.
         self._flats: dict[tuple[int, torch.device], torch.Tensor] = {}
         self._forget_loads()
 
@@ -83,7 +83,7 @@ class Shards:
         keepers: list[int] = []
         used: set[bytes | None] = set()
         for _ in range(min(self._copies, len(load))):
-            rank = min(  # of equal ones the lowest rank
+            rank = min(  # the lowest rank of equal ones
                 (rank for rank in load if rank not in keepers),
                 key=lambda rank: (self._hosts.get(rank) in used, rank not in preferred, load[rank]),
             )

@@ -81,7 +81,7 @@ class GradientSynchronizer:
         for place in self.places:
             check_parameter(place.name, place.parameter)
         self.open = False  # between the first gradient of a pass and its end
-        self._epoch = 0  # of the view in which the pass began
+        self._epoch = 0  # the view in which the pass began
         self._spans = spans()
         self.exposed_s = 0.0  # seconds spent waiting in finish(), all passes together
         self.passes = 0
@@ -92,9 +92,8 @@ class GradientSynchronizer:
         compressed = method not in ("", EXACT)
         self.sent = Sent(prefix, group, compression, running.min_compress_bytes, keeps_flags=not compressed)
         self.is_exact = method == EXACT
-        self._accumulations: dict[
-            IndexedParameter, Accumulation
-        ] = {}  # where sums are exact, and if anything accumulates
+        # Empty unless sums are exact and something accumulates.
+        self._accumulations: dict[IndexedParameter, Accumulation] = {}
         self.hooks: list[Any] = []  # to be removed when this object goes
         self.accumulate(accumulates)
         self._asked: Handle | None = None  # has any rank accumulated?
@@ -199,14 +198,14 @@ class GradientSynchronizer:
                 self._start(one)
 
     def _take(self, unit: Unit, place: IndexedParameter) -> None:
-        # On a device the unit must learn now in which stream the gradient is computed.
+        # The unit must learn now in which stream of a device the gradient is computed.
         on_device = self._asked is not None and transfer.device_of(place.parameter) is not None
         if self._knows(waits=on_device) and not self._unrounded:
             self._taken.add(place)
             unit.take(place)
 
     def _knows(self, *, waits: bool) -> bool:
-        """Whether it is known if this pass sends unrounded sums."""
+        """True if it is known whether this pass sends unrounded sums."""
         if self._asked is not None and (waits or self._asked.done()):
             asked, self._asked = self._asked, None
             self._unrounded = bool(asked.wait()[0])
@@ -265,8 +264,8 @@ class GradientSynchronizer:
 
     def _wait_for_all(self) -> None:
         error: Exception | None = None
-        # In the order of the units, which is the same on all ranks, and not in which they were sent: those that are
-        # unrounded may have to exchange more, which takes all ranks at once.
+        # The order of the units is the same on all ranks, and that of sending is not. Unrounded units may have to
+        # exchange more, which takes all ranks at once.
         for unit in () if self._strategy.one_by_one else [self._started[u] for u in self.units if u in self._started]:
             try:
                 unit.wait()
@@ -317,7 +316,7 @@ class GradientSynchronizer:
         return None if place in unused else mean
 
     def begin_again(self) -> bool:
-        """Whether no pass is open; gives up one that the end of a view (RoundAbortedError) has interrupted."""
+        """Returns whether no pass is open; gives up one that the end of a view (RoundAbortedError) has interrupted."""
         if self.open and self._epoch != job.current().epoch:
             for unit in self._started.values():
                 with contextlib.suppress(BpsError):
@@ -339,7 +338,7 @@ class GradientSynchronizer:
     # ---- Between passes
 
     def compression_state(self) -> dict[str, Any]:
-        """What compression remembers of the units, and which they are; see compression_state.py. Collective."""
+        """Returns the feedback of the units, and which they are; see compression_state.py. A collective call."""
         return compression_state.save(self.units, self.sent, self._generation)
 
     def load_compression_state(self, state: Mapping[str, Any]) -> bool:

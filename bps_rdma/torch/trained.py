@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which parameters are trained: hooks on them, and what averages their gradients, made anew when they become others.
+"""Holds the parameters that are trained, with hooks on them, and makes the averaging anew when they become others.
 
 Parameters may train later than the wrapper was made: unfrozen, added, replaced, or of another dtype. At the beginning
 of each pass every rank looks at its own. One that finds something new tells the other ranks, which must have found the
@@ -104,7 +104,7 @@ class TrainedParameters:
 
     @property
     def prefix(self) -> str:
-        """Of the names of the owner; a copy gets it at its first use."""
+        """The prefix of the names of the owner; a copy gets it at its first use."""
         if self._prefix is None:
             membership.init()
             self._prefix = unique(self._kind)
@@ -112,23 +112,23 @@ class TrainedParameters:
 
     @property
     def synchronizer(self) -> GradientSynchronizer:
-        """What averages the gradients."""
+        """The object that averages the gradients."""
         assert self._made is not None, "before the first pass"
         return self._made
 
     @property
     def is_made(self) -> bool:
-        """Whether there is one: a copy, and a process that has entered a running job, have none before a pass."""
+        """True if there is one. A copy, and a process that has entered a running job, have none before a pass."""
         return self._made is not None
 
     @property
     def is_open(self) -> bool:
-        """Whether gradients are being averaged."""
+        """True if gradients are being averaged."""
         return self._made is not None and self._made.open
 
     @property
     def passes(self) -> int:
-        """How many there have been."""
+        """The number of passes so far."""
         return 0 if self._made is None else self._made.passes
 
     def place_of(self, parameter: torch.nn.Parameter) -> IndexedParameter | None:
@@ -191,7 +191,7 @@ class TrainedParameters:
         check_alike(lines, f"{self.prefix} parameters", self._group, failure)
 
     def name_of(self, parameter: torch.nn.Parameter) -> str:
-        """For messages."""
+        """The name of a parameter in messages."""
         place = self.place_of(parameter)
         return "a parameter" if place is None else place.name
 
@@ -286,7 +286,7 @@ class ParametersOf:
     def __init__(self, module: torch.nn.Module) -> None:
         self._module = module
         self._inner: list[int] = []  # ids of the modules in it
-        self._modules: list[Any] = []  # of it and each of these, by name: the modules, and the parameters
+        self._modules: list[Any] = []  # the modules and the parameters of it and of each of these, by name
         self._parameters: list[Any] = []
 
     def now(self) -> list[torch.nn.Parameter]:
@@ -307,7 +307,7 @@ _what_counts = attrgetter("requires_grad", "dtype", "device")
 
 
 def _view() -> tuple[int, Names]:
-    """Other members may have other parameters in another view, or in another job after suspend()."""
+    """The view and its job: in another one other members may have other parameters."""
     running = job.current()
     return running.epoch, running.part(Names)
 

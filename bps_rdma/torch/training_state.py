@@ -52,7 +52,7 @@ class TrainingState:
         self.optimizer = optimizer
         self._names = tuple(values)
         self._prefix = unique("state")
-        self._epoch = 0  # of the view for which it holds
+        self._epoch = 0  # the view for which it holds
         for name, value in values.items():
             setattr(self, name, value)
 

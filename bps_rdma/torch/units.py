@@ -28,7 +28,7 @@ _AVERAGE = ReduceOp.average
 
 @dataclass(frozen=True)
 class Sent:
-    """How gradients are sent.
+    """The way in which gradients are sent.
 
     Attributes:
         prefix: of all names; the same on all ranks.
@@ -45,7 +45,7 @@ class Sent:
     keeps_flags: bool = True
 
     def options(self, name: str, priority: int, dtype: torch.dtype, elements: int) -> OperationOptions:
-        """Of the operation that averages a tensor of this name."""
+        """The options of the operation that averages a tensor of this name."""
         method = self.compressor.method_for(dtype, elements, self.smallest)
         return OperationOptions(_AVERAGE, name, priority, self.group, compression=method)
 
@@ -85,7 +85,7 @@ class Single:
         self._handle: AnyHandle | None = None
         self._gradient: torch.Tensor | None = None
         self._wire: torch.Tensor | None = None
-        self._sent: torch.Tensor | None = None  # what was .grad then ...
+        self._sent: torch.Tensor | None = None  # the .grad that was sent ...
         self._version: int | None = None  # ... in this version, where that says whether anyone has changed it since
 
     def declaration(self) -> tuple[str, torch.Tensor, str | None]:
@@ -96,7 +96,7 @@ class Single:
         return self.name, like, self._options.compression
 
     def take(self, place: IndexedParameter) -> None:
-        """The gradient of this parameter is complete."""
+        """Takes the gradient of a parameter, which is complete."""
 
     def start(self) -> None:
         """Sends the gradient; zeros where there is none."""
@@ -141,7 +141,7 @@ class Single:
         return []
 
     def close(self) -> None:
-        """Nothing is kept from pass to pass."""
+        """Does nothing: nothing is kept from pass to pass."""
 
 
 class Bucket:
@@ -169,7 +169,7 @@ class Bucket:
             place: _view(self._memory, place.parameter, offset) for place, offset in zip(places, offsets, strict=True)
         }
         self._missing: list[IndexedParameter] = []
-        self._version = 0  # of the memory as it was sent
+        self._version = 0  # the version of the memory as it was sent
         self._handle: AnyHandle | None = None
 
     def declaration(self) -> tuple[str, torch.Tensor, str | None]:
@@ -177,7 +177,7 @@ class Bucket:
         return self.name, self._memory, self._options.compression
 
     def take(self, place: IndexedParameter) -> None:
-        """The gradient of this parameter is complete: from now on it is in the bucket."""
+        """Takes the gradient of a parameter, which is complete: from now on it is in the bucket."""
         gradient, view = place.parameter.grad, self._views[place]
         if gradient is not None and gradient is not view:
             view.copy_(gradient.detach())

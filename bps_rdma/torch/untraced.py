@@ -20,7 +20,7 @@ _Mark = Callable[[types.CodeType], Any]
 
 
 def leave_untraced(package: str) -> None:
-    """Does so for all functions and methods of the modules of `package` that have been imported.
+    """Keeps torch.compile out of all functions and methods of the modules of `package` that have been imported.
 
     It uses functions of torch that are not documented. With a torch that has others, the package works as ever, and the
     compiler stops at calls from compiled code only.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the optimizers that average gradients share: which parameters they train, under which names, and copies."""
+"""The base of the optimizers that average gradients: which parameters they train, under which names, and copies."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class WrappedOptimizer(torch.optim.Optimizer):
         return [each for options in self.param_groups for each in options["params"]]
 
     def _bps_named(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
-        """In the order of the names that were given; parameters that were added later are named by their place."""
+        """The parameters in the order of the given names; those that were added later are named by their place."""
         parameters = self._bps_parameters()
         there = set(parameters)
         yield from ((name, each) for each, name in self._bps_names.items() if each in there)
@@ -65,12 +65,12 @@ class WrappedOptimizer(torch.optim.Optimizer):
                 yield f"parameter {number}", each
 
     def _bps_settle(self) -> None:
-        """At the beginning of a pass: the parameters that are trained now."""
+        """Begins a pass: follows the parameters that are trained now."""
         if not self._bps_trained.is_open:
             self._bps_trained.follow(self._bps_parameters(), self._bps_named)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As usual; all ranks add the same parameters, with the same values, before the same step."""
+        """Adds parameters. All ranks add the same ones, with the same values, before the same step."""
         super().add_param_group(param_group)
         if hasattr(self, "_bps_trained"):
             self._bps_trained.watch(self._bps_parameters())
@@ -78,7 +78,7 @@ class WrappedOptimizer(torch.optim.Optimizer):
     # ---- Checkpoints and copies
 
     def compression_state_dict(self) -> dict[str, Any]:
-        """What compression remembers between steps on this rank: save it beside state_dict(), each rank its own.
+        """Returns the feedback that compression keeps on this rank. Each rank saves its own, beside state_dict().
 
         A collective call between steps: every rank must make it, which is why it is not a part of state_dict(). See
         bps_rdma.feedback_state().
@@ -100,7 +100,7 @@ class WrappedOptimizer(torch.optim.Optimizer):
         return new_instance, type(self)._bps_made_of, self.__getstate__()  # type: ignore[attr-defined]
 
     def __getstate__(self) -> dict[str, Any]:
-        """As usual, and what this wrapper was made with."""
+        """Returns the usual state, and what this wrapper was made with."""
         state: dict[str, Any] = super().__getstate__()
         state.update({name: self.__dict__[name] for name in _KEPT})
         state["_bps_names"] = [(name, each) for each, name in self._bps_names.items()]

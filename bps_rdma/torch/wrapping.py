@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the wrappers of optimizers share: another base class without a copy of the state, and steps of GradScaler."""
+"""Shared by the wrappers of optimizers: another base class without a copy of the state, and steps of GradScaler."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is measured: bps_rdma itself, here, and its baselines: gloo and MPI in peers/, the upper bound in bound.py.
+"""The implementations that are measured: bps_rdma, here; gloo and MPI in peers/; the upper bound in bound.py.
 
 Each implementation allocates its arrays once per case. A round consists of prepare (not timed), a barrier, run (timed)
 and check (not timed). Implementations that share the ranks' processes take turns.
@@ -22,7 +22,7 @@ class Implementation(Protocol):
     name: str
 
     def supports(self, case: Case) -> bool:
-        """Whether it can run `case`; the same answer on every rank."""
+        """Returns whether it can run `case`; the same answer on every rank."""
 
     def start(self, case: Case, memory: str) -> None:
         """Allocate for `case`; collective."""

@@ -56,7 +56,7 @@ class Bound:
             part.fill(1 if row else 0)
 
     def prepare(self, round_: int) -> None:
-        """Nothing to do: every round adds the same ones."""
+        """Does nothing: every round adds the same ones."""
 
     def barrier(self) -> None:
         """The barrier of bps_rdma."""

@@ -151,7 +151,7 @@ def progress_of(plan: Plan, runs: int = 1) -> Iterator[Listener]:
 
 
 def announcement(plan: Plan, runs: int = 1) -> str:
-    """What is measured, and how long it takes at least."""
+    """Says what is measured, and how long it takes at least."""
     names = ", ".join(("bps_rdma", *plan.compare))
     cases = f"{len(plan.cases)} case{'s' * (len(plan.cases) != 1)}"
     times = f" on {runs} numbers of ranks" if runs > 1 else ""

@@ -24,7 +24,7 @@ Listener = Callable[[Case, int, float], None]
 MIN_ROUNDS, _MAX_ROUNDS = 5, 500  # the former for quartiles; the latter leaves time for large tensors
 _CHUNK_SECONDS = 0.25  # between two updates of the progress display
 _TURN_SECONDS = (
-    0.05  # of one team when there are several; short, so that other work on the machine disturbs all of them alike
+    0.05  # seconds of a team's turn if there are several; short, so that other work disturbs all of them alike
 )
 _END_SECONDS = 60.0
 
@@ -117,7 +117,7 @@ def _run_case(
 
 
 def _rounds_left(plan: Plan, rounds: int, seconds_each: float, seconds_left: float) -> int:
-    """How many more rounds to run: up to plan.iterations, or until the time of the case has passed."""
+    """The number of rounds still to run: up to plan.iterations, or until the time of the case has passed."""
     if plan.iterations is not None:
         return plan.iterations - rounds
     fitting = int(seconds_left / max(seconds_each, 1e-6)) if seconds_left > 0 else 0

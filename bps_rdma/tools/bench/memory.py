@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much memory a benchmark needs, and how much is available."""
+"""The memory that a benchmark needs, and the memory that is available."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-# For the servers' accumulators, the libraries, and the checks.
+# The servers' accumulators, the libraries and the checks need memory, too.
 _EXTRA = 1.25
 _PROCESS_BYTES = 200 << 20  # an interpreter with numpy and torch
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What to measure: operations, dtypes, sizes and numbers of rounds. Plain data that is sent to the ranks as JSON."""
+"""The plan of a measurement: operations, dtypes, sizes and numbers of rounds, sent to the ranks as JSON."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 class Case:
     """One row of the table: `op` on `tensors` tensors of `nbytes` bytes each, started together.
 
-    For reduce_scatter and all_gather, `nbytes` is the size of the whole tensor, of which each rank gets or gives its
-    part. A round consists of `calls` such calls one after the other, each on its own tensors, because a single small
+    For reduce_scatter and all_gather, `nbytes` is the size of the whole tensor; each rank gets or gives its part of it.
+    A round consists of `calls` such calls one after the other, each on its own tensors, because a single small
     call would mainly measure how precisely the ranks start at the same time.
     """
 
@@ -90,7 +90,7 @@ class Plan:
     prepared: bool = False
 
     def to_json(self) -> str:
-        """As one line."""
+        """Returns the plan as one line of JSON."""
         return json.dumps(asdict(self))
 
     @staticmethod

@@ -67,7 +67,7 @@ def start_mpi(children: Children, plan: Plan, name: str, workers: int, shared: P
             "OMPI_ALLOW_RUN_AS_ROOT": "1",
             "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
             "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
-            # In /dev/shm itself, files of ranks that were killed would stay.
+            # Files of ranks that were killed would stay in /dev/shm itself.
             "OMPI_MCA_btl_sm_backing_directory": str(shared),
         }
         launcher = children.spawn(name, command, env)
@@ -112,7 +112,7 @@ def folder_for_shared_memory(needed: bool) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def busy(children: Children, processes: int) -> Iterator[None]:
-    """Run `processes` additional processes, each of which keeps a core busy."""
+    """Run `processes` additional processes that each keep a core busy."""
     loads = [children.spawn(f"load {i}", ["/bin/sh", "-c", "while :; do :; done"], {}) for i in range(processes)]
     try:
         yield

@@ -23,7 +23,7 @@ from bps_rdma.tools.bench.peers import make_peer
 from bps_rdma.tools.bench.plan import MPI_BASELINES, Plan
 
 CHANNEL = "BPS_BENCH_CHANNEL"  # descriptor of the socket; for MPI ranks the path of a socket to connect to
-PLAN = "BPS_BENCH_PLAN"  # as JSON
+PLAN = "BPS_BENCH_PLAN"  # the plan as JSON
 SHARED = "BPS_BENCH_SHARED"  # "descriptor size" of the memory for the upper bound; absent without a bound
 
 

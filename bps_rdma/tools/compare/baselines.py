@@ -36,7 +36,7 @@ class TrainingMethod:
 
     @property
     def label(self) -> str:
-        """For tables and plots."""
+        """The name of the method in tables and plots."""
         return f"{self.kind} {self.bucket_mb:g} MB" if self.bucket_mb else self.kind
 
     @property

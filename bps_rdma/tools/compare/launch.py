@@ -27,7 +27,7 @@ _TOLERANCE = 1e-4
 
 @dataclass(frozen=True)
 class Comparison:
-    """What is compared.
+    """One comparison: a model, its ranks, and the methods.
 
     Attributes:
         model: one of models.MODELS.

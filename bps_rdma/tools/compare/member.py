@@ -21,7 +21,7 @@ from bps_rdma.tools.compare.models import make_batch, make_model
 from bps_rdma.torch.backend import Options
 
 CHANNEL = "BPS_COMPARE_CHANNEL"  # descriptor of the socket to the launcher
-PLAN = "BPS_COMPARE_PLAN"  # as JSON: model, samples, length, threads, kinds, device
+PLAN = "BPS_COMPARE_PLAN"  # the plan as JSON: model, samples, length, threads, kinds, device
 
 
 class RankOfComparison:

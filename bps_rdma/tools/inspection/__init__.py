@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a running job is doing: `bps why`, `bps top` and `bps dump`."""
+"""Shows what a running job is doing: `bps why`, `bps top` and `bps dump`."""

@@ -57,7 +57,7 @@ def why(where: _Where = "", name: _Name = "", as_json: _Json = False) -> int:
     machine.
     """
     until = time.monotonic() + _WHOLE_S
-    states = jobs(where, name, stacks=bool(where))  # of a job elsewhere there is no time to ask twice
+    states = jobs(where, name, stacks=bool(where))  # there is no time to ask a job elsewhere twice
     explained = [(state, explain(state, until)) for state in states]
     if as_json:
         print(json.dumps([{"job": state.name, **found.as_json()} for state, found in explained], indent=1))
@@ -116,7 +116,7 @@ def _dump_for_torch(states: list[JobState], folder: Path) -> int:
 
 
 def jobs(where: str, name: str = "", stacks: bool = False) -> list[JobState]:
-    """What WHERE and --job of a command stand for."""
+    """Finds the jobs that WHERE and --job of a command stand for."""
     found = from_folder(Path(where)) if where and Path(where).exists() else gather(where, stacks)
     return [state for state in found if state.name.startswith(name)]
 
@@ -151,7 +151,7 @@ def _left(until: float) -> float:
 
 
 def _ask_scheduler(state: JobState, processes: dict[int, local.LocalProcess], timeout: float) -> dict[int, Report]:
-    """By node: reports with stacks, by way of a process of this machine that has answered before."""
+    """Returns reports with stacks, by node, by way of a process of this machine that has answered before."""
     for member in state.members.values():
         if member.report is not None and member.process_state and member.pid in processes:
             reply = local.ask(processes[member.pid], "job stacks", min(timeout, 2 * _STACKS_TIMEOUT_S)) or {}

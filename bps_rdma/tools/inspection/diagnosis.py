@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whom a job waits for: from the reports of its processes to one paragraph. Pure functions."""
+"""Finds whom a job waits for: from the reports of its processes to one paragraph. Pure functions."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ class Wait:
     missing: frozenset[int]  # ranks that have not called it
     lost: frozenset[int] = frozenset()  # ranks whose part has been sent, and has not arrived
     sent: bool = True  # this rank has sent its part
-    servers: frozenset[str] = frozenset()  # that do not say whom they wait for, as members describe themselves
+    servers: frozenset[str] = frozenset()  # servers that do not say whom they wait for, as members describe themselves
 
 
 @dataclass
 class Diagnosis:
-    """What `bps why` says."""
+    """The answer of `bps why`."""
 
     kind: Kind
     text: str
     culprits: list[Member] = field(default_factory=list)
     waits: list[Wait] = field(default_factory=list)  # the longest first
-    wants_stacks: bool = False  # of the culprits: they are in their own code
+    wants_stacks: bool = False  # the culprits are in their own code
 
     def as_json(self) -> dict[str, Any]:
-        """For machines: {"kind", "text", "culprits", "operation", "since_ms", "stacks"}."""
+        """Returns the answer for machines: {"kind", "text", "culprits", "operation", "since_ms", "stacks"}."""
         first = self.waits[0] if self.waits else None
         return {
             "kind": self.kind,
@@ -193,7 +193,7 @@ def _is_leaving(member: Member) -> bool:
 
 
 def _follow(wait: Wait, by_rank: dict[int, list[Wait]], ranks: dict[int, Member]) -> Diagnosis | None:
-    """From a wait to the ranks that are missing, and from those to what they wait for themselves."""
+    """Follows a wait to the ranks that are missing, and those to what they wait for themselves."""
     path = [wait]
     while True:
         last = path[-1]
@@ -230,7 +230,7 @@ def _follow(wait: Wait, by_rank: dict[int, list[Wait]], ranks: dict[int, Member]
 
 
 def _failed(job: JobState) -> str:
-    """How the last operations of ranks have failed, if they have."""
+    """Says how the last operations of ranks have failed, if they have."""
     reasons = {member.name: (member.report or {}).get("last_failure") for member in job.members.values()}
     lines = [f"\n{_sentence(name)} failed: {why}." for name, why in reasons.items() if why]
     return "".join(lines[:_MOST_NAMED])

@@ -18,7 +18,7 @@ from bps_rdma.tools.inspection import local
 # A process answers at once, unless its loops hang, and then after half a second; stacks may take 0.4 s more. One that
 # asks the scheduler waits a second for all members.
 _LOCAL_TIMEOUT_S = 1.0
-_STOPPED_TIMEOUT_S = 0.1  # of one that the kernel calls stopped
+_STOPPED_TIMEOUT_S = 0.1  # for a process that the kernel calls stopped
 _JOB_TIMEOUT_S = 1.1
 _REMOTE_TIMEOUT_S = 1.3  # over the network
 
@@ -40,16 +40,16 @@ class Member:
     silent_ms: int = 0  # since the scheduler has heard of it
     report: Report | None = None
     asked: bool = True
-    process_state: str = ""  # of a process of this machine: the kernel's letter
+    process_state: str = ""  # the kernel's letter for a process of this machine
 
     @property
     def name(self) -> str:
-        """How messages call it: "rank 3", or "server 1" for a dedicated server."""
+        """The name of the member in messages: "rank 3", or "server 1" for a dedicated server."""
         return f"rank {self.rank}" if self.rank >= 0 else f"server {self.server_rank}"
 
     @property
     def description(self) -> str:
-        """As the native part describes it: "worker 1 and server 1 (host, pid 42)"."""
+        """The description that the native part uses: "worker 1 and server 1 (host, pid 42)"."""
         roles = [f"worker {self.rank}"] if self.rank >= 0 else []
         roles += [f"server {self.server_rank}"] if self.server_rank >= 0 else []
         return f"{' and '.join(roles)} ({self.host}, pid {self.pid})"
@@ -57,12 +57,12 @@ class Member:
 
 @dataclass
 class JobState:
-    """What is known of one job at one time."""
+    """The known state of one job at one time."""
 
     name: str = ""
     key: str = ""  # no other job has it
     members: dict[int, Member] = field(default_factory=dict)  # by node
-    unplaced: list[Report] = field(default_factory=list)  # of processes that have not joined
+    unplaced: list[Report] = field(default_factory=list)  # reports of processes that have not joined
     scheduler: Report | None = None
     scheduler_error: str = ""
     scheduler_address: str = ""
@@ -72,7 +72,7 @@ class JobState:
         return {member.rank: member for member in self.members.values() if member.rank >= 0}
 
     def as_json(self) -> dict[str, Any]:
-        """For machines: {"job", "scheduler", "members"}."""
+        """Returns the state for machines: {"job", "scheduler", "members"}."""
         reports = [one.report for one in self.members.values() if one.report] + self.unplaced
         silent = [one.description for one in self.members.values() if one.report is None and one.fate == "here"]
         scheduler = self.scheduler if self.scheduler is not None else {"error": self.scheduler_error}
@@ -125,7 +125,7 @@ def _timeout_of(process: local.LocalProcess) -> float:
 
 
 def from_folder(folder: Path) -> list[JobState]:
-    """From the files that BPS_DUMP_DIR, or `bps dump --output`, has left in a folder; or from one file.
+    """Reads the files that BPS_DUMP_DIR, or `bps dump --output`, has left in a folder; or one file.
 
     Raises:
         InvalidArgumentError: there is none, or one cannot be read.

@@ -87,7 +87,7 @@ def ask(process: LocalProcess, request: str, timeout: float) -> dict[str, Any] |
 
 
 def is_listening(process: LocalProcess) -> bool:
-    """Whether it listens: another user may have made up the name."""
+    """Returns whether it listens: another user may have made up the name."""
     try:
         _connect(process, time.monotonic() + _MOMENT_S).close()
     except OSError:

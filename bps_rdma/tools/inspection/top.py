@@ -32,10 +32,10 @@ class Row:
     host: str
     pid: int
     state: str  # "running", "waiting", "silent", "left" or "lost"
-    cpu_percent: float | None  # of one core
+    cpu_percent: float | None  # 100 is one core
     memory_bytes: int | None
     operations_per_s: float | None
-    tensor_bytes_per_s: float | None  # of operations that have ended here
+    tensor_bytes_per_s: float | None  # tensors of operations that have ended here
     sent_bytes_per_s: float | None  # on data connections
     received_bytes_per_s: float | None  # contributions that its server took, and results that the rank got
     credits: int | None  # landing slots of servers that it may fill now; None: none are needed
@@ -43,9 +43,9 @@ class Row:
     open_operations: int
     oldest_ms: int
     awaited_by: int  # operations and calls of other ranks
-    last_percent: float | None  # of the last rounds: its push was the last one
+    last_percent: float | None  # the share of the last rounds in which its push came last
     is_slowest: bool
-    oldest_round_ms: int  # of the rounds that its server has open
+    oldest_round_ms: int  # the age of the oldest round that its server has open
     round_waits_for: list[int]  # ranks whose push that round lacks
 
 
@@ -98,7 +98,7 @@ def _the_job(where: str, name: str) -> JobState:
 
 
 def rows_of(before: JobState, now: JobState, seconds: float) -> list[Row]:
-    """What the members did between two looks at a job, which were so many seconds apart."""
+    """The work of the members between two looks at a job, which were so many seconds apart."""
     awaited: dict[int, int] = {}
     oldest: dict[int, int] = {}
     for wait in waits_of(now):
@@ -116,7 +116,7 @@ def rows_of(before: JobState, now: JobState, seconds: float) -> list[Row]:
 
 
 def _last_percent(job: JobState) -> dict[int, float]:
-    """By rank: of the last rounds that servers have ended, of how many its push came last, in %."""
+    """The share, by rank, of the servers' last rounds in which the rank's push came last, in %."""
     ranks = Counter(
         one["last_rank"]
         for member in job.members.values()

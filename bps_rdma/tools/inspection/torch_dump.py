@@ -58,8 +58,8 @@ def save(state: JobState, folder: Path) -> tuple[list[int], list[int]]:
     groups = {0: sorted(state.workers())}
     for member in ranks.values():
         groups |= {one["id"]: one["ranks"] for one in (member.report or {}).get("groups", [])}
-    # What some rank remembers and another one has forgotten says nothing about either. A rank has forgotten what came
-    # before a round of the same name that it remembers. (Ages alone differ: ranks are asked one after the other.)
+    # An operation that one rank remembers and another one has forgotten says nothing about either. A rank has forgotten
+    # the rounds that came before one of the same name that it remembers. (Ages are no proof: ranks are asked in turn.)
     for rank, member in ranks.items():
         latest = {key[:2]: key[2] for key in sorted(begun[rank], key=lambda key: key[2])}
         for key in ages.keys() - begun[rank].keys():

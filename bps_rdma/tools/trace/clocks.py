@@ -22,7 +22,7 @@ from bps_rdma.tools.trace.files import Key, Span, Trace
 
 @dataclass(frozen=True)
 class Alignment:
-    """What to add to the times of a trace, microseconds, and how wrong that may be."""
+    """The microseconds to add to the times of a trace, and how wrong they may be."""
 
     shift: float
     error: float  # infinite: nothing connects it with the first trace
@@ -52,7 +52,7 @@ def align(traces: Sequence[Trace]) -> list[Alignment]:
 
 
 def _bounds(traces: Sequence[Trace], clocks: Sequence[str]) -> dict[tuple[str, str], tuple[float, float]]:
-    """By (clock of a worker, clock of a server): between what their difference lies."""
+    """The bounds of the difference of two clocks, by (clock of a worker, clock of a server)."""
     rounds: dict[str, dict[Key, tuple[str, Span]]] = defaultdict(dict)
     for trace, clock in zip(traces, clocks, strict=True):
         for span in trace.rounds:

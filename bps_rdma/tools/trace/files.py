@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The trace of one process, as csrc/core/trace_json.cc writes it. Times are microseconds of that process's clock.
 
-A process that was killed, or still runs, has left the events of which it would make that file at its end.
+A process makes that file at its end. One that was killed, or still runs, has left its events instead.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Span:
 
     @property
     def key(self) -> Key:
-        """What it has in common with the same partition in the trace of another process."""
+        """The key that the same partition has in the trace of another process."""
         return (self.args["group"], self.args["tensor"], self.args["round"], self.args.get("partition", 0))
 
     @property
@@ -100,7 +100,7 @@ def read(path: Path) -> Trace:
 
 
 def _text(path: Path) -> str:
-    """Of the file, or of what is made from its events."""
+    """The text of the file, or the text that is made from its events."""
     if path.suffix != _EVENTS:
         return read_text(path)
     with tempfile.TemporaryDirectory() as folder:

@@ -50,7 +50,7 @@ def merge(traces: Sequence[Trace]) -> dict[str, Any]:
 
 
 def tensor_names(traces: Sequence[Trace]) -> dict[int, str]:
-    """By id: what workers call each tensor."""
+    """The workers' name of each tensor, by id."""
     spans = [span for trace in traces for span in (*trace.partitions, *trace.operations)]
     return {span.args["tensor"]: span.tensor for span in spans}
 

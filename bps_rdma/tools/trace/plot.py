@@ -45,7 +45,7 @@ def save_plot(found: dict[str, Any], path: Path) -> None:
 
 
 def _draw_parts(axis: Axes, rows: list[dict[str, Any]]) -> None:
-    """What the program did in each step, one upon the other, where it has said so."""
+    """Draws what the program did in each step, one upon the other, if it has said so."""
     if not rows or "forward_ms" not in rows[0]:
         return
     bottom = [0.0] * len(rows)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the time of each step of a program went, and how much of the communication was hidden behind computation.
+"""Computes where the time of each step went, and how much of the communication was hidden behind computation.
 
 Only a program that says what it does, as the torch face does, has steps of its own. Communication is the time in which
 some partition was under way; it is exposed while the program waits for gradients, and hidden at all other times.
@@ -31,12 +31,12 @@ def union(times: Iterable[Interval]) -> list[Interval]:
 
 
 def covered(times: Iterable[Interval]) -> float:
-    """Of the union of these intervals."""
+    """The length of the union of these intervals."""
     return sum(end - begin for begin, end in union(times))
 
 
 def common(one: Sequence[Interval], other: Sequence[Interval]) -> float:
-    """How long both go on; each is in order and does not touch itself."""
+    """The time for which both go on; each is in order and does not touch itself."""
     total, i, j = 0.0, 0, 0
     while i < len(one) and j < len(other):
         total += max(0.0, min(one[i][1], other[j][1]) - max(one[i][0], other[j][0]))
@@ -48,7 +48,7 @@ def common(one: Sequence[Interval], other: Sequence[Interval]) -> float:
 
 
 def steps_of(traces: Sequence[Trace]) -> list[dict[str, Any]]:
-    """By step: where its time went on the slowest worker, in milliseconds, and the share that was hidden, in %."""
+    """The milliseconds of the parts of each step on the slowest worker, and the share that was hidden, in %."""
     slowest: dict[int, dict[str, Any]] = {}
     for trace in traces:
         for row in _steps_of(trace):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the time of a traced job went: by stage, by step, and by the rank that the others waited for."""
+"""Says where the time of a traced job went: by stage, by step, and by the rank that the others waited for."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _stage(name: str, text: str, spans: Iterable[Span]) -> dict[str, Any]:
 
 
 def _rounds(traces: Sequence[Trace]) -> list[dict[str, Any]]:
-    """By round: how long it took on the slowest worker, and how much of that some partition was under way."""
+    """The time of each round on the slowest worker, and how much of it some partition was under way."""
     workers: Mapping[int, list[tuple[float, float]]] = defaultdict(list)
     for trace in traces:
         by_round: Mapping[int, list[tuple[float, float]]] = defaultdict(list)
@@ -92,7 +92,7 @@ def _rounds(traces: Sequence[Trace]) -> list[dict[str, Any]]:
 
 
 def _last_ranks(waits: Sequence[tuple[float, Span]]) -> list[dict[str, Any]]:
-    """By rank: how often its contribution was the last, and how long the first one had waited by then."""
+    """The rounds, by rank, in which its contribution was the last, and how long the first one had waited by then."""
     by_rank: Mapping[int, list[float]] = defaultdict(list)
     for length, span in waits:
         if span.args["first_rank"] != span.args["last_rank"]:

@@ -104,7 +104,7 @@ def to_json(found: Found, topology: tuple[int, int, float] | None) -> dict[str, 
 
 
 def shown_s(found: Found) -> float:
-    """What shows of a step with the best sizes, seconds."""
+    """The seconds of a step with the best sizes."""
     for pair in found.pairs:
         if (pair.partition, pair.bucket) == (found.partition, found.bucket):
             return pair.seconds

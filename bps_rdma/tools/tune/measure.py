@@ -54,7 +54,7 @@ class Pair:
 
 @dataclass
 class Found:
-    """What has been measured.
+    """The results of a measurement.
 
     Attributes:
         workers: ranks of the job.
@@ -113,7 +113,7 @@ def measure(nbytes: int, seconds: float, backward_s: float | None, tell: Tell) -
 
 
 def has_servers_of_its_own() -> bool:
-    """Whether the job ends with its first shutdown(), so that nothing can be tried that is decided by init()."""
+    """Returns whether the job ends with its first shutdown(). Then nothing can be tried that init() decides."""
     return any(os.environ.get(name) for name in ("DMLC_ROLE", "BPS_ROLE", "BPS_NUM_SERVERS", "DMLC_NUM_SERVER"))
 
 
@@ -272,7 +272,7 @@ def _rounds(what: _Whole | _Step, seconds: float) -> list[float]:
 
 
 def _agreed(count: int) -> int:
-    """What rank 0 says."""
+    """Returns what rank 0 says."""
     return int(bps.broadcast(np.array([count], np.int64), 0, name=f"{_NAME}/count")[0])
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an operation costs, and which sizes follow from that. Pure functions.
+"""The cost of an operation, and the sizes that follow from it. Pure functions.
 
 An operation on b bytes takes o + b / w: a fixed overhead o, and a bandwidth w. Gradients of s bytes are sent in n
 buckets while the backward pass makes them. What cannot be hidden behind it is the last bucket, s / (w n), and the
@@ -21,7 +21,7 @@ _LEAST = 1e-13  # seconds per byte: more than any machine moves
 
 @dataclass(frozen=True)
 class Costs:
-    """Of one operation.
+    """The costs of one operation.
 
     Attributes:
         overhead_s: o, seconds per operation.
@@ -34,7 +34,7 @@ class Costs:
     error: float
 
     def seconds(self, nbytes: int) -> float:
-        """How long an operation takes."""
+        """The time that an operation takes."""
         return self.overhead_s + nbytes / self.bytes_per_s
 
     def best_bucket(self, nbytes: int) -> int:
@@ -53,7 +53,7 @@ class Costs:
 
 
 def step_seconds(backward_s: float, buckets: int, bucket_s: float) -> float:
-    """How long a backward pass and the sending of its gradients take together.
+    """The time that a backward pass and the sending of its gradients take together.
 
     The pass completes a bucket after the other, at even intervals; they are sent one after the other, each as soon as
     it is complete and the one before it is over. Either the last bucket follows the pass, or all follow the first one.

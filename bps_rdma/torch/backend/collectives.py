@@ -22,7 +22,7 @@ from bps_rdma.torch.transfer.dense import Finish
 
 
 class Call(NamedTuple):
-    """How to call: timeout in seconds, and whether the caller waits next."""
+    """The way to call: timeout in seconds, and whether the caller waits next."""
 
     seconds: float
     awaited: bool

@@ -13,10 +13,10 @@ from typing import Any, Protocol
 
 
 class Pending(Protocol):
-    """A future waits for one of these."""
+    """The work that a future waits for."""
 
     def next_fd(self) -> int:
-        """Readable when another of its operations is over; -1 when all are."""
+        """A descriptor that is readable when another of its operations is over; -1 when all are."""
 
 
 class Completer:
@@ -112,4 +112,4 @@ def _complete(future: Any) -> None:
     try:
         future.set_result(None)  # runs the callbacks, here
     except Exception:
-        traceback.print_exc()  # of one callback; the other futures need this thread
+        traceback.print_exc()  # one callback has failed; the other futures need this thread

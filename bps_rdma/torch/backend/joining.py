@@ -24,7 +24,7 @@ class _DefaultGroups:
 
     @property
     def prefix(self) -> str:
-        """Of the names of operations in the current default group."""
+        """The prefix of the names of operations in the current default group."""
         return f"torch {self.made}"
 
 

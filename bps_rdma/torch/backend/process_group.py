@@ -51,7 +51,7 @@ class BpsProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         self._leaves = leaves
         self._stages = stages
         self._seconds = options.timeout.total_seconds()
-        self._store = options.store  # of rank 0, perhaps: gloo reads it when ranks send something for the first time
+        self._store = options.store  # rank 0 may host it: gloo reads it when ranks send something for the first time
         self._add_inner(options)
 
     def _add_inner(self, options: Any) -> None:
@@ -118,7 +118,7 @@ class BpsProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         return _work("all_reduce", pending, tensors, tensors, call)
 
     def reduce(self, tensors: Any, opts: Any, op: Any = None, timeout: timedelta | None = None) -> Any:
-        """As allreduce(), for one rank; on the others the result goes into a scratch buffer, not into the tensor."""
+        """Reduces for one rank; on the others the result goes into a scratch buffer, not into the tensor."""
         tensor = _only(tensors)
         opts = _rooted(c10d.ReduceOptions(), opts, op)
         found = _operation(opts)
@@ -180,7 +180,7 @@ class BpsProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
             return self._inner(tensor).allgather([parts], [tensor], _options(c10d.AllgatherOptions(), opts))
         call = self._call(opts)
         pending = self._collectives.all_gather_parts(parts, tensor, call)
-        # As NCCL's futures: communication hooks index this by ranks, and then further.
+        # Communication hooks index this by ranks, and then further, as they do with NCCL's futures.
         result = parts if pending.whole is None else pending.whole
         return _work("all_gather", pending, [result], [tensor], call)
 
@@ -197,7 +197,7 @@ class BpsProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         return _work("all_gather", _each(start, by_tensor, inputs), outputs, inputs, call)
 
     def all_gather_single(self, whole: Tensor, tensor: Tensor, opts: Any = None) -> Any:
-        """Every rank gets every rank's tensor, in one large one, of which its own may be a part."""
+        """Every rank gets every rank's tensor, in one large one. Its own may be a part of that one."""
         if not (self._takes(whole) and self._takes(tensor)):
             return self._inner(whole)._allgather_base(whole, tensor, opts or c10d.AllgatherOptions())
         call = self._call(opts)
@@ -278,7 +278,7 @@ class BpsProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         )
 
     def _takes(self, tensor: Tensor) -> bool:
-        """Whether the core moves it: on a GPU only if it is to be staged."""
+        """Returns whether the core moves a tensor: on a GPU only if it is to be staged."""
         return tensor.layout is torch.strided and (tensor.is_cpu or (self._stages and tensor.is_cuda))
 
     def _inner(self, tensor: Tensor) -> Any:

@@ -25,7 +25,7 @@ from bps_rdma.torch.backend.recurring import Recurring
 from bps_rdma.torch.backend.work import done
 
 c10d: Any = dist
-_GREETING_BYTES = 512  # of a rank, when it joins: its host, and how to reach it
+_GREETING_BYTES = 512  # a rank that joins tells its host, and how to reach it
 
 
 class _NoMembers:
@@ -74,11 +74,11 @@ class ReconfigurableGroup(BpsProcessGroup):
         self._set_default_backend(c10d.ProcessGroup.BackendType.GLOO)
 
     def rank(self) -> int:
-        """Of this process among the members."""
+        """The rank of this process among the members."""
         return self._place[0]
 
     def size(self) -> int:
-        """How many members there are."""
+        """The number of members."""
         return self._place[1]
 
     @property
@@ -87,7 +87,7 @@ class ReconfigurableGroup(BpsProcessGroup):
         return True
 
     def get_reconfigure_handle(self) -> str:
-        """What the other members need to find this process; for reconfigure()."""
+        """The handle by which the other members find this process; for reconfigure()."""
         return str(self._gloo.get_reconfigure_handle())
 
     def reconfigure(self, opts: Any) -> Any:

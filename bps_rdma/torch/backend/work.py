@@ -84,7 +84,7 @@ class BpsWork(dist.Work):
         return True
 
     def _follow(self) -> bool:
-        # As with NCCL's works, the stream of every thread that waits then waits for the copies to the device.
+        # The stream of every thread that waits then waits for the copies to the device, as with NCCL's works.
         for handle in self._handles:
             if isinstance(handle, StagedOperation):
                 handle.follow()
@@ -110,7 +110,7 @@ class BpsWork(dist.Work):
             for finish in self._finishes:
                 finish()
             return
-        # In the stream of the call, whose memory is used: this may be the thread that completes futures.
+        # This may be the thread that completes futures. It works in the stream of the call, whose memory is used.
         with self._device.computing(self._stream):
             for handle in self._handles:
                 if isinstance(handle, StagedOperation):
@@ -133,7 +133,7 @@ class BpsWork(dist.Work):
                 )
 
     def next_fd(self) -> int:
-        """Readable when another of the operations is over; -1 when all are."""
+        """A descriptor that is readable when another of the operations is over; -1 when all are."""
         for handle in self._handles:
             if not (self._over or handle.taken or handle.done()):
                 return handle.completion_fd()
@@ -175,11 +175,11 @@ class BpsWork(dist.Work):
         self.get_future()
 
     def is_completed(self) -> bool:
-        """Whether wait() would return, or raise, at once."""
+        """Returns whether wait() would return or raise at once."""
         return self.next_fd() == -1
 
     def is_small(self) -> bool:
-        """Whether its results take next to no memory."""
+        """True if its results take next to no memory."""
         return all(isinstance(one, torch.Tensor) and one.nbytes <= 1024 for one in self._tensors)
 
     def nbytes(self) -> int:
@@ -188,7 +188,7 @@ class BpsWork(dist.Work):
         return sum(tensor.nbytes for part in parts for tensor in part)
 
     def is_success(self) -> bool:
-        """Whether it is over, without an error."""
+        """Returns whether it is over without an error."""
         return self.exception() is None and self._over
 
     def exception(self) -> Exception | None:
@@ -238,7 +238,7 @@ class _Open:
         self._works: set[BpsWork] = set()
         self._over: deque[BpsWork] = deque(maxlen=16)
         self._many = 64
-        self._bytes = 0  # of works since the last look
+        self._bytes = 0  # bytes of works since the last look
 
     def add(self, work: BpsWork) -> None:
         are_many = len(self._works) >= self._many
@@ -262,7 +262,7 @@ _open = _Open()
 
 
 def kept(work: BpsWork) -> BpsWork:
-    """The work, of which this module keeps a reference until it is over."""
+    """Keeps a reference to the work until it is over, and returns the work."""
     _open.add(work)
     return work
 

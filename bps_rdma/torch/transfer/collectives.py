@@ -83,7 +83,7 @@ def all_reduce(tensor: torch.Tensor, options: OperationOptions, out: torch.Tenso
 
 
 def reduce_scatter(part: torch.Tensor, whole: torch.Tensor, options: OperationOptions) -> AnyHandle:
-    """Starts the reduction of `whole` over all ranks, of which this rank gets its part.
+    """Starts the reduction of `whole` over all ranks; this rank gets its part of it.
 
     Args:
         part: 1/size of the group of `whole`; may be this rank's part of it.

@@ -10,7 +10,7 @@ import torch
 from bps_rdma import arrays
 from bps_rdma.errors import InvalidTensorError
 
-Finish = Callable[[], None]  # what remains to be done when the data have arrived
+Finish = Callable[[], None]  # the work that remains when the data have arrived
 
 DTYPES = frozenset(getattr(torch, name) for name in arrays.NUMPY_DTYPES)
 
@@ -32,7 +32,7 @@ def written(tensor: torch.Tensor) -> tuple[torch.Tensor, Sequence[Finish]]:
 
 
 def filled(tensor: torch.Tensor) -> tuple[torch.Tensor, Sequence[Finish]]:
-    """As written(), for a tensor that is only overwritten."""
+    """Does what written() does, for a tensor that is only overwritten."""
     if tensor.is_contiguous():
         return tensor, ()
     check_target(tensor)

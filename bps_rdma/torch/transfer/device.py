@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a tensor lies, and what staging needs of a device: copy streams, events that order them, pinned host memory."""
+"""The devices of tensors, and what staging needs of them: copy streams, events that order them, pinned host memory."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Device(Protocol):
         """Work that is put into the stream from now on waits for the event."""
 
     def happened(self, event: Any) -> bool:
-        """Whether the event has happened. Does not block."""
+        """Returns whether the event has happened. Does not block."""
 
     def wait(self, event: Any) -> None:
         """Blocks the calling thread, asleep, until the event has happened."""
@@ -90,7 +90,7 @@ class CudaDevice:
         stream.wait_event(event)
 
     def happened(self, event: Any) -> bool:
-        """Whether the event has happened."""
+        """Returns whether the event has happened."""
         return bool(event.query())
 
     def wait(self, event: Any) -> None:

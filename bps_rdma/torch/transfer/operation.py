@@ -21,7 +21,7 @@ _GRACE = 10.0  # seconds; the core's own deadline names the missing ranks, and c
 
 @dataclass(frozen=True)
 class Layout:
-    """What is transferred, as rows of equal length: a chunk is the same columns of all of them, row by row.
+    """The tensor to transfer as rows of equal length: a chunk is the same columns of all of them, row by row.
 
     Attributes:
         rows: 1, or one for each rank of the group.
@@ -120,11 +120,11 @@ class StagedOperation(PythonHandle):
         return self._result.device
 
     def done(self) -> bool:
-        """Whether wait() would return, or raise, at once."""
+        """Returns whether wait() would return or raise at once."""
         return self._over
 
     def completion_fd(self) -> int:
-        """Readable once wait() would not block."""
+        """A descriptor that is readable once wait() would not block."""
         with self._changed:
             if self._fd is None:
                 self._fd = os.eventfd(int(self._over), os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -138,7 +138,7 @@ class StagedOperation(PythonHandle):
 
     @property
     def failed(self) -> bool:
-        """Whether its remaining chunks need not be sent."""
+        """Returns whether its remaining chunks need not be sent."""
         return self._error is not None
 
     def receive(self, copy: Callable[[], None], record: Callable[[], Any]) -> bool:

@@ -31,7 +31,7 @@ _LOOK = 1e-3  # seconds between looks at whether the device has reached an opera
 
 
 class Cursor:
-    """How far an operation has been sent."""
+    """The progress of an operation through the pipeline."""
 
     def __init__(self, operation: StagedOperation, pieces: list[tuple[int, int]]) -> None:
         self.operation = operation
@@ -43,7 +43,7 @@ class Cursor:
 
     @property
     def complete(self) -> bool:
-        """Whether all chunks have had a slot, or need none."""
+        """True if all chunks have had a slot, or need none."""
         return self.operation.failed or self.next == len(self.pieces)
 
 
@@ -163,7 +163,7 @@ class CopyPipeline:
             if operation.name in names:
                 continue  # ranks match operations of one name by their order
             names.add(operation.name)
-            # In the stream, nothing must stand behind what the device has not reached yet: only the first may.
+            # Nothing in the stream may stand behind a copy that the device has not reached: only the first may wait.
             if place > 0 and not cursor.reached:
                 cursor.reached = self._device.happened(operation.ready)
                 if not cursor.reached:
@@ -193,7 +193,7 @@ class CopyPipeline:
             for row, tensor in operation.layout.sources:
                 self._device.copy(chunk.row(row), tensor[begin:end], self._down)
             chunk.filled = self._device.record(self._down)
-        except Exception as error:  # of the device
+        except Exception as error:  # the device has failed
             operation.end(error)
             self._free(chunk)
             return False

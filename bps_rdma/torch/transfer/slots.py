@@ -2,8 +2,8 @@
 """Pinned memory of a copy pipeline: a fixed number of shared slots, and one slot of its own for an operation.
 
 An operation that has no chunk in progress always gets a slot: when all shared ones are taken it gets an extra one, of
-its own size, which is kept and used again. So no operation waits for another one's chunks, whatever the order in which
-ranks start them: with shared slots alone, a rank that fills them with A while another fills them with B would wait for
+its own size, which is kept and used again. So no operation waits for another one's chunks, in whatever order ranks
+start them: with shared slots alone, a rank that fills them with A while another fills them with B would wait for
 each other until the deadline. Memory is bounded by the shared slots and one chunk of each operation in progress.
 """
 
@@ -67,7 +67,7 @@ class Slots:
         return self._make(max(1 << (nbytes - 1).bit_length(), _SMALLEST), shared=False)
 
     def give_back(self, slot: Slot) -> None:
-        """The slot's chunk is over."""
+        """Gives a slot back whose chunk is over."""
         (self._shared if slot.shared else self._extra).append(slot)
         if not slot.shared:
             self._extra.sort(key=lambda extra: extra.memory.nbytes)

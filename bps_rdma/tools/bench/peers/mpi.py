@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MPI's Allreduce as a baseline: Open MPI or MPICH, whichever this interpreter's mpi4py belongs to.
+"""MPI's Allreduce as a baseline, by the MPI of this interpreter's mpi4py: Open MPI or MPICH.
 
 mpiexec starts the ranks (teams.py) in the virtual environment of that library (environments.py). They measure and check
 with the same code as the other implementations.
