@@ -222,7 +222,7 @@ def test_a_stopped_scheduler_steps_down_and_is_replaced(tmp_path: Path, transpor
 
 
 LAUNCHED = """
-import os, pathlib, signal, sys
+import contextlib, os, pathlib, signal, sys, time
 import numpy as np
 import bps_rdma as bps
 bps.init()
@@ -243,6 +243,9 @@ while committed < 30:
                 continue
             if name.endswith("(bps-scheduler") and int(fields.split()[1]) == os.getppid():
                 os.kill(int(stat.parent.name), signal.Signals[sys.argv[1]])
+                with contextlib.suppress(OSError):  # otherwise the job could be over before the scheduler notices
+                    while stat.read_text().rsplit(")", 1)[1].split()[0] != "Z":
+                        time.sleep(0.01)
 bps.shutdown()
 """
 
