@@ -91,7 +91,7 @@ Status CompressedSummer::sum(const Round& round, Summer& summer, SumPlan& plan, 
     if (const Status status = summer.sum(what, length, plan, broken); status != Status::kOk) return status;
   }
   for (const Arrival& arrival : round.arrivals) {
-    if (!arrival.is_compressed) continue;
+    if (!arrival.is_compressed()) continue;
     std::span<const std::byte> payload;
     const Status status = read(arrival, compress::kLabelBytes + encoded, payload);
     const auto into = is_first ? compress::Into::kReplace : compress::Into::kAdd;
@@ -120,7 +120,7 @@ Status CompressedSummer::sum(const Round& round, Summer& summer, SumPlan& plan, 
     compression.codec->encode(sum, to, seed);
   }
   const bool as_it_is =
-      std::ranges::any_of(round.arrivals, [](const Arrival& one) { return one.wants_data && !one.is_compressed; });
+      std::ranges::any_of(round.arrivals, [](const Arrival& one) { return one.wants_data() && !one.is_compressed(); });
   // A codec accepts what it has just written.
   if (as_it_is) static_cast<void>(compression.codec->decode(to, sum, compress::Into::kReplace));
   if (!compression.codec->is_built_in() && compress::CodecCall::has_failed()) return Status::kCodec;

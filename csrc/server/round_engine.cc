@@ -8,17 +8,35 @@
 #include <utility>
 
 namespace bps::server {
+namespace {
+
+OpenRound::Waits waits_of(RoundPhase phase) {
+  switch (phase) {
+    case RoundPhase::kOpen: return OpenRound::Waits::kForPushes;
+    case RoundPhase::kContributed:
+    case RoundPhase::kHostProposed: return OpenRound::Waits::kForNetwork;
+    case RoundPhase::kComplete:
+    case RoundPhase::kProposed:
+    case RoundPhase::kAnswered: return OpenRound::Waits::kForAnswers;
+    case RoundPhase::kHeld:
+    case RoundPhase::kFailed: break;
+  }
+  return OpenRound::Waits::kForMembers;
+}
+
+}  // namespace
+
 // ---- Memory, and workers without slots
 
 void RoundEngine::wait(Round& round) {
-  if (!std::exchange(round.waits, true)) waiting_.push_back(&round);
+  if (!std::exchange(round.is_queued, true)) waiting_.push_back(&round);
 }
 
 // Whether everyone this round waits for is out of slots, so that none of them can push it.
 bool RoundEngine::waits_for_starved(const Round& round) const {
-  if (pool_.starved_windows == 0 || round.has_all_pushes() || round.failure) return false;
+  if (pool_.starved_windows == 0 || !round.is(RoundPhase::kOpen)) return false;
   for (std::uint32_t i = 0; i < round.contributors->size(); ++i) {
-    if (round.arrivals[i].pushed) continue;
+    if (round.arrivals[i].has_pushed()) continue;
     WorkerSession* session = session_of(round, i);
     if (session == nullptr || !session->window().is_starved()) return false;
   }
@@ -27,7 +45,7 @@ bool RoundEngine::waits_for_starved(const Round& round) const {
 
 void RoundEngine::grant_overflow(const Round& round) {
   for (std::uint32_t i = 0; i < round.contributors->size(); ++i) {
-    if (round.arrivals[i].pushed) continue;
+    if (round.arrivals[i].has_pushed()) continue;
     session_of(round, i)->window().grant_overflow();
     counters_.overflow_slots.add();
   }
@@ -42,13 +60,13 @@ std::uint32_t RoundEngine::speaker_of(const RoundGroup& group, const RoundKey& k
 }
 
 WorkerSession* RoundEngine::session_of(const Round& round, std::uint32_t index) const {
-  return find_session(sessions_, speaker_of(round, index), round.worker_loop);
+  return find_session(sessions_, speaker_of(round, index), round.peers.worker_loop);
 }
 
 // Slots for the result and for payloads that were posted in place.
 void RoundEngine::reserve(const Round& round) {
-  std::size_t slots = round.has_all_pushes() && !round.summed && !round.is_contribution() ? 1 : 0;
-  for (const Arrival& arrival : round.arrivals) slots += arrival.unacknowledged ? 1 : 0;
+  std::size_t slots = round.is(RoundPhase::kComplete) && !round.is_contribution() ? 1 : 0;
+  for (const Arrival& arrival : round.arrivals) slots += arrival.awaits_acknowledgement() ? 1 : 0;
   if (slots > 0) pool_.reserve(round.first.length, slots);
 }
 
@@ -63,11 +81,12 @@ bool RoundEngine::resume() {
   for (std::size_t i = 0; i < waiting_.size(); ++i) {
     Round& round = *waiting_[i];
     // A round that was closed meanwhile waits no more, even if its entry serves another one by now.
-    if (!std::exchange(round.waits, false) || round.failure) continue;
+    if (!std::exchange(round.is_queued, false) || round.is(RoundPhase::kFailed)) continue;
     try {
       reserve(round);
       if (waits_for_starved(round)) grant_overflow(round);
     } catch (const Error& error) {
+      if (round.is_with_servers()) continue;  // their answer acknowledges pushes, too
       fail(round, {error.code(), error.what(), error.hint()});
       continue;
     }
@@ -79,9 +98,9 @@ bool RoundEngine::resume() {
 
 void RoundEngine::proceed(Round& round) {
   // A pass over a complete round reads the payloads where they are, and acknowledges them.
-  if (round.has_all_pushes() && !round.summed && !round.awaits_network) return complete(round);
+  if (round.is(RoundPhase::kComplete)) return complete(round);
   for (Arrival& arrival : round.arrivals) {
-    if (!arrival.unacknowledged) continue;
+    if (!arrival.awaits_acknowledgement()) continue;
     if (keep(arrival) != Status::kOk) return arrival.session->lose("its memory cannot be read");
     acknowledge(arrival);
   }
@@ -136,12 +155,13 @@ bool RoundEngine::refuse_gone(const Push& push, const RoundGroup& group) {
 
 // A member comes to a round that has failed. The round is over when all of them have been told.
 void RoundEngine::refuse_failed(Round& round, Arrival& arrival, const Push& push) {
-  refuse(push.session, push.header.immediate, *round.failure);
-  round.finish(arrival);
+  refuse(push.session, push.header.immediate, round.failure());
+  round.end(arrival);
   close_if_over(round);
 }
 
-// The round may be over, and closed, when this returns.
+// A round whose sum is known, or with the servers, goes on for the others. It may be over, and closed, when this
+// returns.
 void RoundEngine::disagree(Round& round, Arrival& arrival, const Push& push) {
   const tensor::PushHeader& header = push.header;
   const WorkerSession& session = push.session;
@@ -161,36 +181,42 @@ void RoundEngine::disagree(Round& round, Arrival& arrival, const Push& push) {
                              ? "set both alike in all processes of the job"
                              : "call the same operation with the same arguments for a name on every rank of the group"};
   refuse(push.session, header.immediate, why);
-  round.finish(arrival);
+  if (!arrival.awaits_answer()) round.end(arrival);
+  if (round.is_with_servers()) return network_->cancel(round.token(), Error(why.code, why.what, why.hint));
+  if (round.is_summed()) return close_if_over(round);
   if (round.is_contribution()) tell_network(round, why);
   fail(round, why);
 }
 
 // Tells everyone who waits for something. A member whose push was acknowledged learns of it when it pulls.
 void RoundEngine::fail(Round& round, RoundFailure why, std::span<const std::uint32_t> missing) {
-  round.failure = std::move(why);
+  round.fail(std::move(why));
   is_log_kept_ |= log_holder_ == &round;
   compressed_summer_.forget(round);
-  const auto tell = [&](const Arrival& arrival, std::uint32_t immediate) {
+  const auto tell = [&](WorkerSession& session, std::uint32_t immediate, bool is_given_up) {
     // With the end of the view nobody knows what becomes of the contribution of a host.
-    const bool is_known = round.failure->code != ErrorCode::kRoundAborted;
-    if (!arrival.cancelled || !is_known) return refuse(*arrival.session, immediate, *round.failure);
+    const bool is_known = round.failure().code != ErrorCode::kRoundAborted;
+    if (!is_given_up || !is_known) return refuse(session, immediate, round.failure());
     tensor::Cancelled outcome;
     outcome.aborted = {immediate};
     outcome.missing = {missing.begin(), missing.end()};
-    arrival.session->send(outcome);
+    session.send(outcome);
   };
   for (Arrival& arrival : round.arrivals) {
-    if (std::exchange(arrival.landing, false)) arrival.session->forget_landing(round);
+    if (arrival.answer.is(AnswerStage::kLanding)) arrival.session->forget_landing(round);
     release(arrival.slot);
     arrival.span = {};
-    const bool pushes = std::exchange(arrival.unacknowledged, false);
-    const bool pulls = std::exchange(arrival.pull_waiting, false);
-    if (pushes) tell(arrival, arrival.push_immediate);
-    if (pulls) tell(arrival, arrival.immediate);
-    if (pushes || pulls) round.finish(arrival);
+    const bool is_told = arrival.awaits_acknowledgement() || arrival.awaits_answer();
+    if (arrival.awaits_acknowledgement()) {
+      tell(*arrival.session, arrival.push_immediate, arrival.push.is(PushStage::kGivenUp));
+      arrival.end_push();
+    }
+    if (arrival.awaits_answer()) {
+      tell(*arrival.session, arrival.immediate, arrival.answer.is(AnswerStage::kGivenUp));
+    }
+    if (is_told) round.end(arrival);
   }
-  round.landing = 0;
+  round.counts.landing = 0;
   tell_relays(round);
   note_failure(round);
   end_for_absent(round);
@@ -200,7 +226,7 @@ void RoundEngine::fail(Round& round, RoundFailure why, std::span<const std::uint
 void RoundEngine::note_failure(const Round& round) {
   const auto& [group, tensor, partition, for_host] = round.key;
   last_failure_ = "round " + std::to_string(round.number) + " of tensor " + std::to_string(tensor) + ", partition " +
-                  std::to_string(partition) + ", group " + std::to_string(group) + ": " + round.failure->what;
+                  std::to_string(partition) + ", group " + std::to_string(group) + ": " + round.failure().what;
   if (when_failed) when_failed();
 }
 
@@ -208,10 +234,10 @@ void RoundEngine::note_failure(const Round& round) {
 void RoundEngine::tell_relays(const Round& round) {
   if (round.key.for_host || !round.contributors->has_hosts()) return;
   for (std::uint32_t i = 0; i < round.contributors->size(); ++i) {
-    if (!(*round.contributors)[i].is_host() || round.arrivals[i].pushed) continue;
+    if (!(*round.contributors)[i].is_host() || round.arrivals[i].has_pushed()) continue;
     if (WorkerSession* relay = session_of(round, i)) {
       relay->send(tensor::RoundFailed{round.key.group, round.key.tensor, round.key.partition, round.number,
-                                      round.failure->code, round.failure->what, round.failure->hint});
+                                      round.failure().code, round.failure().what, round.failure().hint});
     }
   }
 }
@@ -255,8 +281,7 @@ tensor::Cancelled RoundEngine::cancel(WorkerSession& session, const tensor::Canc
       }
       round = opened;
       if (round != nullptr) {
-        round->place = one.place;
-        round->worker_loop = session.worker_loop();
+        round->peers = {.worker_loop = session.worker_loop(), .onward_server = one.place};
       }
     }
     if (round != nullptr) outcome = this->cancel(*round, contributor, one.immediate, cancel, reply.missing);
@@ -269,10 +294,10 @@ tensor::Cancelled RoundEngine::cancel(WorkerSession& session, const tensor::Canc
 }
 
 std::vector<std::uint32_t> RoundEngine::ranks_without_push(const Round& round, std::uint32_t except) const {
-  if (round.held_at != 0) return ranks_behind(round);
+  if (round.is(RoundPhase::kHeld)) return ranks_behind(round);
   std::vector<std::uint32_t> ranks;
   for (std::uint32_t i = 0; i < round.contributors->size(); ++i) {
-    if (round.arrivals[i].pushed || i == except) continue;
+    if (round.arrivals[i].has_pushed() || i == except) continue;
     for (const std::uint32_t member : (*round.contributors)[i].members) {
       ranks.push_back(round.group->group.ranks[member]);
     }
@@ -282,7 +307,6 @@ std::vector<std::uint32_t> RoundEngine::ranks_without_push(const Round& round, s
 }
 
 std::vector<OpenRound> RoundEngine::list_open(std::size_t most) const {
-  using Waits = OpenRound::Waits;
   constexpr std::uint32_t kNobody = ~std::uint32_t{0};
   std::vector<OpenRound> list;
   const std::span open(table_.open());
@@ -291,15 +315,9 @@ std::vector<OpenRound> RoundEngine::list_open(std::size_t most) const {
     OpenRound one;
     one.key = round->key;
     one.number = round->number;
-    one.since_ms = static_cast<std::int64_t>((now - round->opened) / 1'000'000);
+    one.since_ms = static_cast<std::int64_t>((now - round->history.opened) / 1'000'000);
     one.missing = ranks_without_push(*round, kNobody);
-    if (round->failure || round->held_at != 0) {
-      one.waits = Waits::kForMembers;
-    } else if (round->awaits_network) {
-      one.waits = Waits::kForNetwork;
-    } else if (round->has_all_pushes()) {
-      one.waits = Waits::kForAnswers;
-    }
+    one.waits = waits_of(round->phase());
     list.push_back(std::move(one));
   }
   return list;
@@ -308,40 +326,51 @@ std::vector<OpenRound> RoundEngine::list_open(std::size_t most) const {
 double RoundEngine::oldest_s() const {
   const auto& open = table_.open();
   if (open.empty()) return 0;
-  const Round* oldest = *std::ranges::min_element(open, {}, &Round::opened);
-  return static_cast<double>(coarse_now_ns() - oldest->opened) * 1e-9;
+  const Round* oldest = *std::ranges::min_element(open, {}, [](const Round* round) { return round->history.opened; });
+  return static_cast<double>(coarse_now_ns() - oldest->history.opened) * 1e-9;
 }
 
-// What becomes of the contributor's answer: it has been posted; it never will be, even if the push is still to come;
-// or, where the host has contributed already, that will be known when the server has said so. A push or pull of the
-// contributor that waits beside the cancelled one fails like those of the others.
+// What becomes of the wait with this immediate. Once the sum is known it is answered, or will be; before, the round
+// fails for everybody, even if the push is still to come. Where the host has contributed, the servers decide.
 RoundEngine::Outcome RoundEngine::cancel(Round& round, std::uint32_t contributor, std::uint32_t immediate,
                                          const tensor::Cancel& cancel, std::vector<std::uint32_t>& missing) {
   Arrival& arrival = round.arrivals[contributor];
-  const bool pulls = arrival.pull_waiting && arrival.immediate == immediate;
-  const bool pushes = arrival.unacknowledged && arrival.push_immediate == immediate;
-  if (round.awaits_network && (pulls || pushes)) {
-    arrival.cancelled = true;
-    network_->cancel(static_cast<std::uint32_t>(round.number_in_table), Error(cancel.code, cancel.what, cancel.hint));
-    return Outcome::kPending;
+  const bool pulls = arrival.awaits_answer() && arrival.immediate == immediate;
+  const bool pushes = arrival.awaits_acknowledgement() && arrival.push_immediate == immediate;
+  switch (round.phase()) {
+    case RoundPhase::kContributed:
+    case RoundPhase::kHostProposed:
+      if (pulls && !arrival.answer.is_between(AnswerStage::kLanding, AnswerStage::kLanded)) {
+        arrival.answer.enter(AnswerStage::kGivenUp);
+      }
+      if (pushes) arrival.push.enter(PushStage::kGivenUp);
+      if (!arrival.awaits_answer() && !arrival.awaits_acknowledgement()) round.end(arrival);
+      network_->cancel(round.token(), Error(cancel.code, cancel.what, cancel.hint));
+      return pulls || pushes ? Outcome::kPending : Outcome::kAborted;
+    case RoundPhase::kProposed:
+      if (pulls) return Outcome::kPending;
+      counters_.stale.add();  // one message pushes and pulls, so nothing of this round has that immediate
+      return Outcome::kAborted;
+    case RoundPhase::kAnswered:
+    case RoundPhase::kFailed: {
+      const bool is_answered = arrival.answer.is(AnswerStage::kAnswered);
+      round.end(arrival);
+      close_if_over(round);
+      return is_answered ? Outcome::kAnswered : Outcome::kAborted;
+    }
+    case RoundPhase::kOpen:
+    case RoundPhase::kComplete:
+    case RoundPhase::kHeld: break;
   }
-  if (round.summed && !round.failure && arrival.pull_waiting) {  // in two phases, where one message pushes and pulls
-    if (pulls) return Outcome::kPending;
-    counters_.stale.add();
-    return Outcome::kAborted;  // nothing of this round has that immediate
-  }
-  const Outcome outcome = arrival.answered ? Outcome::kAnswered : Outcome::kAborted;
-  if (pulls) arrival.pull_waiting = false;
-  if (pushes) arrival.unacknowledged = false;
-  if (!arrival.pull_waiting && !arrival.unacknowledged) round.finish(arrival);
-  if (round.awaits_network) {  // a pull that was to come
-    network_->cancel(static_cast<std::uint32_t>(round.number_in_table), Error(cancel.code, cancel.what, cancel.hint));
-    return outcome;
-  }
-  if (round.summed || round.failure) {
-    close_if_over(round);
-    return outcome;
-  }
+  if (pushes) arrival.end_push();
+  if (pulls || !arrival.awaits_answer()) round.end(arrival);
+  fail_cancelled(round, contributor, cancel, missing);
+  return Outcome::kAborted;
+}
+
+// `missing`: the ranks that this operation still waited for, as far as they are not known from another partition.
+void RoundEngine::fail_cancelled(Round& round, std::uint32_t contributor, const tensor::Cancel& cancel,
+                                 std::vector<std::uint32_t>& missing) {
   const std::vector<std::uint32_t> late = ranks_without_push(round, contributor);
   if (missing.empty()) missing = late;
   RoundFailure why{
@@ -351,7 +380,6 @@ RoundEngine::Outcome RoundEngine::cancel(Round& round, std::uint32_t contributor
       cancel.hint};
   if (round.is_contribution()) tell_network(round, why);
   fail(round, std::move(why));
-  return Outcome::kAborted;
 }
 
 // ---- Losses
@@ -372,9 +400,9 @@ bool RoundEngine::cannot_contribute(const RoundGroup& group, std::uint32_t rank,
   const std::uint32_t index =
       member == van::kNoRank ? van::Contributors::kNone : contributors.of_member(static_cast<std::uint32_t>(member));
   if (index == van::Contributors::kNone && member != van::kNoRank && kind < tensor::OperationKind::kSplit) {
-    return round == nullptr || !round->awaits_network;
+    return round == nullptr || !round->is_with_servers();
   }
-  if (index == van::Contributors::kNone || (round != nullptr && round->arrivals[index].pushed)) return false;
+  if (index == van::Contributors::kNone || (round != nullptr && round->arrivals[index].has_pushed())) return false;
   if (kind < tensor::OperationKind::kSplit) return true;
   return std::ranges::all_of(contributors[index].members,
                              [&](std::uint32_t one) { return gone_ranks_.contains(group.group.ranks[one]); });
@@ -386,8 +414,9 @@ bool RoundEngine::lacks_speaker(const RoundGroup& group, std::uint32_t rank, con
                                 const Round* round) const {
   const std::uint32_t index = contributor_of(group, rank, key.for_host);
   if (index == van::Contributors::kNone || speaker_of(group, key, index) != rank) return false;
-  if (round == nullptr || !round->arrivals[index].pushed) return group.contributors(key.for_host)[index].is_host();
-  return !round->summed && round->arrivals[index].has_payload && round->arrivals[index].slot == nullptr;
+  if (round == nullptr || !round->arrivals[index].has_pushed())
+    return group.contributors(key.for_host)[index].is_host();
+  return !round->is_summed() && round->arrivals[index].has_payload() && round->arrivals[index].slot == nullptr;
 }
 
 // Why this round of the group, or a new one, cannot complete; nullptr if it can.
@@ -410,9 +439,8 @@ const std::string* RoundEngine::why_incomplete(const RoundGroup& group) const {
 // A failed round stays for members that are still to come to it, and in such a group perhaps none ever comes. One that
 // does is refused without a round.
 void RoundEngine::end_for_absent(Round& round) {
-  if (!round.failure || why_incomplete(*round.group) == nullptr) return;
-  for (Arrival& arrival : round.arrivals) arrival.done = true;
-  round.done = static_cast<std::uint32_t>(round.arrivals.size());
+  if (!round.is(RoundPhase::kFailed) || why_incomplete(*round.group) == nullptr) return;
+  for (Arrival& arrival : round.arrivals) round.end(arrival);
 }
 
 // Whether nobody is left to be told. A relay that leaves as it should has waited for those it speaks for.
@@ -434,15 +462,19 @@ void RoundEngine::fail_lost() {
     for (std::uint32_t index = 0; index < round.contributors->size(); ++index) {
       if (!is_gone(round, index)) continue;
       Arrival& arrival = round.arrivals[index];
-      if (arrival.landing) why = &gone_ranks_.at(speaker_of(round, index)).why;  // nobody will say that it has landed
-      arrival.pull_waiting = arrival.unacknowledged = false;
-      round.finish(arrival);
+      arrival.end_push();
+      if (arrival.answer.is(AnswerStage::kLanding)) {
+        why = &gone_ranks_.at(speaker_of(round, index)).why;
+        if (round.is_with_servers()) continue;  // it may have said that it has the answer, although it is gone
+        arrival.session->forget_landing(round);
+      }
+      round.end(arrival);
     }
-    if (round.awaits_network) {
+    if (round.is_with_servers()) {
       if (why == nullptr) continue;
       const RoundFailure failure = failure_of(*why);
-      network_->cancel(static_cast<std::uint32_t>(round.number_in_table), {failure.code, failure.what, failure.hint});
-    } else if ((round.summed && !round.is_two_phase()) || round.failure || why == nullptr) {
+      network_->cancel(round.token(), {failure.code, failure.what, failure.hint});
+    } else if (round.is(RoundPhase::kAnswered) || round.is(RoundPhase::kFailed) || why == nullptr) {
       end_for_absent(round);
       close_if_over(round);
     } else {

@@ -169,6 +169,13 @@ class RoundEngine final : public tensor::ContributionSource {
   static bool is_long(const Push& push, std::uint64_t due);
   bool find_result_slot(Round& round);
   void answer_all(Round& round, const std::byte* result, const std::byte* code = nullptr);
+  void enter_summed(Round& round, RoundPhase phase) {
+    round.enter(phase);
+    round.history.summed_at = coarse_now_ns();
+    counters_.rounds.add();
+    counters_.summed_bytes.add(round.first.length);
+    if (counters_.trace != nullptr) trace(TraceStage::kSummed, round, 0);
+  }
   void answer(Round& round, Arrival& arrival, const std::byte* result);
   void post(Round& round, Arrival& arrival, const std::byte* result);
   void close_if_over(Round& round, std::uint64_t now = 0);  // 0: the clock is read
@@ -203,6 +210,8 @@ class RoundEngine final : public tensor::ContributionSource {
   enum class Outcome : std::uint8_t { kAborted, kAnswered, kPending };
   Outcome cancel(Round& round, std::uint32_t contributor, std::uint32_t immediate, const tensor::Cancel& cancel,
                  std::vector<std::uint32_t>& missing);
+  void fail_cancelled(Round& round, std::uint32_t contributor, const tensor::Cancel& cancel,
+                      std::vector<std::uint32_t>& missing);
   std::vector<std::uint32_t> ranks_without_push(const Round& round, std::uint32_t except) const;
   void wait(Round& round);
   bool waits_for_starved(const Round& round) const;
@@ -220,7 +229,7 @@ class RoundEngine final : public tensor::ContributionSource {
   void fail(Round& round, RoundFailure why, std::span<const std::uint32_t> missing = {});
   void note_failure(const Round& round);
   void tell_network(const Round& round, const RoundFailure& why) {
-    tell_network(round.key, round.number, round.place, why);
+    tell_network(round.key, round.number, round.peers.onward_server, why);
   }
   void tell_network(const RoundKey& key, std::uint32_t number, std::uint32_t place, const RoundFailure& why);
   void tell_relays(const Round& round);
@@ -285,8 +294,8 @@ class RoundEngine final : public tensor::ContributionSource {
   const Round* log_holder_ = nullptr;
   bool is_log_kept_ = false;  // up to the end of the view, which is near: such an answer will not be posted any more
   std::vector<const WorkerSession*> log_readers_;
-  std::vector<Round*> behind_log_;  // rounds with Round::waits, as below
-  std::vector<Round*> waiting_;     // those with Round::waits, each once; others may stand here, closed meanwhile
+  std::vector<Round*> behind_log_;  // rounds with Round::is_queued, as below
+  std::vector<Round*> waiting_;     // those with Round::is_queued, each once; others may stand here, closed meanwhile
   bool worker_ran_out_ = false;     // of slots: it may be the one that an open round waits for
 };
 

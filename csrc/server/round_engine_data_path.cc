@@ -21,7 +21,7 @@ tensor::PushHeader header_at(const std::byte* bytes) {
 }
 
 std::uint64_t answer_bytes(const Round& round, const Arrival& arrival) {
-  if (!arrival.is_compressed) return round.first.length;
+  if (!arrival.is_compressed()) return round.first.length;
   return round.compression->codec->encoded_size(round.first.length / sizeof(float));
 }
 
@@ -77,10 +77,6 @@ void RoundEngine::take(Push& push) try {
   if (has_payload) counters_.received_bytes.add(push.payload);
   record(round, arrival, push);
   if (round.is_two_phase()) note_logged(arrival, push);
-  if (push.compression != nullptr) {
-    arrival.is_compressed = true;
-    round.compression = push.compression;
-  }
   if (counters_.trace != nullptr) trace(TraceStage::kPushed, round, push.session.worker_rank());
   const bool pulls = (push.header.flags & tensor::kIsPull) != 0;
   if (!pulls) {
@@ -90,16 +86,14 @@ void RoundEngine::take(Push& push) try {
     if (kept == Status::kOk) {
       acknowledge(arrival);
     } else if (kept == Status::kAgain) {
-      arrival.unacknowledged = true;
       wait(round);
     } else {
       return push.session.lose("its memory cannot be read");
     }
   }
-  if (round.awaits_network) return;  // a pull that came later waits with the others
-  if (round.has_all_pushes() && !round.summed) {
+  if (round.is(RoundPhase::kComplete)) {
     complete(round);
-  } else if (round.summed && pulls) {
+  } else if (round.is(RoundPhase::kAnswered) && pulls) {
     answer(round, arrival, round.result == nullptr ? nullptr : round.result->payload());
     close_if_over(round);
   } else if ((push.header.flags & tensor::kIsPush) != 0 && waits_for_starved(round)) {
@@ -140,17 +134,15 @@ Round* RoundEngine::admit(Push& push) {
   push.contributor = round.contributors->of_member(header.member);
   if (found == RoundTable::Found::kNew) {
     round.first = header;
-    round.worker_loop = push.session.worker_loop();
-    round.place = header.place;
-    round.priority = header.priority;
+    round.peers = {push.session.worker_loop(), header.place, header.priority};
     return opened;
   }
-  round.priority = std::max(round.priority, header.priority);
+  round.peers.priority = std::max(round.peers.priority, header.priority);
   Arrival& arrival = round.arrivals[push.contributor];
-  if (!round.failure) {
+  if (!round.is(RoundPhase::kFailed)) {
     const bool pushes = (header.flags & tensor::kIsPush) != 0;
     const bool pulls = (header.flags & tensor::kIsPull) != 0;
-    if ((pushes && arrival.pushed) || (pulls && (arrival.pull_waiting || arrival.done))) {
+    if ((pushes && arrival.has_pushed()) || (pulls && !arrival.answer.is(AnswerStage::kNotAsked))) {
       refuse(push.session, header.immediate,
              {ErrorCode::kInternal, "a push or pull of this round came twice", "report this as a bug"});
       return nullptr;
@@ -210,28 +202,32 @@ void RoundEngine::record(Round& round, Arrival& arrival, const Push& push) {
   const bool pulls = (header.flags & tensor::kIsPull) != 0;
   arrival.session = &push.session;
   if (pushes || arrival.data == nullptr) arrival.data = &push.from;  // a span is valid where it was posted
-  if (pulls || !arrival.pull_waiting) {
+  if (pulls || !arrival.awaits_answer()) {
     arrival.immediate = header.immediate;
     arrival.answer_key = header.answer_key;
     arrival.answer_address = header.answer_address;
-    arrival.wants_data = (header.flags & tensor::kWantsData) != 0;
+    arrival.answer_bytes = (header.flags & tensor::kWantsData) != 0 ? AnswerBytes::kPosted : AnswerBytes::kNone;
   }
-  arrival.pull_waiting |= pulls;
+  if (pulls) arrival.answer.enter(AnswerStage::kAwaited);
   if (!pushes) return;
-  arrival.pushed = true;
-  ++round.pushed;
-  round.last_rank = push.session.worker_rank();
-  arrival.has_payload = (header.flags & tensor::kHasPayload) != 0;
-  arrival.is_unrounded = (header.flags & tensor::kUnrounded) != 0;
-  if (arrival.has_payload) {
-    arrival.slot = push.slot;
-    arrival.span = push.span;
-  }
+  arrival.push.enter(pulls ? PushStage::kTaken : PushStage::kUnacknowledged);
+  round.count_push();
+  round.history.last_rank = push.session.worker_rank();
+  if ((header.flags & tensor::kHasPayload) == 0) return;
+  arrival.payload = Payload::kPlain;
+  arrival.slot = push.slot;
+  arrival.span = push.span;
+  if (header.flags < tensor::kCompressed) [[likely]]
+    return;  // the same for kUnrounded, the only larger flag
+  if ((header.flags & tensor::kUnrounded) != 0) arrival.payload = Payload::kUnrounded;
+  if (push.compression == nullptr) return;
+  arrival.payload = Payload::kCompressed;
+  round.compression = push.compression;
 }
 
 // Copies a payload that was posted in place into a slot. kAgain: there is no free slot.
 Status RoundEngine::keep(Arrival& arrival) {
-  if (!arrival.has_payload || arrival.slot != nullptr) return Status::kOk;
+  if (!arrival.has_payload() || arrival.slot != nullptr) return Status::kOk;
   arrival.slot = pool_.take(arrival.span.length);
   if (arrival.slot == nullptr) return Status::kAgain;
   const Status status = arrival.data->direct()->get(arrival.span, arrival.slot->payload());
@@ -240,7 +236,7 @@ Status RoundEngine::keep(Arrival& arrival) {
 }
 
 void RoundEngine::acknowledge(Arrival& arrival) {
-  arrival.unacknowledged = false;
+  arrival.push.enter(PushStage::kTaken);
   arrival.session->post({.op = {.immediate = arrival.push_immediate}, .data = arrival.data, .round = nullptr});
 }
 
@@ -298,13 +294,13 @@ void RoundEngine::end_pass(Round& round, Status status, WorkerSession* broken) {
 // compressed pushes and pulls at once.
 void RoundEngine::sum_compressed(Round& round) {
   for (const Arrival& arrival : round.arrivals) {
-    if (arrival.is_compressed || arrival.data->direct() != nullptr) continue;
+    if (arrival.is_compressed() || arrival.data->direct() != nullptr) continue;
     return fail(round, {ErrorCode::kMismatch, "some ranks compress their part of this round, and others do not",
                         "install the same bps_rdma version everywhere and use the same settings on all ranks"});
   }
   // It is read before it is written.
   for (Arrival& arrival : round.arrivals) {
-    if (arrival.is_compressed && arrival.slot != nullptr) {
+    if (arrival.is_compressed() && arrival.slot != nullptr) {
       round.result = arrival.slot;
       break;
     }
@@ -333,20 +329,20 @@ void RoundEngine::sum_compressed(Round& round) {
 // The result is known; where it is not written in place, it is copied or sent from `result`, or from its code to those
 // that compress.
 void RoundEngine::answer_all(Round& round, const std::byte* result, const std::byte* code) {
-  round.summed = true;
-  round.summed_at = coarse_now_ns();
-  counters_.rounds.add();
-  counters_.summed_bytes.add(round.first.length);
-  if (counters_.trace != nullptr) trace(TraceStage::kSummed, round, 0);
-  if (round.is_two_phase()) return propose_all(round, result);
+  if (round.is_two_phase()) {
+    enter_summed(round, RoundPhase::kProposed);
+    return propose_all(round, result);
+  }
+  enter_summed(round, RoundPhase::kAnswered);
   for (Arrival& arrival : round.arrivals) {
     release(arrival.slot);
-    if (arrival.unacknowledged) acknowledge(arrival);
-    if (!arrival.pull_waiting) continue;
-    answer(round, arrival, arrival.is_compressed ? code : result);
+    if (arrival.awaits_acknowledgement()) [[unlikely]]
+      acknowledge(arrival);
+    if (!arrival.awaits_answer()) continue;
+    answer(round, arrival, arrival.is_compressed() ? code : result);
   }
   if (counters_.trace != nullptr) trace(TraceStage::kReplied, round, 0);
-  close_if_over(round, round.summed_at);
+  close_if_over(round, round.history.summed_at);
 }
 
 void RoundEngine::trace(TraceStage stage, const Round& round, std::uint32_t rank) {
@@ -369,16 +365,14 @@ bool RoundEngine::find_result_slot(Round& round) {
 
 // One answer, with which a wait is over.
 void RoundEngine::answer(Round& round, Arrival& arrival, const std::byte* result) {
-  arrival.pull_waiting = false;
-  arrival.answered = arrival.done = true;  // it waits, and so was not done
-  ++round.done;
+  round.end_answered(arrival);
   post(round, arrival, result);
 }
 
 // The bytes where they have to travel, and the immediate that says what they answer.
 void RoundEngine::post(Round& round, Arrival& arrival, const std::byte* result) {
   Answer answer{.op = {.immediate = arrival.immediate}, .data = arrival.data, .round = nullptr};
-  if (arrival.wants_data && !arrival.in_place) {
+  if (arrival.answer_bytes == AnswerBytes::kPosted) {
     const std::uint64_t length = answer_bytes(round, arrival);
     const transport::RemoteSpan target{arrival.answer_key, arrival.answer_address, length};
     if (transport::DirectAccess* direct = arrival.data->direct()) {
@@ -390,23 +384,24 @@ void RoundEngine::post(Round& round, Arrival& arrival, const std::byte* result) 
       answer.op.source_offset = round.result->offset + transport::kMaxHeader;
       answer.op.length = length;
       answer.op.target = target;
-      if (!arrival.session->fails_over()) answer.op.token = round.number_in_table;
+      if (!arrival.session->fails_over()) answer.op.token = round.token();
       answer.round = &round;
-      ++round.writes_in_flight;
+      ++round.counts.writes_in_flight;
     }
   }
   arrival.session->post(answer);
 }
 
 void RoundEngine::on_written(std::uint64_t token) {
-  Round& round = table_.by_number(token);  // our own token: it never leaves this process
+  Round& round = table_.by_token(static_cast<std::uint32_t>(token));  // our own token: it never leaves this process
   // In two phases everyone has been answered from it, and the round waits for them only.
-  if (--round.writes_in_flight == 0 && round.is_two_phase()) release(round.result);
+  if (--round.counts.writes_in_flight == 0 && round.is_two_phase()) release(round.result);
   close_if_over(round);
 }
 
 void RoundEngine::close_if_over(Round& round, std::uint64_t now) {
-  if (round.awaits_network || round.done < round.contributors->size() || round.writes_in_flight > 0) return;
+  const Round::Counts& counts = round.counts;
+  if (round.is_with_servers() || counts.done < round.contributors->size() || counts.writes_in_flight > 0) return;
   release(round.result);
   table_.close(&round, now != 0 ? now : coarse_now_ns());
 }

@@ -37,8 +37,8 @@ void RoundEngine::contribute(Round& round) {
   bool has_payload = false;
   bool wants_data = false;
   for (const Arrival& arrival : round.arrivals) {
-    has_payload |= arrival.has_payload;
-    wants_data |= !arrival.pull_waiting || arrival.wants_data;
+    has_payload |= arrival.has_payload();
+    wants_data |= !arrival.awaits_answer() || arrival.wants_data();
   }
   // A host that has them does not need them back.
   if (tensor::copies(round.first.kind) && has_payload) wants_data = false;
@@ -53,13 +53,13 @@ void RoundEngine::contribute(Round& round) {
   header.answer_key = header.answer_address = 0;
   header.priority = 0;
   header.place = 0;
-  round.awaits_network = true;
+  round.enter(RoundPhase::kContributed);
   counters_.host_sums.add();
-  network_->contribute(static_cast<std::uint32_t>(round.number_in_table), header, round.priority, round.place);
+  network_->contribute(round.token(), header, round.peers.priority, round.peers.onward_server);
 }
 
 Status RoundEngine::read(std::uint32_t contribution, std::byte* into) {
-  const Round& round = table_.by_number(contribution);
+  const Round& round = table_.by_token(contribution);
   plan_.read_from(round);
   plan_.targets.clear();
   std::optional<tensor::UnroundedWriter> unrounded;
@@ -76,22 +76,22 @@ Status RoundEngine::read(std::uint32_t contribution, std::byte* into) {
 }
 
 void RoundEngine::deliver(std::uint32_t contribution, const std::byte* result) {
-  Round& round = table_.by_number(contribution);
-  round.awaits_network = false;
-  // What nobody of this host wanted has not landed here.
-  if (round.is_two_phase()) return round.summed ? commit(round) : answer_all(round, result);
-  if (!keep_result(round, result)) return;
-  answer_all(round, result);
+  Round& round = table_.by_token(contribution);
+  if (round.is(RoundPhase::kHostProposed)) return commit(round);
+  // In two phases everybody has pulled, and what nobody of this host wanted has not landed here.
+  if (keep_result(round, result)) answer_all(round, result);
 }
 
 void RoundEngine::land(std::uint32_t contribution, const std::byte* result) {
-  answer_all(table_.by_number(contribution), result);
+  Round& round = table_.by_token(contribution);
+  enter_summed(round, RoundPhase::kHostProposed);
+  propose_all(round, result);
 }
 
 // For pulls that come later. False: there is no memory for it, and the round has failed.
 bool RoundEngine::keep_result(Round& round, const std::byte* result) {
   bool all_wait = true;
-  for (const Arrival& arrival : round.arrivals) all_wait &= arrival.pull_waiting || arrival.done;
+  for (const Arrival& arrival : round.arrivals) all_wait &= !arrival.answer.is(AnswerStage::kNotAsked);
   if (all_wait) return true;
   try {
     pool_.reserve(round.first.length, 1);
@@ -105,15 +105,13 @@ bool RoundEngine::keep_result(Round& round, const std::byte* result) {
 }
 
 void RoundEngine::fail(std::uint32_t contribution, const Error& why, std::span<const std::uint32_t> missing) {
-  Round& round = table_.by_number(contribution);
-  round.awaits_network = false;
-  fail(round, {why.code(), why.what(), why.hint()}, missing);
+  fail(table_.by_token(contribution), {why.code(), why.what(), why.hint()}, missing);
 }
 
 void RoundEngine::fail_round(std::uint32_t group, std::uint32_t tensor, std::uint32_t partition, std::uint32_t number,
                              const Error& why) {
   Round* round = table_.find({group, tensor, partition, true}, number);
-  if (round == nullptr || round->awaits_network || round->summed || round->failure) return;
+  if (round == nullptr || (!round->is(RoundPhase::kOpen) && !round->is(RoundPhase::kComplete))) return;
   RoundFailure failure{why.code(), why.what(), why.hint()};
   tell_network(*round, failure);  // the server keeps the failed round until every contributor has come or given up
   fail(*round, std::move(failure));

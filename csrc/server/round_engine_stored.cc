@@ -164,8 +164,8 @@ void RoundEngine::accumulate(Round& round) {
   }
   stored->latest[place] = first_try;
   if (waits) {
-    round.held_at = count;
-    stored->waiting.push_back(round.number_in_table);
+    round.hold(count);
+    stored->waiting.push_back(round.token());
   } else {
     answer_all(round, round.result == nullptr ? nullptr : round.result->payload());
   }
@@ -175,12 +175,11 @@ void RoundEngine::accumulate(Round& round) {
 // Answers the rounds that have waited long enough, or `whatever` they wait for.
 void RoundEngine::go_on(StoredPartition& stored, bool whatever) {
   const auto is_gone = [this](std::uint32_t rank) { return is_gone_rank(rank); };
-  std::vector<std::size_t> waiting = std::exchange(stored.waiting, {});
-  std::erase_if(waiting, [&](std::size_t number) {
-    Round& round = table_.by_number(number);
-    if (round.held_at == 0 || find_stored(stored_key(round)) != &stored) return true;  // it was given up
-    if (!whatever && !stored.may_go_on(round.held_at, most_ahead_of(round), is_gone)) return false;
-    round.held_at = 0;
+  std::vector<std::uint32_t> waiting = std::exchange(stored.waiting, {});
+  std::erase_if(waiting, [&](std::uint32_t token) {
+    Round& round = table_.by_token(token);
+    if (!round.is(RoundPhase::kHeld) || find_stored(stored_key(round)) != &stored) return true;  // it was given up
+    if (!whatever && !stored.may_go_on(round.held_at(), most_ahead_of(round), is_gone)) return false;
     plan_.sources.assign(1, {.bytes = stored.bytes.data()});
     if (plan_.write_to(round)) plan_.targets.push_back({.bytes = round.result->payload()});
     WorkerSession* broken = nullptr;
@@ -201,7 +200,7 @@ std::vector<std::uint32_t> RoundEngine::ranks_behind(const Round& round) const {
   if (found == stored_.end()) return ranks;
   const StoredPartition& stored = found->second;
   for (std::size_t i = 0; i < stored.ranks.size(); ++i) {
-    const bool is_behind = stored.additions[i] + most_ahead_of(round) <= round.held_at;
+    const bool is_behind = stored.additions[i] + most_ahead_of(round) <= round.held_at();
     if (is_behind && !is_gone_rank(stored.ranks[i])) ranks.push_back(stored.ranks[i]);
   }
   return ranks;

@@ -11,11 +11,11 @@ namespace bps::server {
 void RoundEngine::propose_all(Round& round, const std::byte* result) {
   for (Arrival& arrival : round.arrivals) {
     release(arrival.slot);
-    if (arrival.pull_waiting) propose(round, arrival, result);
+    if (arrival.awaits_answer()) propose(round, arrival, result);
   }
-  if (round.writes_in_flight == 0) release(round.result);
+  if (round.counts.writes_in_flight == 0) release(round.result);
   if (counters_.trace != nullptr) trace(TraceStage::kReplied, round, 0);
-  if (round.landing == 0) return end_landing(round);
+  if (round.counts.landing == 0) return end_landing(round);
   if (has_logged(round)) log_holder_ = &round;
 }
 
@@ -23,11 +23,11 @@ void RoundEngine::propose_all(Round& round, const std::byte* result) {
 // But the host of the rank whose bytes are the result has it from that rank: its other ranks get it when it hears of
 // this.
 void RoundEngine::propose(Round& round, Arrival& arrival, const std::byte* result) {
-  const bool has_source = !arrival.wants_data && arrival.has_payload && tensor::copies(round.first.kind) &&
+  const bool has_source = !arrival.wants_data() && arrival.has_payload() && tensor::copies(round.first.kind) &&
                           (*round.contributors)[static_cast<std::uint32_t>(&arrival - round.arrivals.data())].is_host();
-  if ((!arrival.wants_data && !has_source) || arrival.is_logged) return;
-  arrival.landing = true;
-  ++round.landing;
+  if ((!arrival.wants_data() && !has_source) || arrival.is_logged) return;
+  arrival.answer.enter(AnswerStage::kLanding);
+  ++round.counts.landing;
   arrival.session->expect_landing(round, arrival);
   post(round, arrival, result);
 }
@@ -41,31 +41,31 @@ void RoundEngine::on_landed(WorkerSession& session, std::span<const std::uint32_
       continue;
     }
     Round& round = *landed->round;
-    round.arrivals[landed->contributor].landing = false;
-    if (--round.landing == 0) end_landing(round);
+    round.arrivals[landed->contributor].answer.enter(AnswerStage::kLanded);
+    if (--round.counts.landing == 0) end_landing(round);
   }
 }
 
 // Of what was summed for all hosts the server knows when all of them have it.
 void RoundEngine::end_landing(Round& round) {
-  if (round.awaits_network) return network_->note_landed(static_cast<std::uint32_t>(round.number_in_table));
+  if (round.is(RoundPhase::kHostProposed)) return network_->note_landed(round.token());
   commit(round);
 }
 
 // Everyone has the result: nothing that happens to this process from now on can take it from anyone.
 void RoundEngine::commit(Round& round) {
+  round.enter(RoundPhase::kAnswered);
   if (log_holder_ == &round) log_holder_ = nullptr;
   for (Arrival& arrival : round.arrivals) {
-    if (!arrival.pull_waiting) continue;
+    if (!arrival.awaits_answer()) continue;
+    if (arrival.answer.is(AnswerStage::kLanding)) arrival.session->forget_landing(round);  // too early, of a server
     if (arrival.is_logged) {
       answer(round, arrival, nullptr);
       is_log_kept_ |= arrival.session->is_lost();
       if (arrival.session->has_answers()) log_readers_.push_back(arrival.session);
       continue;
     }
-    arrival.pull_waiting = false;
-    arrival.answered = true;
-    round.finish(arrival);
+    round.end_answered(arrival);
     arrival.session->commit(arrival.immediate);
   }
   close_if_over(round);
@@ -82,7 +82,7 @@ void RoundEngine::note_logged(Arrival& arrival, const Push& push) const {
 bool RoundEngine::plan_log(Round& round) {
   if (!has_logged(round)) return true;
   if (is_log_held()) {
-    if (!std::exchange(round.waits, true)) behind_log_.push_back(&round);
+    if (!std::exchange(round.is_queued, true)) behind_log_.push_back(&round);
     return false;
   }
   log_readers_.clear();

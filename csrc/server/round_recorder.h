@@ -38,11 +38,11 @@ class RoundRecorder {
     std::atomic_thread_fence(std::memory_order_release);
     entry.group_and_tensor.store(std::uint64_t{round.key.group} << 32 | round.key.tensor, kRelaxed);
     entry.partition_and_number.store(std::uint64_t{round.key.partition} << 32 | round.number, kRelaxed);
-    const std::uint64_t flags = (round.failure ? kFailed : 0) | (round.key.for_host ? kForHost : 0);
-    entry.rank_and_flags.store(std::uint64_t{round.last_rank} << 32 | flags, kRelaxed);
+    const std::uint64_t flags = (round.is(RoundPhase::kFailed) ? kFailed : 0) | (round.key.for_host ? kForHost : 0);
+    entry.rank_and_flags.store(std::uint64_t{round.history.last_rank} << 32 | flags, kRelaxed);
     entry.bytes.store(round.first.length, kRelaxed);
-    entry.opened.store(round.opened, kRelaxed);
-    entry.summed.store(round.summed_at, kRelaxed);
+    entry.opened.store(round.history.opened, kRelaxed);
+    entry.summed.store(round.history.summed_at, kRelaxed);
     entry.ended.store(now, kRelaxed);
     entry.sequence.store(next_++, std::memory_order_release);
   }

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/round_table.h"
 
+#include <memory>
+#include <utility>
+
 namespace bps::server {
 namespace {
 
@@ -42,7 +45,7 @@ Round* RoundTable::find(const RoundKey& key, std::uint32_t number) {
   const auto found = keys_.find(key);
   if (found == keys_.end()) return nullptr;
   Round* round = found->second.open;
-  while (round != nullptr && round->number != number) round = round->next_of_key;
+  while (round != nullptr && round->number != number) round = round->in_table.next_of_key;
   return round;
 }
 
@@ -57,7 +60,7 @@ RoundTable::Lookup RoundTable::find_or_open(const RoundKey& key, std::uint32_t n
                                             TableShare& opener) {
   const auto known = keys_.find(key);
   KeyRounds* state = known == keys_.end() ? nullptr : &known->second;
-  for (Round* round = state == nullptr ? nullptr : state->open; round != nullptr; round = round->next_of_key) {
+  for (Round* round = state == nullptr ? nullptr : state->open; round != nullptr; round = round->in_table.next_of_key) {
     if (round->number == number) return {Found::kOpen, round};
   }
   // Serial arithmetic: round numbers may wrap in a very long job.
@@ -76,46 +79,47 @@ RoundTable::Lookup RoundTable::find_or_open(const RoundKey& key, std::uint32_t n
   }
   if (free_.empty()) {
     free_.push_back(&rounds_.emplace_back());
-    free_.back()->number_in_table = rounds_.size() - 1;
+    free_.back()->in_table.number = static_cast<std::uint32_t>(rounds_.size() - 1);
   }
   Round* round = free_.back();
   free_.pop_back();
   round->key = key;
   round->number = number;
-  round->opened = coarse_now_ns();
+  round->history.opened = coarse_now_ns();
   round->group = &group;
   round->contributors = &group.contributors(key.for_host);
-  round->arrivals.resize(round->contributors->size());
-  for (Arrival& arrival : round->arrivals) arrival = {};
-  round->opener = &opener;
+  round->arrivals.assign(round->contributors->size(), Arrival());
+  round->in_table.opener = &opener;
   ++opener.rounds;
-  round->of_key = state;
-  round->next_of_key = state->open;
+  round->in_table.of_key = state;
+  round->in_table.next_of_key = state->open;
   state->open = round;
-  round->open_index = open_.size();
+  round->in_table.open_index = open_.size();
   open_.push_back(round);
   return {Found::kNew, round};
 }
 
 void RoundTable::close(Round* round, std::uint64_t now) {
   recorder_.note(*round, now);
-  KeyRounds& state = *round->of_key;
+  const Round::TableEntry& entry = round->in_table;
+  KeyRounds& state = *entry.of_key;
   Round** next = &state.open;
-  while (*next != round) next = &(*next)->next_of_key;
-  *next = round->next_of_key;
+  while (*next != round) next = &(*next)->in_table.next_of_key;
+  *next = entry.next_of_key;
 
   const std::uint64_t before = state.beyond.size();
   state.end(round->number - state.all_over_below);
   state.opener->words += state.beyond.size() - before;
-  --round->opener->rounds;
-  open_.back()->open_index = round->open_index;
-  open_[round->open_index] = open_.back();
+  --entry.opener->rounds;
+  open_.back()->in_table.open_index = entry.open_index;
+  open_[entry.open_index] = open_.back();
   open_.pop_back();
 
   auto arrivals = std::move(round->arrivals);
-  const std::size_t number = round->number_in_table;
-  *round = Round{};
-  round->number_in_table = number;
+  const std::uint32_t number = entry.number;
+  std::destroy_at(round);
+  std::construct_at(round);
+  round->in_table.number = number;
   round->arrivals = std::move(arrivals);
   free_.push_back(round);
 }

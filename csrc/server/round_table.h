@@ -49,7 +49,7 @@ class RoundTable {
   Lookup find_or_open(const RoundKey& key, std::uint32_t number, const RoundGroup& group, TableShare& opener);
   Round* find(const RoundKey& key, std::uint32_t number);
   bool is_over(const RoundKey& key, std::uint32_t number) const;
-  Round& by_number(std::size_t number_in_table) { return rounds_[number_in_table]; }
+  Round& by_token(std::uint32_t token) { return rounds_[token]; }
   // The round is over; its entry will serve another one.
   void close(Round* round, std::uint64_t now = coarse_now_ns());
 

@@ -24,7 +24,7 @@ struct StoredPartition {
   // The round in which the latest of them was sent first, plus one: so that one that failed for its rank, and is sent
   // again, is not added twice.
   std::vector<std::uint64_t> latest;
-  std::vector<std::size_t> waiting;  // rounds, by their number in the table, that others must catch up with
+  std::vector<std::uint32_t> waiting;  // rounds, by their tokens, that others must catch up with
 
   // The place of a rank among those who may add, or the number of them.
   std::size_t place_of(std::uint32_t rank) const {

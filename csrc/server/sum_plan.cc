@@ -26,11 +26,11 @@ void SumPlan::read_from(const Round& round) {
   sources.clear();
   log = nullptr;
   for (const Arrival& arrival : round.arrivals) {
-    if (!arrival.has_payload || arrival.is_compressed) continue;
+    if (!arrival.has_payload() || arrival.is_compressed()) continue;
     transport::DirectAccess* direct = arrival.data->direct();
     std::byte* bytes = arrival.slot != nullptr ? arrival.slot->payload() : direct->map(arrival.span);
     sources.push_back({.bytes = bytes, .direct = direct, .span = arrival.span, .session = arrival.session});
-    if (!arrival.is_unrounded) continue;
+    if (arrival.payload != Payload::kUnrounded) continue;
     sources.back().unrounded = true;
     if (arrival.slot != nullptr) sources.back().span.length = arrival.slot->capacity - transport::kMaxHeader;
   }
@@ -38,7 +38,7 @@ void SumPlan::read_from(const Round& round) {
   // Hosts have averaged their part; ranks that are alone on theirs have not.
   std::size_t source = 0;
   for (std::uint32_t i = 0; i < round.contributors->size(); ++i) {
-    if (round.arrivals[i].has_payload) sources[source++].divide = !(*round.contributors)[i].is_host();
+    if (round.arrivals[i].has_payload()) sources[source++].divide = !(*round.contributors)[i].is_host();
   }
 }
 
@@ -46,14 +46,19 @@ bool SumPlan::write_to(Round& round) {
   targets.clear();
   bool needs_slot = false;
   for (Arrival& arrival : round.arrivals) {
-    transport::DirectAccess* direct = arrival.data->direct();
-    arrival.in_place = arrival.pull_waiting && arrival.wants_data && direct != nullptr;
-    if (arrival.in_place) {
-      const transport::RemoteSpan span{arrival.answer_key, arrival.answer_address, round.first.length};
-      targets.push_back({.bytes = direct->map(span), .direct = direct, .span = span, .session = arrival.session});
-    } else if (arrival.wants_data || !arrival.pull_waiting) {
+    if (!arrival.awaits_answer()) {
       needs_slot = true;
+      continue;
     }
+    if (!arrival.wants_data()) continue;
+    transport::DirectAccess* direct = arrival.data->direct();
+    if (direct == nullptr) {
+      needs_slot = true;
+      continue;
+    }
+    arrival.answer_bytes = AnswerBytes::kInPlace;
+    const transport::RemoteSpan span{arrival.answer_key, arrival.answer_address, round.first.length};
+    targets.push_back({.bytes = direct->map(span), .direct = direct, .span = span, .session = arrival.session});
   }
   return needs_slot;
 }

@@ -118,7 +118,7 @@ void WorkerSession::abandon(bool keep_control) {
 void WorkerSession::discard() {
   for (const WaitingAnswers& waiting : waiting_) {
     for (const Answer& answer : waiting.answers) {
-      if (answer.round != nullptr) --answer.round->writes_in_flight;
+      if (answer.round != nullptr) --answer.round->counts.writes_in_flight;
     }
   }
   waiting_.clear();
@@ -126,7 +126,7 @@ void WorkerSession::discard() {
   for (WorkerPath& path : paths_.all()) {
     for (AnswerStream& stream : path.streams) {
       for (const Answer& answer : stream.unconfirmed()) {
-        if (answer.round != nullptr) --answer.round->writes_in_flight;
+        if (answer.round != nullptr) --answer.round->counts.writes_in_flight;
       }
       stream.clear();
     }
@@ -177,7 +177,7 @@ void WorkerSession::confirm(const tensor::Received& received) {
   for (AnswerStream& stream : path->streams) {
     if (stream.data->hello.stream >= received.answers.size()) continue;
     for (const Answer& answer : stream.confirm(received.answers[stream.data->hello.stream])) {
-      if (answer.round != nullptr) context_.rounds.on_written(answer.round->number_in_table);
+      if (answer.round != nullptr) context_.rounds.on_written(answer.round->token());
     }
   }
 }

@@ -157,7 +157,7 @@ WorkerSession* find_session(const Sessions& sessions, std::uint32_t worker_rank,
 
 inline void WorkerSession::post(const Answer& answer) {
   if (lost_) {
-    if (answer.round != nullptr) --answer.round->writes_in_flight;
+    if (answer.round != nullptr) --answer.round->counts.writes_in_flight;
     return;
   }
   const bool is_held_up = waiting_count_ != 0 && !waiting_for(answer.data).answers.empty();
@@ -166,7 +166,7 @@ inline void WorkerSession::post(const Answer& answer) {
     return;
   }
   if (waiting_count_ >= kMostAnswers) {
-    if (answer.round != nullptr) --answer.round->writes_in_flight;
+    if (answer.round != nullptr) --answer.round->counts.writes_in_flight;
     return lose("it takes none of its answers");
   }
   waiting_for(answer.data).answers.push_back(answer);

@@ -195,6 +195,38 @@ TEST_F(RoundEngineHostTest, AfterThatTheServerDecides) {
   EXPECT_EQ(engine.open_rounds(), 0U);
 }
 
+// Its worker has not given it up, and would take the outcome of a Cancel for an end without an error.
+TEST_F(RoundEngineHostTest, APushThatWaitsBesideACancelledPullFailsLikeThoseOfTheOthers) {
+  post(0, for_host(0, kPush));  // there is no slot for its payload
+  post(1, for_host(1, kPush | kPull));
+  post(0, for_host(0, kPull));
+  ASSERT_EQ(contributed.size(), 1U);
+  tensor::Cancel pull = gives_up(0, true);
+  pull.partitions[0].immediate = 150;
+  EXPECT_EQ(engine.cancel(*sessions[0], pull).pending, std::vector<std::uint32_t>{150});
+  engine.fail(contributed[0].number, Error(ErrorCode::kTimeout, "rank 0 gave up", ""), std::vector<std::uint32_t>{2});
+  const auto outcome = control(0).sent<tensor::Cancelled>();
+  ASSERT_EQ(outcome.size(), 1U);
+  EXPECT_EQ(outcome[0].aborted, std::vector<std::uint32_t>{150});
+  ASSERT_EQ(failures(0).size(), 1U);
+  EXPECT_EQ(failures(0)[0].immediate, 100U);
+  EXPECT_EQ(engine.open_rounds(), 0U);
+}
+
+TEST_F(RoundEngineHostTest, WithoutMemoryAPushIsAcknowledgedWithTheAnswer) {
+  transport.out_of_memory = true;
+  post(0, for_host(0, kPush));
+  post(1, for_host(1, kPush | kPull));
+  ASSERT_EQ(contributed.size(), 1U);
+  EXPECT_TRUE(engine.resume());
+  EXPECT_TRUE(failures(0).empty()) << "the servers decide by now";
+  post(0, for_host(0, kPull));
+  answer_with(42);
+  EXPECT_EQ(data(0).immediates(), (std::vector<std::uint32_t>{100, 150}));
+  EXPECT_EQ(memory[0].back(), 42);
+  EXPECT_EQ(engine.open_rounds(), 0U);
+}
+
 TEST_F(RoundEngineHostTest, OrTheSumWasCompleteAndEverybodyGetsIt) {
   for (std::uint32_t i = 0; i < 2; ++i) post(i, for_host(i, kPush | kPull));
   EXPECT_EQ(engine.cancel(*sessions[0], gives_up(0, true)).pending.size(), 1U);

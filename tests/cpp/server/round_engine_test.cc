@@ -169,6 +169,23 @@ TEST_F(RoundEngineTest, AMemberWhosePushWasAcknowledgedLearnsOfTheFailureWhenItP
   EXPECT_EQ(engine.open_rounds(), 0U);
 }
 
+TEST_F(RoundEngineTest, APullThatDisagreesWhenTheSumIsKnownIsRefusedAlone) {
+  share_memory();
+  for (std::uint32_t i = 0; i < kWorkers; ++i) post(i, header(i, kPush));
+  EXPECT_TRUE(engine.resume());
+  post(0, header(0, kPull));
+  EXPECT_EQ(memory[0][0], 6);
+  tensor::PushHeader other = header(1, kPull);
+  other.op = ReduceOp::kMax;
+  post(1, other);
+  ASSERT_EQ(failures(1).size(), 1U);
+  EXPECT_EQ(failures(1)[0].code, ErrorCode::kMismatch);
+  post(2, header(2, kPull));
+  EXPECT_TRUE(failures(2).empty()) << "a round ends for everybody or for nobody, and rank 0 has the sum";
+  EXPECT_EQ(memory[2][0], 6);
+  EXPECT_EQ(engine.open_rounds(), 0U);
+}
+
 TEST_F(RoundEngineTest, ADuplicateThatDisagreesHarmsNothing) {
   use_slots(2);
   land(0, header(0, kPush | kPull));

@@ -16,11 +16,11 @@ Round round_of(std::uint32_t number) {
   Round round;
   round.key = {number + 1, number + 2, number + 3, number % 2 == 0};
   round.number = number;
-  round.last_rank = number + 4;
+  round.history.last_rank = number + 4;
   round.first.length = number + 5;
-  round.opened = number + 6;
-  round.summed_at = number + 7;
-  if (number % 3 == 0) round.failure = RoundFailure{ErrorCode::kTimeout, "", ""};
+  round.history.opened = number + 6;
+  round.history.summed_at = number + 7;
+  if (number % 3 == 0) round.fail({ErrorCode::kTimeout, "", ""});
   return round;
 }
 

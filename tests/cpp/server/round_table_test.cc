@@ -80,7 +80,7 @@ TEST_F(RoundTableTest, ManyRoundsReuseTheSameMemory) {
   for (std::uint32_t i = 1; i < 100000; ++i) {
     Round* round = table.find_or_open(key, i, group, share).round;
     ASSERT_EQ(round, only);
-    ASSERT_EQ(round->pushed, 0U);
+    ASSERT_EQ(round->counts.pushed, 0U);
     table.close(round);
   }
   EXPECT_EQ(table.keys(), 1U);

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+// What one contributor has sent in a round, and what it waits for: a member of the group, or a host by its relay.
+//
+// Its push and its answer are two machines, because a push and a pull may come apart. docs/internals.md draws both.
+// Threading: the server loop's.
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+#include "server/slot_pool.h"
+#include "server/state.h"
+#include "transport/transport.h"
+
+namespace bps::server {
+
+class WorkerSession;
+
+enum class PushStage : std::uint8_t {
+  kMissing,
+  kUnacknowledged,  // it came without a pull, and the member waits until its payload lies here
+  kGivenUp,         // the same; the member has cancelled it, and waits for what becomes of its host's contribution
+  kTaken,           // it is here, and the member knows if it has to
+};
+constexpr const char* name_of(PushStage) {
+  return "a push";
+}
+template <>
+inline constexpr std::array<std::uint16_t, 4> kArrows<PushStage> = {
+    arrows_to(PushStage::kUnacknowledged, PushStage::kTaken),
+    arrows_to(PushStage::kGivenUp, PushStage::kTaken),
+    arrows_to(PushStage::kGivenUp, PushStage::kTaken),
+    arrows_to(),
+};
+
+enum class AnswerStage : std::uint8_t {
+  kNotAsked,  // the pull has not come
+  kAwaited,
+  kGivenUp,   // the member has cancelled its pull, and waits for what becomes of its host's contribution
+  kLanding,   // in two phases: the answer has been posted
+  kLanded,    // in two phases: the member has said that it has the answer, and waits for the commit
+  kAnswered,  // with the result, or with word that the round is complete
+  kEnded,     // without a result: the member has been told so, has given up, or is gone
+};
+constexpr const char* name_of(AnswerStage) {
+  return "an answer";
+}
+template <>
+inline constexpr std::array<std::uint16_t, 7> kArrows<AnswerStage> = {
+    arrows_to(AnswerStage::kAwaited, AnswerStage::kEnded),
+    arrows_to(AnswerStage::kGivenUp, AnswerStage::kLanding, AnswerStage::kAnswered, AnswerStage::kEnded),
+    arrows_to(AnswerStage::kGivenUp, AnswerStage::kLanding, AnswerStage::kAnswered, AnswerStage::kEnded),
+    arrows_to(AnswerStage::kLanded, AnswerStage::kAnswered, AnswerStage::kEnded),
+    arrows_to(AnswerStage::kAnswered, AnswerStage::kEnded),
+    arrows_to(),
+    arrows_to(),
+};
+
+// The bytes that a push has brought.
+enum class Payload : std::uint8_t {
+  kNone,
+  kPlain,
+  kCompressed,  // a label and a code, and so the answer is a code
+  kUnrounded,   // see tensor::kUnrounded
+};
+
+// The bytes that an answer brings.
+enum class AnswerBytes : std::uint8_t {
+  kNone,     // the member only wants to know that the round is complete
+  kPosted,   // they travel, or are copied, when the answer is posted
+  kInPlace,  // the pass over the payloads writes them straight into the worker's memory
+};
+
+struct Arrival {
+  WorkerSession* session = nullptr;
+  transport::DataEndpoint* data = nullptr;  // the push came here, and the answer goes back the same way
+  State<PushStage> push;
+  State<AnswerStage> answer;
+  Payload payload = Payload::kNone;
+  AnswerBytes answer_bytes = AnswerBytes::kNone;
+  bool is_logged = false;            // in two phases: the member reads the redo log, so its answer is the last word
+  std::uint32_t push_immediate = 0;  // acknowledges a push without a pull
+  std::uint32_t immediate = 0;       // of the answer: as the pull says, once it has come, else as the push says
+  std::uint64_t answer_key = 0;      // where the answer goes, by the same rule
+  std::uint64_t answer_address = 0;
+  Slot* slot = nullptr;        // the payload lies in a slot
+  transport::RemoteSpan span;  // or stays in the worker's memory (length > 0)
+
+  bool has_payload() const { return payload != Payload::kNone; }
+  bool is_compressed() const { return payload == Payload::kCompressed; }
+  bool has_pushed() const { return !push.is(PushStage::kMissing); }
+  bool wants_data() const { return answer_bytes != AnswerBytes::kNone; }
+  bool awaits_acknowledgement() const { return push.is_between(PushStage::kUnacknowledged, PushStage::kGivenUp); }
+  bool awaits_answer() const { return answer.is_between(AnswerStage::kAwaited, AnswerStage::kLanded); }
+  // The member has the result, or knows that there will be none.
+  bool is_done() const { return answer.is_between(AnswerStage::kAnswered, AnswerStage::kEnded); }
+
+  // Nobody waits for the acknowledgement any more.
+  void end_push() {
+    if (awaits_acknowledgement()) push.enter(PushStage::kTaken);
+  }
+};
+
+}  // namespace bps::server

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+// How far a round is. docs/internals.md draws the machine.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "core/error.h"
+#include "server/state.h"
+
+namespace bps::server {
+
+enum class RoundPhase : std::uint8_t {
+  kOpen,          // pushes are missing
+  kComplete,      // all have come and are not summed: the round may have to wait for memory, or for the redo log
+  kHeld,          // an addition is made, and its rank has to wait for slower ones
+  kContributed,   // of a host: its contribution is with the servers
+  kHostProposed,  // of a host, in two phases: the servers' result goes to its ranks, and the servers have not committed
+  kProposed,      // in two phases: the result goes to the members, and not all of them have it
+  kAnswered,      // the result is final: members get it when they ask
+  kFailed,        // there is no result, and members learn of that when they come
+};
+constexpr const char* name_of(RoundPhase) {
+  return "a round";
+}
+template <>
+inline constexpr std::array<std::uint16_t, 8> kArrows<RoundPhase> = {
+    arrows_to(RoundPhase::kComplete, RoundPhase::kFailed),
+    arrows_to(RoundPhase::kHeld, RoundPhase::kContributed, RoundPhase::kProposed, RoundPhase::kAnswered,
+              RoundPhase::kFailed),
+    arrows_to(RoundPhase::kAnswered, RoundPhase::kFailed),
+    arrows_to(RoundPhase::kHostProposed, RoundPhase::kProposed, RoundPhase::kAnswered, RoundPhase::kFailed),
+    arrows_to(RoundPhase::kAnswered, RoundPhase::kFailed),
+    arrows_to(RoundPhase::kAnswered, RoundPhase::kFailed),
+    arrows_to(),
+    arrows_to(),
+};
+
+// Why a round has no result. Each member is told once.
+struct RoundFailure {
+  ErrorCode code;
+  std::string what;
+  std::string hint;
+};
+
+class RoundState {
+ public:
+  RoundPhase phase() const { return phase_.now(); }
+  bool is(RoundPhase phase) const { return phase_.is(phase); }
+  bool is_with_servers() const { return phase_.is_between(RoundPhase::kContributed, RoundPhase::kHostProposed); }
+  // The result is known, although in two phases it may still be lost.
+  bool is_summed() const { return phase_.is_between(RoundPhase::kHostProposed, RoundPhase::kAnswered); }
+
+  // Any phase but those that the next two bring.
+  void enter(RoundPhase next) { phase_.enter(next); }
+  void fail(RoundFailure why) {
+    phase_.enter(RoundPhase::kFailed);
+    failure_ = std::make_unique<const RoundFailure>(std::move(why));
+  }
+  // `additions`: of its rank, this one included.
+  void hold(std::uint64_t additions) {
+    phase_.enter(RoundPhase::kHeld);
+    held_at_ = additions;
+  }
+  const RoundFailure& failure() const { return *failure_; }  // of kFailed
+  std::uint64_t held_at() const { return held_at_; }         // of kHeld
+
+ private:
+  State<RoundPhase> phase_;
+  std::uint64_t held_at_ = 0;
+  std::unique_ptr<const RoundFailure> failure_;
+};
+
+}  // namespace bps::server
