@@ -182,7 +182,7 @@ void ServerLoop::lose_node(std::uint32_t node, const std::string& why) {
   }
   count_clients();
   if (const van::Node* gone = membership_.by_id(node); gone != nullptr && gone->worker_rank >= 0) {
-    rounds_.lose_rank(static_cast<std::uint32_t>(gone->worker_rank), why);
+    rounds_.gone().lose(static_cast<std::uint32_t>(gone->worker_rank), why);
   }
   losses_due_ = true;
 }
@@ -194,7 +194,7 @@ void ServerLoop::count_clients() {
 
 void ServerLoop::leave_node(std::uint32_t node, const std::string& why) {
   if (const van::Node* gone = membership_.by_id(node); gone != nullptr && gone->worker_rank >= 0) {
-    rounds_.leave_rank(static_cast<std::uint32_t>(gone->worker_rank), why);
+    rounds_.gone().leave(static_cast<std::uint32_t>(gone->worker_rank), why);
   }
   losses_due_ = true;
 }

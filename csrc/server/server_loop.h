@@ -50,17 +50,15 @@ class ServerLoop final : public transport::Actor, private SessionOwner {
   // Takes a worker's connection, which came by `transport`, or rejects it with a line in the log.
   void accept(std::unique_ptr<transport::IncomingConnection> incoming, transport::Transport* transport);
   // Called after a round has failed. Set before the reactor starts.
-  void when_round_fails(std::function<void()> call) { rounds_.when_failed = std::move(call); }
+  void when_round_fails(std::function<void()> call) { rounds_.when_round_fails(std::move(call)); }
   void add_group(const van::Group& group) { rounds_.add_group(group); }
   // Makes this loop a relay of its host: the rounds of the host's ranks, and the way on for what they contribute.
-  tensor::ContributionSource& relay_by(tensor::ContributionSender& network) {
-    rounds_.relay_by(&network);
-    return rounds_;
-  }
+  tensor::ContributionSource& relay_by(tensor::ContributionSender& network) { return rounds_.relay_by(&network); }
   // The worker is gone: its rounds can never complete. They fail in the next step(), for this reason.
   void lose_node(std::uint32_t node, const std::string& why);
+  // The view has ended: from here on rounds fail with this error, whichever member is the cause.
+  void end_view(const Error& why) { rounds_.gone().end_view(why); }
   // The worker has left as it should. Rounds that it has pushed complete, the others fail in the next step().
-  void end_view(const Error& why) { rounds_.end_view(why); }
   void leave_node(std::uint32_t node, const std::string& why);
   // Whether no round is open, and the workers have all that they were sent.
   bool is_quiet() const;

@@ -18,21 +18,21 @@ namespace bps::server {
 struct StoredPartition {
   Dtype dtype{};
   std::vector<std::byte> bytes;
-  std::uint64_t counted = 0;             // of these, in MemoryShares
-  std::vector<std::uint32_t> ranks;      // who may add
+  std::uint64_t counted = 0;             // in MemoryShares
+  std::vector<std::uint32_t> ranks;      // these may add
   std::vector<std::uint64_t> additions;  // of each of them
   // The round in which the latest of them was sent first, plus one: so that one that failed for its rank, and is sent
   // again, is not added twice.
   std::vector<std::uint64_t> latest;
-  std::vector<std::uint32_t> waiting;  // rounds, by their tokens, that others must catch up with
+  std::vector<std::uint32_t> held;  // rounds, by their tokens, that others must catch up with
 
-  // The place of a rank among those who may add, or the number of them.
-  std::size_t place_of(std::uint32_t rank) const {
-    std::size_t place = 0;
-    while (place < ranks.size() && ranks[place] != rank) ++place;
-    return place;
+  // The index of a rank among those that may add, or the number of them.
+  std::size_t index_of(std::uint32_t rank) const {
+    std::size_t index = 0;
+    while (index < ranks.size() && ranks[index] != rank) ++index;
+    return index;
   }
-  // Whether a rank with so many additions need not wait. `most_ahead`: as in tensor::PushHeader::place.
+  // A rank with so many additions need not wait. `most_ahead`: as in tensor::PushHeader::place.
   bool may_go_on(std::uint64_t count, std::uint32_t most_ahead,
                  const std::function<bool(std::uint32_t)>& is_gone) const {
     if (most_ahead == 0) return true;

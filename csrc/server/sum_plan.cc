@@ -57,8 +57,11 @@ bool SumPlan::write_to(Round& round) {
       continue;
     }
     arrival.answer_bytes = AnswerBytes::kInPlace;
-    const transport::RemoteSpan span{arrival.answer_key, arrival.answer_address, round.first.length};
-    targets.push_back({.bytes = direct->map(span), .direct = direct, .span = span, .session = arrival.session});
+    SumMemory& target = targets.emplace_back();
+    target.direct = direct;
+    target.span = {arrival.answer_key, arrival.answer_address, round.first.length};
+    target.session = arrival.session;
+    target.bytes = direct->map(target.span);
   }
   return needs_slot;
 }

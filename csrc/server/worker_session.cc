@@ -58,6 +58,19 @@ bool WorkerSession::flush() {
   return waiting_count_ < before;
 }
 
+// There is no room for it now, or nobody to send it to.
+void WorkerSession::hold_up(const Answer& answer) {
+  const bool is_taken = !lost_ && waiting_count_ < kMostAnswers;
+  if (!is_taken) {
+    if (answer.round != nullptr) --answer.round->counts.writes_in_flight;
+    if (!lost_) lose("it takes none of its answers");
+    return;
+  }
+  waiting_for(answer.data).answers.push_back(answer);
+  ++waiting_count_;
+  context_.sends_due.answers = true;
+}
+
 WaitingAnswers& WorkerSession::waiting_for(transport::DataEndpoint* data) {
   const auto found = std::ranges::find(waiting_, data, &WaitingAnswers::data);
   return found != waiting_.end() ? *found : waiting_.emplace_back(WaitingAnswers{data, {}});

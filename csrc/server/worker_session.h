@@ -136,6 +136,7 @@ class WorkerSession final : public transport::ControlSink, public transport::Dat
   TableShare share_;
   void break_path(WorkerPath& path, const std::string& why);
   void keep(const Answer& answer);
+  void hold_up(const Answer& answer);
 
   WorkerPaths paths_;
   std::size_t data_endpoints_ = tensor::kMostStreams;  // of a path, at most; known exactly once the worker has attached
@@ -156,22 +157,10 @@ using Sessions = std::vector<std::unique_ptr<WorkerSession>>;
 WorkerSession* find_session(const Sessions& sessions, std::uint32_t worker_rank, std::uint16_t worker_loop);
 
 inline void WorkerSession::post(const Answer& answer) {
-  if (lost_) {
-    if (answer.round != nullptr) --answer.round->counts.writes_in_flight;
-    return;
-  }
-  const bool is_held_up = waiting_count_ != 0 && !waiting_for(answer.data).answers.empty();
-  if (!is_held_up && answer.data->write({&answer.op, 1}) == 1) {
-    if (fails_over()) keep(answer);
-    return;
-  }
-  if (waiting_count_ >= kMostAnswers) {
-    if (answer.round != nullptr) --answer.round->counts.writes_in_flight;
-    return lose("it takes none of its answers");
-  }
-  waiting_for(answer.data).answers.push_back(answer);
-  ++waiting_count_;
-  context_.sends_due.answers = true;
+  const bool may_write = !lost_ && (waiting_count_ == 0 || waiting_for(answer.data).answers.empty());
+  if (!may_write || answer.data->write({&answer.op, 1}) != 1) [[unlikely]]
+    return hold_up(answer);
+  if (fails_over()) keep(answer);
 }
 
 }  // namespace bps::server

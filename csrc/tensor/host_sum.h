@@ -2,10 +2,10 @@
 // The two halves of a relay: the rounds of its host (server/), and the way from there to the network (worker/). Both
 // run on one thread, and know each other by these interfaces only.
 //
-// When all ranks of a host have pushed a partition, the rounds hand a contribution to the sender. It is read, which
-// means summed, no earlier than it can be sent: most urgent first, and bounded by what the server has granted. It ends
-// with exactly one deliver() or fail(). In two phases (kTwoPhase) land() comes before deliver(), and then the ranks
-// have the result; deliver() says that every host has it.
+// When all ranks of a host have pushed a partition, the rounds hand a contribution to the sender. It is summed no
+// earlier than it can be sent: most urgent first, and bounded by what the server has granted. It ends with exactly one
+// deliver() or fail(). In two phases (kTwoPhase) propose() comes before deliver(), and then the ranks have the result;
+// deliver() says that every host has it.
 #pragma once
 
 #include <cstddef>
@@ -21,12 +21,12 @@ namespace bps::tensor {
 class ContributionSource {
  public:
   // Sums what the ranks of the host have pushed. May be called more than once, if the first result was not sent.
-  virtual Status read(std::uint32_t contribution, std::byte* into) = 0;
+  virtual Status sum(std::uint32_t contribution, std::byte* into) = 0;
   // The server has answered: `result` holds the sum of all hosts, or, if the contribution did not ask for data, what
   // was read.
   virtual void deliver(std::uint32_t contribution, const std::byte* result) = 0;
   // In two phases: the result is here, and stays until deliver() or fail(). It counts when all hosts have it.
-  virtual void land(std::uint32_t contribution, const std::byte* result) = 0;
+  virtual void propose(std::uint32_t contribution, const std::byte* result) = 0;
   // `missing`: worker ranks that the server still waited for, if it says so.
   virtual void fail(std::uint32_t contribution, const Error& why, std::span<const std::uint32_t> missing) = 0;
   // The server says that a round of the network has failed before this host has contributed.

@@ -87,14 +87,17 @@ struct PushHeader {
   std::uint64_t length;      // bytes of the partition, with or without payload
   std::uint64_t answer_key;  // where the answer goes
   std::uint64_t answer_address;
-  // kForHost: of the operation, for the queue of the relay. kAccumulate: the group that has stored what is added to.
-  // Else zero.
+  // kForHost: of the operation, for the queue of the relay. kAccumulate: see stored_by(). Else zero.
   std::int32_t priority;
   // kForHost: the server loop that the host's contribution goes on to, among all. kAccumulate: see Addition. kTwoPhase:
   // kLogged, if the sender shares memory with the server and reads its redo log when it is lost. Else zero.
   std::uint32_t place;
 
   static constexpr std::uint32_t kLogged = 1;
+
+  // kAccumulate: the group that has stored what is added to.
+  constexpr std::uint32_t stored_by() const { return static_cast<std::uint32_t>(priority); }
+  constexpr void add_to(std::uint32_t stored_group) { priority = static_cast<std::int32_t>(stored_group); }
 
   static constexpr void fields(auto& io, auto& m) {
     io(m.version, m.dtype, m.op, m.flags, m.kind, m.member, m.group, m.tensor, m.partition, m.round, m.immediate);

@@ -23,15 +23,15 @@ tensor::Placement HostContribution::place(const Part&) const {
 Status HostContribution::fill(const Part& part, tensor::Placement& placement, std::byte* into, Counters& counters) {
   if (pool_->source() == nullptr) return Status::kPeerLost;
   if (unrounded_bytes_ > 0) {
-    if (const Status status = pool_->source()->read(number_, into); status != Status::kOk) return status;
+    if (const Status status = pool_->source()->sum(number_, into); status != Status::kOk) return status;
     const std::uint64_t elements = header_.length / size_of(header_.dtype);
     // This is the length of what is sent now: it may be made again, and be longer.
     placement.encoded = tensor::unrounded_bytes(into, elements);
     return Status::kOk;
   }
-  if (!placement.is_compressed()) return pool_->source()->read(number_, into);
+  if (!placement.is_compressed()) return pool_->source()->sum(number_, into);
   const auto sum = std::as_writable_bytes(compress::scratch(compress::Scratch::kSum, header_.length / sizeof(float)));
-  if (const Status status = pool_->source()->read(number_, sum.data()); status != Status::kOk) return status;
+  if (const Status status = pool_->source()->sum(number_, sum.data()); status != Status::kOk) return status;
   const tensor::Partitioning& cut = tensor::is_sharded(header_.kind) ? tensor_->sharded : tensor_->whole;
   const std::uint64_t seed = compress::seed_of(header_.tensor, part.partition, header_.round, header_.member);
   return tensor_->compressor->encode(part.partition, cut.piece(part.partition).offset, placement, sum.data(), into,
@@ -58,7 +58,7 @@ Status HostContribution::take_answer(const Part&, const tensor::Placement& place
 
 void HostContribution::land(std::uint32_t immediate, const std::byte* result) {
   immediate_ = immediate;
-  if (number_ != HostContributions::kNobody && pool_->source() != nullptr) pool_->source()->land(number_, result);
+  if (number_ != HostContributions::kNobody && pool_->source() != nullptr) pool_->source()->propose(number_, result);
 }
 
 bool HostContribution::fail(ErrorCode code, const std::string& what, const std::string& hint) {

@@ -160,7 +160,7 @@ tensor::PushHeader Operation::make_header() const {
   header.tensor = tensor->id;
   header.round = round;
   if (request.kind == tensor::OperationKind::kAccumulate) {
-    header.priority = static_cast<std::int32_t>(tensor->stored_by);
+    header.add_to(tensor->stored_by);
     header.place = request.addition.place();
   }
   return header;

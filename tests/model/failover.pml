@@ -295,7 +295,7 @@ inline take_push(v, p) {                 // RoundEngine::take
   fi
 }
 
-inline take_landed(v, p) {               // RoundEngine::on_landed
+inline take_landed(v, p) {               // RoundEnds::on_landed
   CHECK(pushed[ON(s, 0, p)] && pushed[ON(s, 1, p)]);
   landed[ON(s, v, p)] = true;
   if

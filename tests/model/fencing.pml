@@ -176,14 +176,14 @@ inline send_reply(v, word) {
   fi
 }
 
-inline take_push(v) {                      // RoundEngine::admit, record
+inline take_push(v) {                      // PushAdmission::admit, record
   if
   :: failed -> told[v] = true; send_reply(v, FAILED)
   :: else -> pushed[v] = true
   fi
 }
 
-inline fail(v) {                           // RoundEngine::cancel, fail
+inline fail(v) {                           // RoundEngine::cancel, RoundEnds::fail
   failed = true;
   told[v] = true;
   send_reply(v, ABORTED);

@@ -167,7 +167,7 @@ inline release(w, p) {                   // SlotWindow::release
 #endif
 }
 
-// RoundEngine::waits_for_starved, grant_overflow
+// RoundQueue::is_starved, provide
 #define LACKS(w, p) (!pushed[AT(w, p)])
 #define STARVED(w) (granted[w] == 0)
 #define WAITS_FOR_STARVED(p) (opened[p] && !failed[p] && !summed[p] && (LACKS(0, p) || LACKS(1, p)) && \
@@ -180,7 +180,7 @@ inline grant_overflow(w, p) {
   fi
 }
 
-inline sum(p) {                          // RoundEngine::sum, answer_all
+inline sum(p) {                          // RoundEngine::sum, RoundEnds::answer_all
 #ifndef BUG_ONE_CONTRIBUTION_LESS
   CHECK(pushed[AT(0, p)] && pushed[AT(1, p)]);
 #endif
@@ -200,7 +200,7 @@ inline sum(p) {                          // RoundEngine::sum, answer_all
   }
 }
 
-inline fail(p) {                         // RoundEngine::fail
+inline fail(p) {                         // RoundEnds::fail
   failed[p] = true;
   for (v : 0 .. W - 1) {
     if
@@ -215,7 +215,7 @@ inline fail(p) {                         // RoundEngine::fail
   }
 }
 
-inline take(w, p) {                      // RoundEngine::on_write, admit, record
+inline take(w, p) {                      // RoundEngine::on_write, PushAdmission::admit
   CHECK(granted[w] > 0);
   granted[w]--;
   in_overflow[AT(w, p)] = in_overflow_slot;

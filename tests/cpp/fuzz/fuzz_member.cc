@@ -152,14 +152,14 @@ struct LoopedNetwork final : tensor::ContributionSender {
     }
     for (const std::uint32_t contribution : std::exchange(pending, {})) {
       std::vector<std::byte> sum(kPartition);
-      if (source->read(contribution, sum.data()) == Status::kOk) {
+      if (source->sum(contribution, sum.data()) == Status::kOk) {
         any = true;
         if (!two_phase.contains(contribution)) {
           source->deliver(contribution, sum.data());
           continue;
         }
         std::vector<std::byte>& kept = sums[contribution] = std::move(sum);
-        source->land(contribution, kept.data());
+        source->propose(contribution, kept.data());
       } else {
         pending.push_back(contribution);  // until the loss of a rank is known
       }

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "server/round_engine_fixture.h"
+#include "tensor/key_map.h"
 
 namespace bps::server {
 namespace {
@@ -35,7 +36,7 @@ class RoundEngineHostTest : public RoundEngineTest, public tensor::ContributionS
     }
     hosts = van::Hosts(members);
     engine.add_group({kGroup, {0, 1, 2}});
-    engine.relay_by(this);
+    source = &engine.relay_by(this);
     share_memory();
   }
 
@@ -69,14 +70,15 @@ class RoundEngineHostTest : public RoundEngineTest, public tensor::ContributionS
   // What the contribution sends, summed as late as that.
   float sum_sent() {
     std::vector<float> buffer(kBytes / sizeof(float));
-    EXPECT_EQ(engine.read(contributed.at(0).number, reinterpret_cast<std::byte*>(buffer.data())), Status::kOk);
+    EXPECT_EQ(source->sum(contributed.at(0).number, reinterpret_cast<std::byte*>(buffer.data())), Status::kOk);
     return buffer.back();
   }
   void answer_with(float value) {
     const std::vector<float> result(kBytes / sizeof(float), value);
-    engine.deliver(contributed.at(0).number, reinterpret_cast<const std::byte*>(result.data()));
+    source->deliver(contributed.at(0).number, reinterpret_cast<const std::byte*>(result.data()));
   }
 
+  tensor::ContributionSource* source = nullptr;
   std::vector<Contributed> contributed;
   std::vector<std::pair<std::uint32_t, std::string>> cancelled, refused;
   std::vector<std::uint32_t> landed;
@@ -111,7 +113,7 @@ TEST_F(RoundEngineHostTest, InTwoPhasesTheServerHearsOfAResultThatAllRanksHave) 
   ASSERT_EQ(contributed.size(), 1U);
   EXPECT_EQ(contributed[0].header.flags, kBoth);
   const std::vector<float> result(kBytes / sizeof(float), 42.0F);
-  engine.land(contributed[0].number, reinterpret_cast<const std::byte*>(result.data()));
+  source->propose(contributed[0].number, reinterpret_cast<const std::byte*>(result.data()));
   for (std::uint32_t i = 0; i < 2; ++i) {
     EXPECT_TRUE(landed.empty());
     EXPECT_EQ(memory[i].back(), 42);
@@ -121,7 +123,7 @@ TEST_F(RoundEngineHostTest, InTwoPhasesTheServerHearsOfAResultThatAllRanksHave) 
   }
   EXPECT_EQ(landed, std::vector<std::uint32_t>{contributed[0].number});
   EXPECT_FALSE(due.commits) << "another host may lack it";
-  engine.deliver(contributed[0].number, reinterpret_cast<const std::byte*>(result.data()));
+  source->deliver(contributed[0].number, reinterpret_cast<const std::byte*>(result.data()));
   EXPECT_TRUE(due.commits);
   EXPECT_EQ(engine.open_rounds(), 0U);
 }
@@ -131,7 +133,7 @@ TEST_F(RoundEngineHostTest, InTwoPhasesTheEndOfTheViewIsNoFailureOfACancelledRou
   for (std::uint32_t i = 0; i < 2; ++i) post(i, for_host(i, kBoth));
   const tensor::Cancelled reply = engine.cancel(*sessions[0], gives_up(0, true));
   EXPECT_EQ(reply.pending, std::vector<std::uint32_t>{100});
-  engine.fail(contributed.at(0).number, Error(ErrorCode::kRoundAborted, "the view has ended", ""), {});
+  source->fail(contributed.at(0).number, Error(ErrorCode::kRoundAborted, "the view has ended", ""), {});
   for (std::uint32_t i = 0; i < 2; ++i) {
     const auto failed = control(i).sent<tensor::PushFailed>();
     ASSERT_EQ(failed.size(), 1U);
@@ -186,7 +188,7 @@ TEST_F(RoundEngineHostTest, AfterThatTheServerDecides) {
   ASSERT_EQ(cancelled.size(), 1U);
   EXPECT_EQ(cancelled[0].first, contributed.at(0).number);
   EXPECT_TRUE(failures(1).empty());
-  engine.fail(contributed[0].number, Error(ErrorCode::kTimeout, "rank 0 gave up", ""), std::vector<std::uint32_t>{2});
+  source->fail(contributed[0].number, Error(ErrorCode::kTimeout, "rank 0 gave up", ""), std::vector<std::uint32_t>{2});
   const auto outcome = control(0).sent<tensor::Cancelled>();
   ASSERT_EQ(outcome.size(), 1U) << "it waits for this, and not for an error";
   EXPECT_EQ(outcome[0].aborted, std::vector<std::uint32_t>{100});
@@ -204,7 +206,7 @@ TEST_F(RoundEngineHostTest, APushThatWaitsBesideACancelledPullFailsLikeThoseOfTh
   tensor::Cancel pull = gives_up(0, true);
   pull.partitions[0].immediate = 150;
   EXPECT_EQ(engine.cancel(*sessions[0], pull).pending, std::vector<std::uint32_t>{150});
-  engine.fail(contributed[0].number, Error(ErrorCode::kTimeout, "rank 0 gave up", ""), std::vector<std::uint32_t>{2});
+  source->fail(contributed[0].number, Error(ErrorCode::kTimeout, "rank 0 gave up", ""), std::vector<std::uint32_t>{2});
   const auto outcome = control(0).sent<tensor::Cancelled>();
   ASSERT_EQ(outcome.size(), 1U);
   EXPECT_EQ(outcome[0].aborted, std::vector<std::uint32_t>{150});
@@ -238,7 +240,7 @@ TEST_F(RoundEngineHostTest, OrTheSumWasCompleteAndEverybodyGetsIt) {
 
 TEST_F(RoundEngineHostTest, ALostRankIsNotWrittenTo) {
   for (std::uint32_t i = 0; i < 2; ++i) post(i, for_host(i, kPush | kPull));
-  engine.lose_rank(1, "worker 1 is lost");
+  engine.gone().lose(1, "worker 1 is lost");
   engine.fail_lost();
   ASSERT_EQ(cancelled.size(), 1U) << "its payload may be gone";
   answer_with(42);  // which had been sent already
@@ -249,7 +251,7 @@ TEST_F(RoundEngineHostTest, ALostRankIsNotWrittenTo) {
 
 TEST_F(RoundEngineHostTest, ARoundThatFailedElsewhereDoesNotWaitForTheOthersOfTheHost) {
   post(0, for_host(0, kPush | kPull));
-  engine.fail_round(kGroup, 11, 0, 0, Error(ErrorCode::kMismatch, "ranks disagree", ""));
+  source->fail_round(kGroup, 11, 0, 0, Error(ErrorCode::kMismatch, "ranks disagree", ""));
   ASSERT_EQ(failures(0).size(), 1U);
   ASSERT_EQ(refused.size(), 1U) << "the server keeps the round until every host has come or given up";
   EXPECT_EQ(refused[0].first, kPlace);
@@ -304,7 +306,7 @@ TEST_F(RoundEngineHostTest, ARelayIsToldOfARoundThatFailedWithoutIt) {
 // It has waited for what it contributed to, but for a push on its own: the relay's contribution would be here.
 TEST_F(RoundEngineHostTest, ARankThatLeavesHasNotContributedAtItsRelay) {
   post(2, of_network(2, kPush | kPull));
-  engine.leave_rank(1, "worker 1 has left");
+  engine.gone().leave(1, "worker 1 has left");
   engine.fail_lost();
   EXPECT_EQ(failures(2).size(), 1U);
 }
@@ -313,10 +315,10 @@ TEST_F(RoundEngineHostTest, ARankThatLeavesMayHavePushedAtItsRelay) {
   auto push = of_network(2, kPush | kPull);
   push.kind = tensor::OperationKind::kSplit;
   post(2, push);
-  engine.leave_rank(1, "worker 1 has left");
+  engine.gone().leave(1, "worker 1 has left");
   engine.fail_lost();
   EXPECT_TRUE(failures(2).empty());
-  engine.leave_rank(0, "worker 0 has left");
+  engine.gone().leave(0, "worker 0 has left");
   engine.fail_lost();
   EXPECT_EQ(failures(2).size(), 1U) << "nobody of that host is left";
 }
@@ -327,7 +329,7 @@ TEST_F(RoundEngineHostTest, ARelayThatHasLeftAndClosedItsConnectionsSpeaksForNob
   push.kind = tensor::OperationKind::kSplit;
   post(2, push);
   const std::uint32_t relay = hosts.relay(0, 0, tensor::relay_hash(tensor::spread_of(push.tensor, push.partition)));
-  engine.leave_rank(relay, "the relay has left");
+  engine.gone().leave(relay, "the relay has left");
   engine.fail_lost();
   EXPECT_TRUE(failures(2).empty()) << "it sends what the other one pushes";
   on_lost(*sessions[relay], "the relay is lost");

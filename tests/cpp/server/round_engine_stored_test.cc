@@ -79,7 +79,7 @@ TEST_F(StoredTest, RanksThatAreGoneAreNotWaitedFor) {
   land(0, addition(0, 0, 1));
   land(1, addition(1, 0, 1));
   EXPECT_TRUE(answers(0).empty());
-  engine.lose_rank(2, "it was lost");
+  engine.gone().lose(2, "it was lost");
   engine.fail_lost();
   EXPECT_EQ(answers(0), (Floats{4}));
   EXPECT_EQ(answers(1), (Floats{4}));

@@ -202,7 +202,7 @@ TEST_F(RoundEngineTest, ADisagreementWhereAMemberIsGoneIsToldAndEndsTheRound) {
   tensor::PushHeader first = header(0, kPush);
   first.kind = tensor::OperationKind::kSplit;
   post(0, first);
-  engine.leave_rank(0, "worker 0 has left the job");
+  engine.gone().leave(0, "worker 0 has left the job");
   engine.fail_lost();
   EXPECT_EQ(engine.open_rounds(), 1U) << "what it has pushed counts";
   tensor::PushHeader other = header(1, kPush);
@@ -302,7 +302,7 @@ TEST_F(RoundEngineTest, AFailedRoundDoesNotWaitForOthersWhenAMemberHasLeft) {
   use_slots(2);
   EXPECT_EQ(engine.cancel(*sessions[0], cancel_of(100)).aborted.size(), 1U);
   EXPECT_EQ(engine.open_rounds(), 1U);
-  engine.leave_rank(0, "worker 0 has left the job");
+  engine.gone().leave(0, "worker 0 has left the job");
   engine.fail_lost();
   EXPECT_EQ(engine.open_rounds(), 0U);
   land(1, header(1, kPush | kPull));
@@ -318,7 +318,7 @@ TEST_F(RoundEngineTest, AFailedRoundDoesNotWaitForOthersWhenAMemberHasLeft) {
 TEST_F(RoundEngineTest, ARoundThatFailsAfterAMemberHasLeftIsOverAtOnce) {
   use_slots(2);
   land(0, header(0, kPush));
-  engine.leave_rank(0, "worker 0 has left the job");
+  engine.gone().leave(0, "worker 0 has left the job");
   engine.fail_lost();
   EXPECT_EQ(engine.open_rounds(), 1U);
   EXPECT_EQ(engine.cancel(*sessions[1], cancel_of(101)).aborted.size(), 1U);
@@ -337,7 +337,7 @@ TEST_F(RoundEngineTest, WhatARankContributedBeforeItLeftCountsWhenItsConnections
     if (round == 1) share_memory();
     round == 0 ? (void)land(0, alone) : post(0, alone);
   }
-  engine.leave_rank(0, "worker 0 has left the job");
+  engine.gone().leave(0, "worker 0 has left the job");
   on_lost(*sessions[0], "worker 0 is lost");
   engine.fail_lost();
   EXPECT_EQ(engine.open_rounds(), 1U) << "the one that cannot be read has failed";

@@ -231,7 +231,7 @@ TEST_F(TwoPhaseTest, AMemberThatLeavesBeforeItConfirmsFailsTheRoundToo) {
   use_slots(2);
   for (std::uint32_t i = 0; i < kWorkers; ++i) land(i, header(i, kBoth));
   for (std::uint32_t i = 0; i < kWorkers; ++i) engine.on_written(data(i).writes[0].token);
-  engine.leave_rank(1, "worker 1 has left");
+  engine.gone().leave(1, "worker 1 has left");
   engine.fail_lost();
   EXPECT_EQ(failures(0).size(), 1U);
   EXPECT_EQ(failures(2).size(), 1U);
@@ -285,7 +285,7 @@ TEST_F(TwoPhaseTest, AFailureTakesTheLandingsOfItsOwnRoundAlone) {
   for (std::uint32_t i = 0; i < kWorkers; ++i) land(i, header(i, kBoth));
   engine.on_written(data(0).writes.at(0).token);
   for (std::uint32_t i = 0; i < kWorkers; ++i) engine.on_written(data(i).writes.back().token);
-  engine.leave_rank(2, "worker 2 has left");
+  engine.gone().leave(2, "worker 2 has left");
   engine.fail_lost();
   EXPECT_EQ(failures(1).size(), 1U);
   EXPECT_EQ(engine.open_rounds(), 1U);

@@ -16,7 +16,7 @@ const std::uint64_t kMost = tensor::most_unrounded_bytes(Dtype::kFloat32, kEleme
 
 // Of a host with a rank that changes what it has pushed: the sum is longer when it is made again.
 struct GrowingSum final : tensor::ContributionSource {
-  Status read(std::uint32_t, std::byte* into) override {
+  Status sum(std::uint32_t, std::byte* into) override {
     tensor::UnroundedWriter writer(into, kElements);
     const std::vector<double> terms(6, 1.0);
     if (reads++ > 0) {
@@ -25,7 +25,7 @@ struct GrowingSum final : tensor::ContributionSource {
     writer.finish();
     return Status::kOk;
   }
-  void land(std::uint32_t, const std::byte*) override {}
+  void propose(std::uint32_t, const std::byte*) override {}
   void deliver(std::uint32_t, const std::byte*) override {}
   void fail(std::uint32_t, const Error&, std::span<const std::uint32_t>) override {}
   void fail_round(std::uint32_t, std::uint32_t, std::uint32_t, std::uint32_t, const Error&) override {}

@@ -18,11 +18,11 @@ namespace bps::worker {
 inline constexpr std::uint64_t kBytes = 1 << 20;  // travels from and to the caller's memory
 
 struct Ones final : tensor::ContributionSource {
-  Status read(std::uint32_t, std::byte* into) override {
+  Status sum(std::uint32_t, std::byte* into) override {
     std::memset(into, 1, kBytes);
     return Status::kOk;
   }
-  void land(std::uint32_t, const std::byte*) override { events.emplace_back("landed"); }
+  void propose(std::uint32_t, const std::byte*) override { events.emplace_back("landed"); }
   void deliver(std::uint32_t, const std::byte*) override { events.emplace_back("delivered"); }
   void fail(std::uint32_t, const Error& why, std::span<const std::uint32_t>) override {
     events.emplace_back(why.what());

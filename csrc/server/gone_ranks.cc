@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/gone_ranks.h"
+
+#include <algorithm>
+
+namespace bps::server {
+
+// A member that has left as it should has perhaps contributed before by a push on its own; of a rank of another host
+// only its relay knows that. It has waited for any other operation, to which all hosts must have contributed by then,
+// or given up.
+bool GoneRanks::cannot_contribute(const RoundGroup& group, std::uint32_t rank, Departure state, const RoundKey& key,
+                                  const Round* round, tensor::OperationKind kind) const {
+  const std::int32_t member = group.group.index_of(rank);
+  const van::Contributors& contributors = group.contributors(key.for_host);
+  if (state == Departure::kLost) {
+    if (member != van::kNoRank) return true;
+    if (key.for_host || !contributors.has_hosts()) return false;
+    return groups_.contributor_of(group, rank, false) != van::Contributors::kNone;  // it may be the relay of members
+  }
+  if (state == Departure::kClosed && lacks_speaker(group, rank, key, round)) return true;
+  const std::uint32_t index =
+      member == van::kNoRank ? van::Contributors::kNone : contributors.of_member(static_cast<std::uint32_t>(member));
+  if (index == van::Contributors::kNone && member != van::kNoRank && kind < tensor::OperationKind::kSplit) {
+    return round == nullptr || !round->is_with_servers();
+  }
+  if (index == van::Contributors::kNone || (round != nullptr && round->arrivals[index].has_pushed())) return false;
+  if (kind < tensor::OperationKind::kSplit) return true;
+  return std::ranges::all_of(contributors[index].members,
+                             [&](std::uint32_t one) { return contains(group.group.ranks[one]); });
+}
+
+// A contribution must still come from this rank, which cannot be reached any more, in its own name or in that of its
+// host. Or it has come, and its bytes are where they cannot be read.
+bool GoneRanks::lacks_speaker(const RoundGroup& group, std::uint32_t rank, const RoundKey& key,
+                              const Round* round) const {
+  const std::uint32_t index = groups_.contributor_of(group, rank, key.for_host);
+  if (index == van::Contributors::kNone || groups_.speaker_of(group, key, index) != rank) return false;
+  if (round == nullptr || !round->arrivals[index].has_pushed())
+    return group.contributors(key.for_host)[index].is_host();
+  return !round->is_summed() && round->arrivals[index].has_payload() && round->arrivals[index].slot == nullptr;
+}
+
+const std::string* GoneRanks::why_incomplete(const RoundGroup& group, const RoundKey& key, const Round* round,
+                                             tensor::OperationKind kind) const {
+  for (const auto& [rank, gone] : ranks_) {
+    if (cannot_contribute(group, rank, gone.state, key, round, kind)) return &gone.why;
+  }
+  return nullptr;
+}
+
+const std::string* GoneRanks::why_ended(const RoundGroup& group) const {
+  const auto gone =
+      std::ranges::find_if(ranks_, [&](const auto& one) { return group.group.index_of(one.first) != van::kNoRank; });
+  return gone == ranks_.end() ? nullptr : &gone->second.why;
+}
+
+// A relay that leaves as it should has waited for those it speaks for.
+const std::string* GoneRanks::why_unreachable(const Round& round, std::uint32_t contributor) const {
+  const auto gone = ranks_.find(groups_.speaker_of(round, contributor));
+  if (gone == ranks_.end()) return nullptr;
+  const bool may_be_told = gone->second.state == Departure::kLeft && (*round.contributors)[contributor].is_host();
+  return may_be_told ? nullptr : &gone->second.why;
+}
+
+}  // namespace bps::server

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+// The ranks that are gone, and the rounds that cannot complete without them.
+//
+// A rank that is lost keeps every round of its groups from completing. What a rank has pushed before it left as it
+// should counts, even when its connections have closed since. Threading: the server loop's.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <unordered_map>
+
+#include "core/error.h"
+#include "server/round_groups.h"
+
+namespace bps::server {
+
+class GoneRanks {
+ public:
+  // `groups` must outlive it.
+  explicit GoneRanks(const RoundGroups& groups) : groups_(groups) {}
+
+  // `why` is a sentence; the first one counts.
+  void lose(std::uint32_t rank, const std::string& why) {
+    const auto [gone, is_first] = ranks_.try_emplace(rank, Gone{why, Departure::kLost});
+    if (!is_first && gone->second.state == Departure::kLeft) gone->second.state = Departure::kClosed;
+  }
+  void leave(std::uint32_t rank, const std::string& why) { ranks_.try_emplace(rank, Gone{why, Departure::kLeft}); }
+  // From here on every failure has this cause.
+  void end_view(const Error& why) { view_ended_ = RoundFailure{why.code(), why.what(), why.hint()}; }
+
+  bool has_view_ended() const { return view_ended_.has_value(); }
+  bool is_empty() const { return ranks_.empty(); }
+  bool contains(std::uint32_t rank) const { return ranks_.contains(rank); }
+  // What members are told. One may hear of the end of the view here before the scheduler tells it.
+  RoundFailure failure_of(const std::string& loss) const {
+    return view_ended_.value_or(RoundFailure{ErrorCode::kPeerLost, loss, kRestartJob});
+  }
+
+  // The reason why a round of the group cannot complete; nullptr if it can. Without `round` it is about a new one.
+  const std::string* why_incomplete(const RoundGroup& group, const RoundKey& key, const Round* round,
+                                    tensor::OperationKind kind) const;
+  // The reason why the group has completed its last round, or all but those whose contributions are here.
+  const std::string* why_ended(const RoundGroup& group) const;
+  // The reason why nobody is left whom the contributor could tell; nullptr if somebody is.
+  const std::string* why_unreachable(const Round& round, std::uint32_t contributor) const;
+
+ private:
+  enum class Departure : std::uint8_t {
+    kLeft,    // it pushes nothing more, but what it relays for others
+    kClosed,  // the same, and it cannot be reached any more
+    kLost,
+  };
+  struct Gone {
+    std::string why;
+    Departure state;
+  };
+
+  bool cannot_contribute(const RoundGroup& group, std::uint32_t rank, Departure state, const RoundKey& key,
+                         const Round* round, tensor::OperationKind kind) const;
+  bool lacks_speaker(const RoundGroup& group, std::uint32_t rank, const RoundKey& key, const Round* round) const;
+
+  const RoundGroups& groups_;
+  std::unordered_map<std::uint32_t, Gone> ranks_;
+  std::optional<RoundFailure> view_ended_;
+};
+
+}  // namespace bps::server

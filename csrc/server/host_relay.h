@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+// The relay's half of the rounds of its host: what the ranks have pushed goes out as one contribution, and what the
+// servers answer is given to the ranks. tensor/host_sum.h says how it speaks to the other half.
+//
+// Threading: the server loop's. Errors: a contribution that cannot be made fails the round, and the servers are told.
+#pragma once
+
+#include <algorithm>
+
+#include "server/round_sums.h"
+#include "tensor/host_sum.h"
+#include "tensor/unrounded.h"
+
+namespace bps::server {
+
+class HostRelay final : public tensor::ContributionSource {
+ public:
+  // All of these must outlive it.
+  HostRelay(RoundTable& table, RoundEnds& ends, RoundSums& sums, SlotPool& pool, Counters& counters)
+      : table_(table), ends_(ends), sums_(sums), pool_(pool), counters_(counters) {}
+
+  // The way to the servers. Without one this process is no relay.
+  void relay_by(tensor::ContributionSender* network) { network_ = network; }
+  // The longest push of a rank that can be passed on.
+  std::uint64_t largest(const tensor::PushHeader& header, std::uint64_t largest_partition) const {
+    if (network_ == nullptr) return 0;
+    const std::uint64_t most = std::min(network_->largest(), largest_partition);
+    if (!is_exact(header.op)) return most;
+    return tensor::most_unrounded_elements(header.dtype, most) * size_of(header.dtype);
+  }
+
+  // All ranks of the host have pushed. Their payloads are summed when the contribution can be sent.
+  void contribute(Round& round);
+  // The servers decide what becomes of a contribution that is with them. The round may be over when this returns.
+  void cancel(const Round& round, const RoundFailure& why) {
+    network_->cancel(round.token(), Error(why.code, why.what, why.hint));
+  }
+  // Tells the servers that this host will not contribute: the other hosts need not wait.
+  void refuse(const Round& round, const RoundFailure& why) {
+    refuse(round.key, round.number, round.peers.onward_server, why);
+  }
+  void refuse(const RoundKey& key, std::uint32_t number, std::uint32_t onward_server, const RoundFailure& why);
+
+  Status sum(std::uint32_t contribution, std::byte* into) override;
+  void propose(std::uint32_t contribution, const std::byte* result) override;
+  void deliver(std::uint32_t contribution, const std::byte* result) override;
+  void fail(std::uint32_t contribution, const Error& why, std::span<const std::uint32_t> missing) override;
+  void fail_round(std::uint32_t group, std::uint32_t tensor, std::uint32_t partition, std::uint32_t round,
+                  const Error& why) override;
+
+ private:
+  bool fits(Round& round);
+  bool keep_result(Round& round, const std::byte* result);
+
+  RoundTable& table_;
+  RoundEnds& ends_;
+  RoundSums& sums_;
+  SlotPool& pool_;
+  Counters& counters_;
+  tensor::ContributionSender* network_ = nullptr;
+};
+
+}  // namespace bps::server

@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/push_admission.h"
+
+#include <algorithm>
+#include <string>
+
+#include "server/push_check.h"
+#include "server/worker_session.h"
+
+namespace bps::server {
+
+Round* PushAdmission::admit(Push& push) {
+  const tensor::PushHeader& header = push.header;
+  const RoundGroup* const group = parts_.groups.find(header.group, push.session.worker_rank());
+  measure(push, parts_.compressed, parts_.largest_partition);
+  const PushLimits limits{.group = group,
+                          .hosts = &parts_.groups.hosts(),
+                          .direct = push.slot == nullptr,
+                          .sender_rank = push.session.worker_rank(),
+                          .largest_partition = largest(header),
+                          .payload = push.payload,
+                          .is_whole = is_whole(push)};
+  if (const char* fault = find_fault(header, limits)) {
+    parts_.ends.refuse(push.session, header.immediate,
+                       {ErrorCode::kTransport, std::string("the server refused a push: ") + fault,
+                        "install the same bps_rdma version everywhere and use the same settings on all ranks"});
+    return nullptr;
+  }
+  if (!parts_.gone.is_empty() && refuse_gone(push, *group)) return nullptr;
+  const RoundKey key{header.group, header.tensor, header.partition, push.is_for_host()};
+  const auto [found, opened] = parts_.table.find_or_open(key, header.round, *group, push.session.share());
+  if (opened == nullptr) {
+    refuse_round(push, *group, found);
+    return nullptr;
+  }
+  Round& round = *opened;
+  push.contributor = round.contributors->of_member(header.member);
+  if (found == RoundTable::Found::kNew) {
+    round.first = header;
+    round.peers = {push.session.worker_loop(), header.place, header.priority};
+    return opened;
+  }
+  round.peers.priority = std::max(round.peers.priority, header.priority);
+  const Arrival& arrival = round.arrivals[push.contributor];
+  if (!round.is(RoundPhase::kFailed)) {
+    if ((push.pushes() && arrival.has_pushed()) || (push.pulls() && !arrival.answer.is(AnswerStage::kNotAsked))) {
+      parts_.ends.refuse(push.session, header.immediate,
+                         {ErrorCode::kInternal, "a push or pull of this round came twice", "report this as a bug"});
+      return nullptr;
+    }
+    if (agree(round.first, header) && round.agrees(push.compression)) return opened;
+    disagree(round, push);
+    return nullptr;
+  }
+  refuse_failed(round, push);
+  return nullptr;
+}
+
+void PushAdmission::refuse_round(const Push& push, const RoundGroup& group, RoundTable::Found found) {
+  const std::string* why = parts_.gone.why_ended(group);
+  if (found == RoundTable::Found::kTooMany) {
+    reject(push.session);
+  } else if (found == RoundTable::Found::kOver && why != nullptr) {  // see RoundEnds::end_for_absent()
+    parts_.ends.refuse(push.session, push.header.immediate, parts_.gone.failure_of(*why));
+  } else if (found == RoundTable::Found::kOver && !push.pushes()) {
+    parts_.ends.refuse(
+        push.session, push.header.immediate,
+        {ErrorCode::kInvalidArgument, "a pull is for a round that is over, because its push was cancelled or failed",
+         "push again before the pull"});
+  } else if (found == RoundTable::Found::kOver) {
+    parts_.ends.refuse(
+        push.session, push.header.immediate,
+        {ErrorCode::kInternal, "a push came twice, or for a round that is over", "report this as a bug"});
+  } else {
+    parts_.ends.refuse(push.session, push.header.immediate,
+                       {ErrorCode::kInvalidArgument, "a push is more than 65536 rounds ahead of the other ranks",
+                        "wait for earlier rounds of a name before you start so many more"});
+  }
+}
+
+// True, and it is refused: the push would open a round of a group that lacks a member.
+bool PushAdmission::refuse_gone(const Push& push, const RoundGroup& group) {
+  const tensor::PushHeader& header = push.header;
+  const RoundKey key{header.group, header.tensor, header.partition, push.is_for_host()};
+  const std::string* why = parts_.gone.why_incomplete(group, key, nullptr, header.kind);
+  if (why == nullptr) return false;
+  if (parts_.table.find(key, header.round) != nullptr) return false;
+  const RoundFailure failure = parts_.gone.failure_of(*why);
+  // Nobody else knows that a rank has left, and so that this host does not contribute. When a view ends, everybody is
+  // told.
+  if (push.is_for_host() && !group.ends_on_host && !parts_.gone.has_view_ended()) {
+    parts_.relay.refuse(key, header.round, header.place, failure);
+  }
+  parts_.ends.refuse(push.session, header.immediate, failure);
+  return true;
+}
+
+// A member comes to a round that has failed. The round is over when all of them have been told.
+void PushAdmission::refuse_failed(Round& round, const Push& push) {
+  parts_.ends.refuse(push.session, push.header.immediate, round.failure());
+  round.end(round.arrivals[push.contributor]);
+  parts_.ends.close_if_over(round);
+}
+
+// A round whose sum is known, or with the servers, goes on for the others. It may be over, and closed, when this
+// returns.
+void PushAdmission::disagree(Round& round, const Push& push) {
+  const tensor::PushHeader& header = push.header;
+  const WorkerSession& session = push.session;
+  std::string others;
+  for (const Arrival& one : round.arrivals) {
+    if (one.session == nullptr || one.session == &session) continue;
+    others = "rank " + std::to_string(one.session->worker_rank()) + " and ";
+    break;
+  }
+  const bool by_settings = ((round.first.flags ^ header.flags) & tensor::kTwoPhase) != 0;
+  const RoundFailure why{ErrorCode::kMismatch,
+                         "ranks disagree in round " + std::to_string(round.number) + ": " + others + "rank " +
+                             std::to_string(session.worker_rank()) +
+                             (by_settings ? " have different settings of BPS_SERVER_FAILOVER or BPS_MIN_WORKERS"
+                                          : " called different operations, or with different dtype, size or reduction"),
+                         by_settings
+                             ? "set both alike in all processes of the job"
+                             : "call the same operation with the same arguments for a name on every rank of the group"};
+  parts_.ends.refuse(push.session, header.immediate, why);
+  Arrival& arrival = round.arrivals[push.contributor];
+  if (!arrival.awaits_answer()) round.end(arrival);
+  if (round.is_with_servers()) return parts_.relay.cancel(round, why);
+  if (round.is_summed()) return parts_.ends.close_if_over(round);
+  if (round.is_contribution()) parts_.relay.refuse(round, why);
+  parts_.ends.fail(round, why);
+}
+
+void PushAdmission::reject(WorkerSession& session) {
+  parts_.counters.excess.add();
+  session.lose("it has begun more rounds than a worker can wait for");
+}
+
+}  // namespace bps::server
