@@ -37,7 +37,7 @@ ServerLoop::ServerLoop(ServerLoopOptions options, const van::Membership& members
                .epoch = options.epoch,
                .here = locate(options.node, membership_, hosts_),
                .name = describe(options.node, membership_),
-               .table = {},
+               .table = options_.table,
                .kept_bytes = options.kept_memory / std::max(membership_.workers, 1U)},
               hosts_, sessions_, pool_, counters) {}
 

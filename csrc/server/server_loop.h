@@ -37,6 +37,7 @@ struct ServerLoopOptions {
   // Bytes that it may keep between rounds, for all workers: see MemoryShares.
   std::uint64_t kept_memory = ~std::uint64_t{0};
   std::uint64_t largest_partition = 0;    // bytes; refuses more
+  RoundTable::Limits table{};             // of what one worker may make it keep
   std::uint32_t epoch = 1;                // what carries another one is dropped and counted
   std::uint32_t node = 0;                 // of this process in the membership
   transport::Reactor* reactor = nullptr;  // is told when memory is made, which takes as long as it is large

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <span>
 #include <vector>
 
@@ -17,6 +18,28 @@ namespace bps::fuzz {
 inline void expect(bool holds) {
   if (!holds) __builtin_trap();
 }
+
+// An input, taken from its front. Behind its end there are zeroes.
+class Input {
+ public:
+  explicit Input(std::span<const std::byte> bytes) : bytes_(bytes) {}
+  bool empty() const { return bytes_.empty(); }
+  template <typename T>
+  T take() {
+    T value{};
+    const auto from = take_bytes(sizeof value);
+    std::memcpy(&value, from.data(), from.size());
+    return value;
+  }
+  std::span<const std::byte> take_bytes(std::size_t most) {
+    const auto taken = bytes_.first(std::min(most, bytes_.size()));
+    bytes_ = bytes_.subspan(taken.size());
+    return taken;
+  }
+
+ private:
+  std::span<const std::byte> bytes_;
+};
 
 // A decoder accepts exactly what its encoder writes.
 template <typename T>

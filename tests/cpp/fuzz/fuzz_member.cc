@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // libFuzzer: a member of the job that sends what it likes: well-framed control messages, pushes with any header, and
-// writes to any place, over tcp and as descriptors of shared memory, to a server and to the relay of its host. The
-// others never notice: their round has the right sum, is delivered once, and nothing else of theirs is written.
+// writes to any place, over tcp and as descriptors of shared memory, to a server and to the relay of its host. It does
+// so over many rounds of the others, one at a time and in floods, until it has used up what the server keeps for it.
+// The others never notice: each of their rounds has the right sum, is delivered once, and nothing else of theirs is
+// written.
 //
 // The server loop, its sessions and tcp's data endpoints are the real ones. Its control endpoints only record what is
 // sent, and direct access to a worker's memory is checked as shm checks it.
@@ -25,6 +27,7 @@
 #include "transport/tcp/tcp_transport.h"
 
 using namespace bps;
+using fuzz::Input;
 using namespace bps::transport;
 using tensor::PushHeader;
 
@@ -38,8 +41,10 @@ constexpr std::uint32_t kOthers = 1;  // the second one all but this one
 constexpr std::uint32_t kAnswer = 77;
 constexpr std::uint32_t kHostAnswer = 78;  // of what rank 1 pushes for its host
 constexpr std::uint32_t kEpoch = 1;
-constexpr std::uint32_t kStored = 12;     // the tensor whose weights the server keeps
-constexpr std::size_t kMostBytes = 4096;  // of one input
+constexpr std::uint32_t kStored = 12;                                     // the tensor whose weights the server keeps
+constexpr std::size_t kMostBytes = 4096;                                  // of one input
+constexpr std::uint32_t kMostRounds = 8;                                  // of the others, in one input
+constexpr server::RoundTable::Limits kTable{.rounds = 64, .words = 256};  // a flood of one input is more
 
 struct RecordingControl final : ControlEndpoint {
   explicit RecordingControl(const Hello& hello) : ControlEndpoint(hello) {}
@@ -174,28 +179,6 @@ struct LoopedNetwork final : tensor::ContributionSender {
   std::vector<std::uint32_t> landed;                     // on all ranks of the host
 };
 
-// What is left of an input. Behind its end there are zeroes.
-class Input {
- public:
-  explicit Input(std::span<const std::byte> bytes) : bytes_(bytes) {}
-  bool empty() const { return bytes_.empty(); }
-  template <typename T>
-  T take() {
-    T value{};
-    const auto from = take_bytes(sizeof value);
-    std::memcpy(&value, from.data(), from.size());
-    return value;
-  }
-  std::span<const std::byte> take_bytes(std::size_t most) {
-    const auto taken = bytes_.first(std::min(most, bytes_.size()));
-    bytes_ = bytes_.subspan(taken.size());
-    return taken;
-  }
-
- private:
-  std::span<const std::byte> bytes_;
-};
-
 class Job {
  public:
   // With `hosts`, ranks 1 and 2 share a host with the server, which is their relay.
@@ -215,7 +198,7 @@ class Job {
     }
     server_ = std::make_unique<server::ServerLoop>(
         server::ServerLoopOptions{
-            .window = 2, .slot_memory = kMembers << 18, .largest_partition = kPartition, .node = 2},
+            .window = 2, .slot_memory = kMembers << 18, .largest_partition = kPartition, .table = kTable, .node = 2},
         members, std::vector<Transport*>{&transport_}, counters_);
     network_.source = &server_->relay_by(network_);
     server_->add_group(van::Group{0, {0, 1, 2}});
@@ -268,7 +251,7 @@ class Job {
     }
   }
 
-  static PushHeader header(std::uint32_t rank, std::uint32_t group) {
+  PushHeader header(std::uint32_t rank, std::uint32_t group) const {
     PushHeader made{};
     made.version = kProtocolVersion;
     made.dtype = Dtype::kFloat32;
@@ -276,6 +259,7 @@ class Job {
     made.member = static_cast<std::uint16_t>(rank);
     made.group = group;
     made.tensor = 11;
+    made.round = round_;
     made.immediate = kAnswer;
     made.epoch = kEpoch;
     made.length = kPartition;
@@ -303,7 +287,7 @@ class Job {
   // All members make the server keep weights, to which each of them may add.
   void store() {
     for (std::uint32_t rank = 0; rank < kMembers; ++rank) {
-      PushHeader made = header(rank, 0);
+      PushHeader made = header(rank, 0);  // in round 0
       made.kind = tensor::OperationKind::kStore;
       made.tensor = kStored;
       if (rank > 0) made.flags &= ~tensor::kHasPayload;
@@ -315,6 +299,21 @@ class Job {
       end->answers.clear();
     }
   }
+  // The honest members complete a round, and the first of them begins the next one.
+  void end_round() {
+    settle();
+    push(1);
+    settle();
+    for (const std::uint32_t rank : {0U, 1U}) {
+      expect_sum(rank);
+      if (transport_.direct) std::erase(transport_.ends[rank]->answers, kAnswer);
+    }
+  }
+  void begin_round() {
+    ++round_;
+    push(0);
+  }
+  std::uint32_t round() const { return round_; }
   // Completes, for the host, if the member that has gone bad pushes as it should.
   void push_for_host() {
     PushHeader made = header(1, 0);
@@ -401,6 +400,7 @@ class Job {
   MixedTransport transport_;
   LoopedNetwork network_;
   std::unique_ptr<server::ServerLoop> server_;
+  std::uint32_t round_ = 0;  // of the honest members
 };
 
 // What a push may be beside a plain one, and what its payload begins with.
@@ -447,10 +447,40 @@ Bytes disguise(PushHeader& header, Input& input) {
   return head;
 }
 
+// Many messages of one kind, for rounds, tensors or immediates in a row. In floods it opens rounds that nobody else
+// will push to, comes back to rounds that are over, and gives up what it has not pushed.
+void flood(Job& job, Input& input) {
+  const auto kind = input.take<std::uint8_t>();
+  const auto count = input.take<std::uint8_t>();
+  const auto stride = input.take<std::uint8_t>() % 4U;
+  PushHeader header = job.header(kBad, kind % 3);
+  header.round += static_cast<std::uint32_t>(input.take<std::int8_t>());
+  header.flags &= ~tensor::kHasPayload;
+  header.length = sizeof(float);
+  const auto slot = job.slot_of(kBad, 0);
+  for (std::uint32_t i = 0; i < count; ++i) {
+    switch (kind / 4 % 4) {
+      case 0: header.round += stride; break;
+      case 1: header.tensor += stride; break;
+      case 2: header.partition += stride; break;
+      default: {
+        const tensor::Cancel cancel{header.group, header.tensor, header.round + stride * i, ErrorCode::kTimeout,
+                                    "what",       "hint",        {{kAnswer + i, 0}}};
+        job.say(kBad, encode(cancel, kEpoch));
+        continue;
+      }
+    }
+    const auto bytes = tensor::bytes_of(header);
+    job.describe(kBad, bytes, {});
+    job.write(kBad, {tcp::TcpFrame::kMagic, slot.slot, slot.key, slot.address, sizeof header}, bytes);
+    job.settle();
+  }
+}
+
 // One step of the member that has gone bad.
 void misbehave(Job& job, Input& input) {
   const auto step = input.take<std::uint8_t>();
-  switch (step % 6) {
+  switch (step % 8) {
     case 0: {  // a control message, of which some bytes are changed
       static const std::vector<Bytes> samples{
           encode(tensor::Cancel{0, 11, 0, ErrorCode::kTimeout, "what", "hint", {{kAnswer, 0}, {8, 1}}}, kEpoch),
@@ -468,7 +498,7 @@ void misbehave(Job& job, Input& input) {
     }
     case 1: {  // a valid push into a slot of its own, of which some bytes are changed
       const auto choice = input.take<std::uint8_t>();
-      PushHeader header = Job::header(kBad, choice % 3);
+      PushHeader header = job.header(kBad, choice % 3);
       if ((choice & 64) != 0) header.flags |= tensor::kForHost;
       const Bytes head = disguise(header, input);
       job.fill(kBad, head);
@@ -502,6 +532,11 @@ void misbehave(Job& job, Input& input) {
       return job.write(kBad, frame, input.take_bytes(64));
     }
     case 4: return job.say(kBad, input.take_bytes(input.take<std::uint8_t>()));
+    case 5: return flood(job, input);
+    case 6:  // time passes for the others
+      if (job.round() == kMostRounds) return;
+      job.end_round();
+      return job.begin_round();
     default: return job.settle();
   }
 }
@@ -523,11 +558,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   job.push(0);
   if (hosts) job.push_for_host();
   while (!input.empty()) misbehave(job, input);
-  job.settle();
-  job.push(1);
-  job.settle();
-  job.expect_sum(0);
-  job.expect_sum(1);
+  job.end_round();
   fuzz::expect(job.slot_bytes() < 64 << 20);
   return 0;
 }

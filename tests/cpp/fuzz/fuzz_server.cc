@@ -15,6 +15,7 @@
 #include "worker/worker_loop.h"
 
 using namespace bps;
+using fuzz::Input;
 using namespace bps::transport;
 using tensor::PushHeader;
 
@@ -29,27 +30,6 @@ constexpr std::size_t kMostBytes = 4096;  // of one input
 constexpr std::byte kInput{1};
 constexpr std::byte kSum{7};   // what the honest server answers
 constexpr std::byte kLie{99};  // and the other one
-
-class Input {
- public:
-  explicit Input(std::span<const std::byte> bytes) : bytes_(bytes) {}
-  bool empty() const { return bytes_.empty(); }
-  template <typename T>
-  T take() {
-    T value{};
-    const auto from = take_bytes(sizeof value);
-    std::memcpy(&value, from.data(), from.size());
-    return value;
-  }
-  std::span<const std::byte> take_bytes(std::size_t most) {
-    const auto taken = bytes_.first(std::min(most, bytes_.size()));
-    bytes_ = bytes_.subspan(taken.size());
-    return taken;
-  }
-
- private:
-  std::span<const std::byte> bytes_;
-};
 
 struct Server {
   worker::ServerConnection* connection = nullptr;
