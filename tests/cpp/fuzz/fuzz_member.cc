@@ -291,7 +291,7 @@ class Job {
       made.kind = tensor::OperationKind::kStore;
       made.tensor = kStored;
       if (rank > 0) made.flags &= ~tensor::kHasPayload;
-      describe(rank, tensor::bytes_of(made), {1, 0, kPartition});
+      describe(rank, tensor::bytes_of(made), rank > 0 ? RemoteSpan{} : RemoteSpan{1, 0, kPartition});
     }
     settle();
     for (const auto& end : transport_.ends) {
