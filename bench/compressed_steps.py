@@ -117,7 +117,7 @@ def rank_main(rounds: int) -> None:
 def measure(rate: float, rounds: int, folder: Path) -> dict[str, dict[str, Any]]:
     """All ways over links of this rate, in Mbit/s."""
     outputs = [folder / f"rank-{rank}-{rate:g}.txt" for rank in range(2)]
-    with link_lab.lab(2, 1, 0, rate, 0) as (_, job), Children() as children:
+    with link_lab.lab([rate] * 2, 1, [], 0) as (_, job), Children() as children:
         for rank, output in enumerate(outputs):
             words = [sys.executable, __file__, "--rank", str(rounds)]
             shell = ["/bin/sh", "-c", f'exec "$@" > {output}', "sh", *words]

@@ -4,12 +4,13 @@
     sudo .venv/bin/python bench/link_lab.py --workers 4 --servers 4 --rate 300
     sudo .venv/bin/python bench/link_lab.py --workers 4                           # servers inside the workers
     sudo .venv/bin/python bench/link_lab.py --workers 2 --ranks-per-host 1,2,4,8  # as nodes with several GPUs
+    sudo .venv/bin/python bench/link_lab.py --workers 4 --servers 2 --server-links 1,0.25  # a slow spare host
 
 Workers and servers, each on its own host, sum a tensor; rounds alternate with gloo's all_reduce on the workers' hosts.
 With --ranks-per-host each of the workers' hosts has several ranks, which share its link.
 The rate must be so low that the links are the limit, not this machine's cores; the load of the busiest core is shown.
-The program prints the goodput per worker (bytes of the tensor / time), its share of the line rate, and the bytes that
-the interfaces counted on the links.
+The program prints the goodput per worker (bytes of the tensor / time), its share of the line rate, what the best
+placement of sums would reach (csrc/van/link_shares.h), and the bytes that the interfaces counted on the links.
 
 Needs root to create network namespaces, and removes them at the end.
 """
@@ -19,15 +20,17 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bps_rdma import _core
 from bps_rdma.launch.environment import LocalJob
 from bps_rdma.launch.process import Children
 from bps_rdma.launch.run import spawn_helpers
@@ -50,6 +53,7 @@ class Host:
     name: str  # its namespace
     address: str
     port: str  # of the switch
+    mbit: float | None  # of its link; None: unlimited
 
 
 class Switch:
@@ -66,7 +70,7 @@ class Switch:
     def add_host(self, mbit: float | None) -> Host:
         """A host whose link carries `mbit` Mbit/s in each direction; None: unlimited."""
         index = len(self.hosts)
-        host = Host(f"{self.name}-{index}", f"{SUBNET}.{index + 1}", f"port{index}")
+        host = Host(f"{self.name}-{index}", f"{SUBNET}.{index + 1}", f"port{index}", mbit)
         run("ip", "netns", "add", host.name)
         self.namespaces.append(host.name)
         cable = ["type", "veth", "peer", "name", "eth0", "netns", host.name]
@@ -119,6 +123,7 @@ class LabJob(LocalJob):
         return {
             "BPS_TRANSPORT": "shm,tcp",  # shared memory within a namespace
             "BPS_NODE_HOST": self.hosts[label].address,
+            "BPS_LINK_GBPS": str((self.hosts[label].mbit or 1e5) / 1e3),
             "BPS_ROOT_URI": root,
             "MASTER_ADDR": self.hosts["rank 0"].address,
             "LOCAL_WORLD_SIZE": str(self.ranks_per_host),
@@ -131,21 +136,24 @@ class LabJob(LocalJob):
 
 @contextlib.contextmanager
 def lab(
-    workers: int, ranks: int, servers: int, mbit: float, partition: int, least: int | None = None
+    workers: Sequence[float], ranks: int, servers: Sequence[float], partition: int, least: int | None = None
 ) -> Iterator[tuple[Switch, LabJob]]:
-    """A switch with the hosts of a job, `ranks` on each of the workers'. If `servers` is 0, servers run inside them."""
+    """A switch with the hosts of a job, by the rates of their links in Mbit/s, `ranks` on each of the workers'.
+
+    Without `servers`, servers run inside the workers.
+    """
     switch = Switch()
     try:
-        machines = [switch.add_host(mbit) for _ in range(workers)]
-        hosts = {f"rank {i}": machines[i // ranks] for i in range(workers * ranks)}
-        hosts |= {f"server {i}": switch.add_host(mbit) for i in range(servers)}
+        machines = [switch.add_host(mbit) for mbit in workers]
+        hosts = {f"rank {i}": machines[i // ranks] for i in range(len(workers) * ranks)}
+        hosts |= {f"server {i}": switch.add_host(mbit) for i, mbit in enumerate(servers)}
         if servers or least is not None:  # otherwise rank 0 is the scheduler, too
             hosts["scheduler"] = switch.add_host(None)
         yield (
             switch,
             LabJob(
-                workers=workers * ranks,
-                servers=servers or None,
+                workers=len(workers) * ranks,
+                servers=len(servers) or None,
                 hosts=hosts,
                 partition=partition,
                 least=least,
@@ -154,6 +162,22 @@ def lab(
         )
     finally:
         switch.remove()
+
+
+def rates(args: argparse.Namespace, links: str, count: int) -> list[float]:
+    """Mbit/s of each link: all alike, or as the list of factors says."""
+    factors = [float(one) for one in links.split(",")] if links else [1.0] * count
+    if len(factors) != count:
+        sys.exit(f"error: {links} names {len(factors)} links, and there are {count} such hosts")
+    return [args.rate * factor for factor in factors]
+
+
+def best_goodput(args: argparse.Namespace, ranks: int) -> float:
+    """What the best placement reaches, in bytes per second. A host's ranks contribute once."""
+    contributions = 1 if args.workers > 1 else ranks
+    sites = [(mbit * 1e6 / 8, math.inf, contributions) for mbit in rates(args, args.worker_links, args.workers)]
+    sites += [(mbit * 1e6 / 8, math.inf, 0) for mbit in rates(args, args.server_links, args.servers)]
+    return 1 / _core.seconds_per_byte(sites, _core.link_shares(sites))
 
 
 def cpu_busy() -> list[float]:
@@ -177,7 +201,13 @@ def measure(args: argparse.Namespace, ranks: int) -> dict[str, Measured]:
     cases = make_cases(str(nbytes), "float32", "push_pull", 1, 1)
     plan = Plan(cases=cases, compare=() if args.no_gloo else ("gloo",), bound=False)
     partition = parse_size(args.partition) if args.partition else 0
-    place = lab(args.workers, ranks, args.servers, args.rate, partition, args.least)
+    place = lab(
+        rates(args, args.worker_links, args.workers),
+        ranks,
+        rates(args, args.server_links, args.servers),
+        partition,
+        args.least,
+    )
     with place as (switch, job), Children() as children:
         spawn_helpers(children, job)
         team = teams.start_ours(children, plan, job, None)
@@ -211,7 +241,9 @@ def report(args: argparse.Namespace, ranks: int, found: dict[str, Measured]) -> 
     what = f"{format_size(nbytes)} in pieces {f'of {args.partition}' if args.partition else 'that suit the link'}"
     who = f"{args.workers} hosts with {ranks} {'rank' if ranks == 1 else 'ranks'} each"
     print(f"{who}, {place}, {args.rate:g} Mbit/s links, tcp, {what}")
-    rows: dict[str, Any] = {}
+    best = best_goodput(args, ranks)
+    print(f"the best placement of sums reaches {best / 1e6:.1f} MB/s, {best / line:.3f} of line rate")
+    rows: dict[str, Any] = {"best_mb_per_s": best / 1e6}
     for name, one in found.items():
         goodput = nbytes / one.timing.median
         up = max(a for a, _ in one.carried.values()) / nbytes
@@ -221,6 +253,7 @@ def report(args: argparse.Namespace, ranks: int, found: dict[str, Measured]) -> 
             "goodput_mb_per_s": goodput / 1e6,
             "range_mb_per_s": [low / 1e6, high / 1e6],
             "share_of_line_rate": goodput / line,
+            "share_of_best": goodput / best,
             "busiest_link_up": up,
             "busiest_link_down": down,
             "link_use": max(up, down) * goodput / line,
@@ -229,8 +262,9 @@ def report(args: argparse.Namespace, ranks: int, found: dict[str, Measured]) -> 
         }
         print(
             f"{name:9} {goodput / 1e6:6.1f} MB/s per worker ({low / 1e6:.1f} to {high / 1e6:.1f}), "
-            f"{goodput / line:.3f} of line rate; busiest link carried {up:.2f} up and {down:.2f} down "
-            f"times the tensor, {max(up, down) * goodput / line:.3f} of what it can; busiest core {one.busiest:.0%}"
+            f"{goodput / line:.3f} of line rate, {goodput / best:.3f} of the best; busiest link "
+            f"carried {up:.2f} up and {down:.2f} down times the tensor, {max(up, down) * goodput / line:.3f} of "
+            f"what it can; busiest core {one.busiest:.0%}"
         )
     if "gloo" in found:
         ratio = compare(found["bps_rdma"].timing, found["gloo"].timing)
@@ -278,6 +312,8 @@ def main() -> None:
     parser.add_argument("--ranks-per-host", default="1", help="ranks on each of them; several counts: 1,2,4,8")
     parser.add_argument("--servers", type=int, default=0, help="servers on hosts of their own; 0: inside the workers")
     parser.add_argument("--rate", type=float, default=300, help="rate of every link in Mbit/s, in each direction")
+    parser.add_argument("--worker-links", default="", help="factors of --rate for each worker's host: 1,1,1,0.5")
+    parser.add_argument("--server-links", default="", help="the same for servers' hosts")
     parser.add_argument("--size", default="64M")
     parser.add_argument("--partition", default="", help="BYTEPS_PARTITION_BYTES; by default what suits the link")
     parser.add_argument("--rounds", type=int, default=9)

@@ -75,7 +75,7 @@ def run(command: list[str], arguments: argparse.Namespace, transport: str, spec:
 
 def run_on_hosts(command: list[str], arguments: argparse.Namespace, env: dict[str, str]) -> str:
     """The same with each rank on a host of its own."""
-    hosts = link_lab.lab(arguments.nproc, 1, 0, arguments.link, 0)
+    hosts = link_lab.lab([arguments.link] * arguments.nproc, 1, [], 0)
     with tempfile.TemporaryDirectory() as folder, hosts as (_, job), Children() as children:
         for rank in range(arguments.nproc):
             shell = ["/bin/sh", "-c", f'exec "$@" > {folder}/{rank}', "sh", *command]

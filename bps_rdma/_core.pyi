@@ -31,11 +31,13 @@ __all__: list[str] = [
     "ask_job",
     "check_environment",
     "copy_bytes",
+    "deal_slots",
     "describe_array",
     "djb2",
     "format_trace",
     "hide_stacks",
     "knows_block",
+    "link_shares",
     "local_address",
     "locked_memory_limit",
     "make_key",
@@ -51,6 +53,7 @@ __all__: list[str] = [
     "release_orphans",
     "renew_block",
     "sdbm",
+    "seconds_per_byte",
     "server_of",
     "show_stacks_by",
     "with_rdma",
@@ -663,6 +666,7 @@ def copy_bytes(
     from_: typing.SupportsInt | typing.SupportsIndex,
     size: typing.SupportsInt | typing.SupportsIndex,
 ) -> None: ...
+def deal_slots(weights: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]) -> list[int]: ...
 def describe_array(array: typing.Any, writable: bool) -> Memory | None:
     """
     The memory of a numpy array; None for anything else, and for arrays that cannot be used in place.
@@ -684,6 +688,15 @@ def knows_block(identity: typing.SupportsInt | typing.SupportsIndex) -> bool:
     Whether a block has been used, and neither freed nor renewed since.
     """
 
+def link_shares(
+    sites: collections.abc.Sequence[
+        tuple[
+            typing.SupportsFloat | typing.SupportsIndex,
+            typing.SupportsFloat | typing.SupportsIndex,
+            typing.SupportsInt | typing.SupportsIndex,
+        ]
+    ],
+) -> list[float]: ...
 def local_address(config: Config, towards: str) -> str:
     """
     The address of this host that its peers should use; without settings, that of the route to `towards`, or, where no route leads there, of the first interface that leads to other hosts.
@@ -766,6 +779,16 @@ def renew_block(identity: typing.SupportsInt | typing.SupportsIndex) -> None:
     """
 
 def sdbm(key: typing.SupportsInt | typing.SupportsIndex) -> int: ...
+def seconds_per_byte(
+    sites: collections.abc.Sequence[
+        tuple[
+            typing.SupportsFloat | typing.SupportsIndex,
+            typing.SupportsFloat | typing.SupportsIndex,
+            typing.SupportsInt | typing.SupportsIndex,
+        ]
+    ],
+    shares: collections.abc.Sequence[typing.SupportsFloat | typing.SupportsIndex],
+) -> float: ...
 def server_of(
     hash: str,
     servers: typing.SupportsInt | typing.SupportsIndex,

@@ -150,6 +150,7 @@ int run(SettingValues values, const std::string& address) {
   options.balanced = parsed.key_hash == tensor::KeyHash::kBalanced;
   options.cut = parsed.cut;
   options.min_workers = settings.job.min_workers;
+  options.placement = van::parse_placement(settings.job.placement);
   options.is_outlived = options.min_workers > 0;
   const std::string& state = settings.job.scheduler_state;
   van::KnownRun known;

@@ -103,6 +103,7 @@ std::string Range::describe() const {
   switch (kind) {
     case Kind::kText: return "text";
     case Kind::kFlag: return "1 or 0";
+    case Kind::kNumber: return "a number above 0";
     case Kind::kSeconds: return "a number of seconds above 0 (inf: no limit)";
     case Kind::kWhole:
       if (highest == INT64_MAX) return "a whole number of at least " + std::to_string(lowest);

@@ -35,13 +35,15 @@ struct JobSettings {
   std::string secret_file;
   bool insecure = false;
   std::uint32_t min_workers = 0;
+  std::string placement;        // see van::parse_placement()
   std::string server_failover;  // auto, 0, 1
   std::string scheduler_state;
 };
 
 struct TransportSettings {
   std::string host_id;
-  std::string allowed;  // see van::allowed_transports()
+  std::optional<double> link_gbps;  // of this host
+  std::string allowed;              // see van::allowed_transports()
   std::string interface;
   std::string node_host;
   std::uint32_t tcp_streams = 0;
@@ -129,7 +131,7 @@ struct Settings {
 
 // What a setting may be.
 struct Range {
-  enum class Kind : std::uint8_t { kText, kWords, kFlag, kWhole, kSeconds };
+  enum class Kind : std::uint8_t { kText, kWords, kFlag, kWhole, kNumber, kSeconds };
   Kind kind = Kind::kText;
   std::int64_t lowest = 0;
   std::int64_t highest = 0;

@@ -10,8 +10,9 @@ bool read_value(const Range& range, std::string_view text, T& into) {
   if constexpr (requires { into.reset(); }) {  // optional: an empty text, or a negative number, leaves it unset
     into.reset();
     if (text.empty()) return true;
-    std::int64_t number = 0;
-    if (!read_whole(range, text, number)) return false;
+    using Number = std::conditional_t<std::is_floating_point_v<typename T::value_type>, double, std::int64_t>;
+    Number number = 0;
+    if (!read_value(range, text, number)) return false;
     if (number >= 0) into = static_cast<typename T::value_type>(number);
     return true;
   } else if constexpr (std::is_integral_v<T> && !std::is_same_v<T, bool>) {
@@ -100,6 +101,9 @@ constexpr Setting kTable[] = {
     {"BPS_SERVER_FAILOVER", "", "auto", words("0 1 auto"), job<&JobSettings::server_failover>,
      "with BPS_MIN_WORKERS and servers of their own, the loss of a server aborts no operation. 0: off; 1: on; auto: "
      "on, but off for asynchronous training, where servers keep the weights"},
+    {"BPS_PLACEMENT", "", "auto", words("auto mixed dedicated embedded"), job<&JobSettings::placement>,
+     "where sums are made. auto: on the dedicated servers, and inside the workers as far as that keeps all links full; "
+     "mixed: the same, as if all links were equal; dedicated or embedded: those servers alone"},
     {"BPS_INSECURE", "", "0", kFlag, job<&JobSettings::insecure>,
      "1: a job without BPS_SECRET and BPS_SECRET_FILE has no secret; everybody who reaches its ports can join it"},
     // Transports
@@ -113,6 +117,12 @@ constexpr Setting kTable[] = {
      "scheduler"},
     {"BPS_NODE_HOST", "DMLC_NODE_HOST", "", kText, transport<&TransportSettings::node_host>,
      "address at which peers reach this process"},
+    {"BPS_LINK_GBPS",
+     "",
+     "",
+     {.kind = Range::Kind::kNumber},
+     transport<&TransportSettings::link_gbps>,
+     "Gbit/s that the links of this host carry, all together; empty: what its interfaces say"},
     {"BPS_HOST_ID", "", "", kText, transport<&TransportSettings::host_id>,
      "processes of one machine that have different texts here count as different hosts, such as containers that share "
      "no memory"},
@@ -193,7 +203,7 @@ constexpr Setting kTable[] = {
      "such chunks in memory, per GPU and group"},
     // Servers
     {"BPS_SERVER_ENGINE_THREAD", "BYTEPS_SERVER_ENGINE_THREAD", "0", whole(0, 64), server<&ServerSettings::loops>,
-     "server loops, the same number on all servers; 0: one per core and at most 4 on a dedicated server, as many as "
+     "server loops; 0: one per core and at most 4 on a dedicated server, as many as "
      "BPS_PUSH_THREAD in a worker that is a server too"},
     {"BPS_SERVER_WINDOW", "", "4", whole(1, 4096), server<&ServerSettings::window>,
      "partitions a worker may have in flight to one server loop (landing slots)"},

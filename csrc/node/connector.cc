@@ -31,21 +31,19 @@ constexpr double kTryAgainRdma_s = 4;
 
 Connector::Connector(const ProcessOptions& options, const van::Membership& members, const van::Node& self,
                      const van::Hosts& hosts, Loops& loops)
-    : options_(options), members_(members), self_(self), hosts_(hosts), loops_(loops) {}
+    : options_(options), members_(members), places_(members), self_(self), hosts_(hosts), loops_(loops) {}
 
 Connector::Target Connector::target_at(std::size_t index, std::size_t place) const {
-  const std::size_t server_loops = members_.server(0)->server_loops;
-  const std::size_t servers = members_.servers * server_loops;
-  const bool is_relay = place >= servers;
-  const van::Node* node =
-      is_relay ? members_.worker(
-                     hosts_.ranks(hosts_.host_of(static_cast<std::uint32_t>(self_.worker_rank)))[place - servers])
-               : members_.server(static_cast<std::uint32_t>(place / server_loops));
+  const bool is_relay = place >= places_.count();
+  const std::uint32_t server = is_relay ? 0 : places_.server_of(place);
+  const van::Node* node = is_relay ? members_.worker(hosts_.ranks(hosts_.host_of(
+                                         static_cast<std::uint32_t>(self_.worker_rank)))[place - places_.count()])
+                                   : members_.server(server);
   return {.server = *node,
           .place = place,
           .hello = {.node = self_.id,
                     .client_loop = static_cast<std::uint16_t>(index),
-                    .server_loop = static_cast<std::uint16_t>(is_relay ? index : place % server_loops),
+                    .server_loop = static_cast<std::uint16_t>(is_relay ? index : place - places_.first(server)),
                     .plane = transport::Plane::kControl}};
 }
 

@@ -14,6 +14,7 @@
 #include "node/loops.h"
 #include "node/retries.h"
 #include "van/hosts.h"
+#include "van/server_places.h"
 
 namespace bps::node {
 
@@ -64,6 +65,7 @@ class Connector {
 
   const ProcessOptions& options_;
   const van::Membership& members_;
+  const van::ServerPlaces places_;
   const van::Node& self_;
   const van::Hosts& hosts_;
   Loops& loops_;

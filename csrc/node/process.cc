@@ -31,7 +31,7 @@ constexpr double kLook_s = 0.02;
 Startup startup_after(const Startup& before, const van::Node& self) {
   Startup startup = before;
   startup.worker_rank = self.worker_rank;
-  startup.server_rank = self.server_rank;
+  if (startup.is_server()) startup.server_rank = self.server_rank;  // not that of a worker which may serve
   return startup;
 }
 
@@ -189,6 +189,7 @@ van::Node Process::describe_self() const {
   self.host = host_name();
   self.host_key = van::host_key(options_.settings.transport.host_id);
   self.sums_on_host = options_.sums_on_host();
+  self.may_serve = options_.may_serve;
   self.has_state = options_.startup.is_worker() && (renews_ != 0 || options_.startup.resumes);
   view_->describe(self);
   return self;

@@ -59,6 +59,11 @@ Startup startup_from(const JobSettings& settings) {
   return startup;
 }
 
+bool may_serve(const Settings& settings, const Startup& startup) {
+  return startup.is_worker() && !startup.is_server() && settings.job.placement != "dedicated" &&
+         settings.job.min_workers == 0 && !settings.worker.async;
+}
+
 ProcessOptions::ProcessOptions(const Settings& all, const Startup& who)
     : settings(all),
       startup(who),
@@ -68,8 +73,9 @@ ProcessOptions::ProcessOptions(const Settings& all, const Startup& who)
       key_hash(tensor::parse_key_hash(all.worker.key_hash)),
       cut{.partition_bytes = all.worker.partition_bytes, .min_partition_bytes = all.worker.min_partition_bytes},
       worker_loops(who.is_worker() ? all.worker.loops : 0),
-      server_loops(who.is_server() ? all.server.loops : 0) {
-  if (who.joint) {
+      server_loops(who.is_server() || node::may_serve(all, who) ? all.server.loops : 0),
+      may_serve(node::may_serve(all, who)) {
+  if (who.joint || may_serve) {
     // Every loop carries a worker loop and a server loop, so that what a rank sends to itself never changes threads.
     worker_loops = server_loops = loops();
   } else if (who.is_server() && server_loops == 0) {

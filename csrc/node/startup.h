@@ -39,6 +39,10 @@ struct Startup {
   bool is_server() const { return server_rank != van::kNoRank; }
 };
 
+// Whether a worker offers to be a server beside the dedicated ones (BPS_PLACEMENT). Where members come and go, and
+// where servers keep weights, they are the dedicated ones alone.
+bool may_serve(const Settings& settings, const Startup& startup);
+
 // Counts and scheduler address from the classic variables, for bps-server and bps-scheduler; the ranks stay
 // kNoRank. Throws kInvalidArgument naming the variable that is missing.
 Startup startup_from(const JobSettings& settings);
@@ -56,6 +60,8 @@ struct ProcessOptions {
   std::size_t worker_loops = 0;
   std::size_t server_loops = 0;
   transport::Spin spin;
+
+  bool may_serve = false;  // see may_serve()
 
   std::size_t loops() const { return std::max(worker_loops, server_loops); }
   bool allows(transport::Kind kind) const;

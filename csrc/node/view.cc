@@ -16,7 +16,7 @@ View::View(const ProcessOptions& options, std::vector<transport::tcp::TcpRail> r
     loops_.accept(kind, std::move(incoming));
   };
   // Servers are reached by everybody, the relays of a host by its ranks.
-  if (options_.startup.is_server()) {
+  if (options_.startup.is_server() || options_.may_serve) {
     listeners_ = std::make_unique<Listeners>(loops_.tcp_rails(), loops_.rails(), enter);
   } else if (options_.sums_on_host()) {
     listeners_ = std::make_unique<Listeners>(enter);
@@ -31,9 +31,21 @@ View::~View() {
   connector_.reset();
 }
 
+// Bytes per second of all rails that data goes over; 0: nobody knows.
+std::uint64_t View::link_speed() const {
+  constexpr std::uint64_t kBytesPerMbit = 1'000'000 / 8;
+  if (const auto& given = options_.settings.transport.link_gbps) return static_cast<std::uint64_t>(*given * 1e9 / 8);
+  std::uint64_t mbit = 0;
+  for (const transport::rdma::Rail& rail : loops_.rails()) mbit += rail.speed;
+  if (mbit > 0) return mbit * kBytesPerMbit;
+  for (const transport::tcp::TcpRail& rail : loops_.tcp_rails()) mbit += rail.speed;
+  return mbit * kBytesPerMbit;
+}
+
 void View::describe(van::Node& self) const {
+  self.link = link_speed();
   if (listeners_) self.addresses = listeners_->addresses();
-  if (!options_.startup.is_server() && !loops_.rails().empty()) {
+  if (!options_.startup.is_server() && !options_.may_serve && !loops_.rails().empty()) {
     // Nobody connects to a worker by it, but servers of the same fabric are reached by RDMA only if it has RDMA too.
     self.addresses.push_back({std::string(transport::to_string(transport::Kind::kRdma)), {}});
   }
@@ -47,7 +59,7 @@ void View::start(van::Van& van) {
 }
 
 void View::start_servers(van::Van& van) {
-  if (options_.startup.is_server() || hosts_.active()) {
+  if (van.self().server_rank >= 0 || hosts_.active()) {
     loops_.start_servers(
         van.membership(), van.self(),
         [this](std::uint32_t node, const std::string& why) { lose_connection(node, why); },

@@ -53,16 +53,11 @@ worker::WorkerOptions worker_options(const ProcessOptions& options, const van::M
   made.key_map.mixed_bound = options.settings.worker.mixed_bound;
   made.cut = options.cut;
   made.cut.server_loops = members.all_server_loops();
-  made.loops_per_server = members.server(0)->server_loops;
-  for (std::uint32_t rank = 0; rank < members.servers; ++rank) {
-    const van::Node& server = *members.server(rank);
-    if (server.server_loops == made.loops_per_server) continue;
-    throw Error(ErrorCode::kMismatch,
-                server.describe() + " runs " + std::to_string(server.server_loops) + " server loops, server 0 runs " +
-                    std::to_string(made.loops_per_server),
-                "set BYTEPS_SERVER_ENGINE_THREAD to the same number on all servers");
+  made.server_places = van::ServerPlaces(members);
+  if (options.settings.job.min_workers == 0) {  // there a key that moves would move at each loss
+    made.weights.emplace(members, hosts, van::parse_placement(options.settings.job.placement));
   }
-  for (std::uint32_t rank = 0; options.startup.joint && rank < members.workers; ++rank) {
+  for (std::uint32_t rank = 0; members.has_embedded_servers() && rank < members.workers; ++rank) {
     made.own_server.push_back(static_cast<std::uint32_t>(members.worker(rank)->server_rank));
   }
   return made;

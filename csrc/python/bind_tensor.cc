@@ -6,11 +6,23 @@
 #include "python/bind.h"
 #include "tensor/key_map.h"
 #include "tensor/partition.h"
+#include "van/link_shares.h"
 #include "worker/operation.h"
 
 namespace py = pybind11;
 
 namespace bps::python {
+namespace {
+
+using SiteTuple = std::tuple<double, double, std::uint32_t>;  // link, sums, contributions
+
+std::vector<van::Site> sites_of(const std::vector<SiteTuple>& sites) {
+  std::vector<van::Site> all;
+  for (const auto& [link, sums, contributions] : sites) all.push_back({link, sums, contributions});
+  return all;
+}
+
+}  // namespace
 
 void bind_tensor(py::module_& module) {
   bind_enum<Dtype>(module, "Dtype",
@@ -62,6 +74,18 @@ void bind_tensor(py::module_& module) {
         return tensor::server_of(config, tensor, partition);
       },
       py::arg("hash"), py::arg("servers"), py::arg("workers"), py::arg("tensor"), py::arg("partition"));
+  module.def(
+      "deal_slots", [](const std::vector<std::uint32_t>& weights) { return tensor::deal_slots(weights); },
+      py::arg("weights"));
+  module.def(
+      "link_shares", [](const std::vector<SiteTuple>& sites) { return van::link_shares(sites_of(sites)); },
+      py::arg("sites"));
+  module.def(
+      "seconds_per_byte",
+      [](const std::vector<SiteTuple>& sites, const std::vector<double>& shares) {
+        return van::seconds_per_byte(sites_of(sites), shares);
+      },
+      py::arg("sites"), py::arg("shares"));
 }
 
 }  // namespace bps::python

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <functional>
 #include <string>
 #include <utility>
 
@@ -14,6 +15,9 @@ namespace {
 
 // Bounds what one declaration can cost the scheduler, in time and memory.
 constexpr std::uint64_t kMostRuns = 1U << 16;
+// Places of deal_slots(): weights hold up to one of so many.
+constexpr std::size_t kLeastDealt = 1024;
+constexpr std::size_t kDealtPerSlot = 32;
 
 constexpr std::array<std::pair<KeyHash, std::string_view>, 7> kNames{{
     {KeyHash::kRaw, "raw"},
@@ -68,6 +72,12 @@ std::uint64_t mixed(const KeyMapConfig& config, std::uint64_t servers, std::uint
   return extra + djb2(hash) % workers;
 }
 
+// a * b < c * d, in 128 bits: bytes of a whole job times a weight.
+bool is_less(std::uint64_t a, std::uint64_t b, std::uint64_t c, std::uint64_t d) {
+  __extension__ using Wide = unsigned __int128;
+  return Wide{a} * b < Wide{c} * d;
+}
+
 std::uint64_t hash_of(const KeyMapConfig& config, std::uint32_t tensor, std::uint64_t partition) {
   const std::uint64_t key = make_key(tensor, partition);
   switch (config.hash) {
@@ -116,10 +126,30 @@ std::string_view to_string(KeyHash hash) {
   return "unknown";
 }
 
+// Webster's method: the next place belongs to whom half a place more would not yet be too much.
+std::vector<std::uint32_t> deal_slots(std::span<const std::uint32_t> weights) {
+  if (std::ranges::adjacent_find(weights, std::not_equal_to()) == weights.end()) return {};
+  const std::size_t length = std::max(kLeastDealt, weights.size() * kDealtPerSlot);
+  std::vector<std::uint64_t> taken(weights.size());
+  std::vector<std::uint32_t> deal(length);
+  for (std::uint32_t& place : deal) {
+    std::size_t best = weights.size();
+    for (std::size_t i = 0; i < weights.size(); ++i) {
+      if (weights[i] == 0) continue;
+      // (2 taken + 1) / weight, without a division
+      if (best == weights.size() || (2 * taken[i] + 1) * weights[best] < (2 * taken[best] + 1) * weights[i]) best = i;
+    }
+    ++taken[best];
+    place = static_cast<std::uint32_t>(best);
+  }
+  return deal;
+}
+
 std::uint32_t slot_of(const KeyMapConfig& config, std::uint32_t tensor, std::uint64_t partition) {
   const std::uint64_t slots = config.slots.empty() ? config.servers : config.slots.size();
   if (slots <= 1) return 0;
   const bool is_mixed = config.hash == KeyHash::kMixed;
+  if (!config.deal.empty() && !is_mixed) return config.deal[hash_of(config, tensor, partition) % config.deal.size()];
   return static_cast<std::uint32_t>(is_mixed ? mixed(config, slots, make_key(tensor, partition))
                                              : hash_of(config, tensor, partition) % slots);
 }
@@ -141,15 +171,25 @@ std::uint32_t server_of(const KeyMapConfig& config, std::uint32_t tensor, std::u
   return owner_of(config, slot_of(config, tensor, partition), tensor, partition);
 }
 
-BalancedPlacement::BalancedPlacement(std::span<std::uint64_t> load, const Partitioning& cut)
+BalancedPlacement::BalancedPlacement(std::span<std::uint64_t> load, const Partitioning& cut,
+                                     std::span<const std::uint32_t> weights)
     : run_(cut.count() / kMostRuns + 1), slots_((cut.count() + run_ - 1) / run_, 0) {
   if (load.empty()) return;
   for (std::size_t i = 0; i < slots_.size(); ++i) {
     const std::uint64_t first = i * run_;
     const Partitioning::Piece last = cut.piece(std::min(first + run_, cut.count()) - 1);
-    const auto least = std::min_element(load.begin(), load.end());  // the first of equals
-    *least += last.offset + last.length - cut.piece(first).offset;
-    slots_[i] = static_cast<std::uint32_t>(least - load.begin());
+    const std::uint64_t bytes = last.offset + last.length - cut.piece(first).offset;
+    const auto weight = [&](std::size_t slot) { return std::uint64_t{weights.empty() ? 1 : weights[slot]}; };
+    std::size_t least = load.size();  // the first of equals
+    for (std::size_t slot = 0; slot < load.size(); ++slot) {
+      if (weight(slot) == 0) continue;
+      if (least == load.size() || is_less(load[slot] + bytes, weight(least), load[least] + bytes, weight(slot))) {
+        least = slot;
+      }
+    }
+    if (least == load.size()) least = 0;
+    load[least] += bytes;
+    slots_[i] = static_cast<std::uint32_t>(least);
   }
 }
 

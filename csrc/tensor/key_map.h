@@ -48,10 +48,17 @@ struct KeyMapConfig {
   KeyHash hash = KeyHash::kRaw;
   std::uint32_t servers = 1;               // at present
   std::vector<std::uint32_t> slots{};      // by slot: the server, or kNoServer; empty: slot i is that of server i
+  std::vector<std::uint32_t> weights{};    // by slot; empty: all equal
+  std::vector<std::uint32_t> deal{};       // slots as deal_slots() deals them; empty: each in turn
   std::uint32_t workers = 1;               // mixed: co-located servers come after the extra ones
   std::uint64_t built_in_coefficient = 1;  // BYTEPS_BUILT_IN_HASH_COEF
   std::uint64_t mixed_bound = 101;         // BYTEPS_MIXED_MODE_BOUND
 };
+
+// A sequence in which each slot stands as often as its weight says, at even distances: of any run of it each slot has
+// its share, but for one. Hashes choose places in it, modulo its length; the pieces of a tensor take consecutive ones.
+// Empty where all weights are equal, or all zero: then each slot comes in turn.
+std::vector<std::uint32_t> deal_slots(std::span<const std::uint32_t> weights);
 
 KeyHash parse_key_hash(std::string_view name);  // throws Error(kInvalidArgument) that lists the names
 std::string_view to_string(KeyHash hash);
@@ -62,14 +69,15 @@ std::uint32_t server_of(const KeyMapConfig& config, std::uint32_t tensor, std::u
 // The server that sums this partition of a slot: its own, or another one while it has none.
 std::uint32_t owner_of(const KeyMapConfig& config, std::uint32_t slot, std::uint32_t tensor, std::uint64_t partition);
 
-// kBalanced: each piece of a tensor goes to the slot with the fewest bytes so far. The result depends only on the
-// load and the cut, so the scheduler, which accounts for the tensors in the order of their first declaration, and every
-// worker, which starts from the load that the scheduler told it, compute the same.
+// kBalanced: each piece of a tensor goes to the slot that has done with it first, at speeds as the weights say. The
+// result depends only on the load and the cut, so the scheduler, which accounts for the tensors in the order of their
+// first declaration, and every worker, which starts from the load that the scheduler told it, compute the same.
 class BalancedPlacement {
  public:
   // `load`: bytes already placed on each slot; the bytes of this tensor are added. An empty load stands for one
-  // server.
-  BalancedPlacement(std::span<std::uint64_t> load, const Partitioning& cut);
+  // server. `weights`: by slot, as for deal_slots(); empty: all equal.
+  BalancedPlacement(std::span<std::uint64_t> load, const Partitioning& cut,
+                    std::span<const std::uint32_t> weights = {});
   std::uint32_t slot(std::uint64_t piece) const { return slots_[piece / run_]; }
 
  private:

@@ -160,6 +160,7 @@ void Job::start(Rendezvous::Seating seating) {
   patience_.clear();
   suspicions_.clear();
   is_whole_ = true;
+  if (options_.min_workers == 0) add_embedded_servers(seating.membership, options_.placement);
   seating.membership.epoch = epoch_;
   seating.membership.take_slots(members_ && !begins_anew ? members_->membership().slots : std::vector<std::uint64_t>());
   // Who connects from here on will be in the next view, if in any.
@@ -174,6 +175,11 @@ void Job::start(Rendezvous::Seating seating) {
   registry.workers = members_->membership().workers;
   registry.servers = static_cast<std::uint32_t>(members_->membership().slots.size());
   if (calls_) registry.before = calls_->placements();
+  if (registry.balanced && options_.min_workers == 0) {
+    registry.weights = [members = members_->membership(), placement = options_.placement](const Group& group) {
+      return ServerWeights(members, Hosts(members), placement).by_slot(group, members.server_of_slot());
+    };
+  }
   registry.cut.server_loops = members_->membership().all_server_loops();
   calls_ = std::make_unique<Calls>(*members_, std::move(registry), events_.send, [this] {
     suspicions_.forget_breaks();

@@ -31,6 +31,7 @@
 #include "van/inquiries.h"
 #include "van/job_phase.h"
 #include "van/member_table.h"
+#include "van/server_weights.h"
 #include "van/suspicions.h"
 
 namespace bps::van {
@@ -45,6 +46,7 @@ class Job {
     bool ends_alone = false;                      // also when it has waited that long without any member
     std::chrono::milliseconds resume_timeout{0};  // for workers to resume a suspended job; 0: none can be suspended
     std::uint32_t min_workers = 0;                // the job goes on while there are so many; 0: only as it has begun
+    Placement placement = Placement::kAuto;       // of sums
     Origin origin{};                              // of the rank that hosts the scheduler
     std::uint64_t run = 0;                        // of the job; members of another one cannot rejoin
     std::chrono::milliseconds reunion_patience{12000};  // for members to rejoin, after the first one

@@ -49,6 +49,8 @@ struct Node {
   std::string host_key;        // equal for processes that can share memory
   std::uint64_t identity = 0;  // random, of this process alone: the same in all views
   bool sums_on_host = false;   // BPS_HOST_SUM, and shared memory is allowed: see hosts.h
+  bool may_serve = false;      // a worker that can be a server, too, if that helps the dedicated ones
+  std::uint64_t link = 0;      // bytes per second of its host's link; 0: unknown
   bool has_state = false;      // of the job: it was in the view before, or has suspended the job
   std::vector<TransportAddress> addresses;
 
@@ -66,7 +68,7 @@ struct Node {
     io(m.id, m.worker_rank, m.server_rank, m.worker_loops, m.server_loops, m.pid);
     io.bounded(m.host, kMostHostBytes);
     io.bounded(m.host_key, kMostHostBytes);
-    io(m.identity, m.sums_on_host, m.has_state, m.addresses);
+    io(m.identity, m.sums_on_host, m.may_serve, m.link, m.has_state, m.addresses);
     io.require([&] { return m.worker_rank >= kAnyRank && m.server_rank >= kAnyRank; });
   }
   bool operator==(const Node&) const = default;
@@ -88,6 +90,8 @@ struct Membership {
   const Node* by_id(std::uint32_t id) const;
   // "server 3", or "worker 1" of a node that is no server: names that stay the same when a process is started again.
   std::string name_of(std::uint32_t id) const;
+  // True when each worker is a server, too.
+  bool has_embedded_servers() const { return workers > 0 && nodes.front().server_rank >= 0; }
   // The rank of each slot's server, or tensor::kNoServer.
   std::vector<std::uint32_t> server_of_slot() const;
   // Deals slots to the servers of this view. `before`: the slots of the view before, none for the first one.

@@ -117,7 +117,7 @@ void Registry::add_tensor(const Group& group, Tensor& tensor, const TensorSpec& 
             .first_rank = rank,
             .declared_by = std::vector<bool>(group.size()),
             .failure = ""};
-  if (!load_.empty()) place(spec, tensor.id.server_load);
+  if (!load_.empty()) place(group, spec, tensor.id.server_load);
 }
 
 const std::vector<std::uint64_t>& Registry::load_for(const TensorSpec& spec) const {
@@ -151,10 +151,11 @@ void Registry::limit_partitions(std::uint64_t bytes) {
 }
 
 // Places it as the workers will: they start from the same load and cut the tensor by the same rule.
-void Registry::place(const TensorSpec& spec, const std::vector<std::uint64_t>& from) {
+void Registry::place(const Group& group, const TensorSpec& spec, const std::vector<std::uint64_t>& from) {
   const auto element = static_cast<std::uint32_t>(size_of(Dtype{spec.dtype}));
   std::vector<std::uint64_t> after = from;
-  (void)tensor::BalancedPlacement(after, options_.cut.cut(spec.count * element, element));
+  const std::vector<std::uint32_t> weights = options_.weights ? options_.weights(group) : std::vector<std::uint32_t>();
+  (void)tensor::BalancedPlacement(after, options_.cut.cut(spec.count * element, element), weights);
   for (std::size_t i = 0; i < load_.size(); ++i) load_[i] += after[i] - from[i];
 }
 

@@ -40,11 +40,12 @@ class Registry {
 
   struct Options {
     std::uint32_t workers = 1;
-    std::uint32_t servers = 1;                   // or slots, see Membership
-    bool balanced = false;                       // key hash `balanced`: keep count of the bytes on each server
-    tensor::CutRule cut{};                       // for that
-    std::shared_ptr<const Placements> before{};  // of the view before
-    std::uint64_t most_kept = 256 << 20;         // bytes for each rank, see keep(): some 700,000 names
+    std::uint32_t servers = 1;  // or slots, see Membership
+    bool balanced = false;      // key hash `balanced`: keep count of the bytes on each server
+    tensor::CutRule cut{};      // for that
+    std::function<std::vector<std::uint32_t>(const Group&)> weights{};  // for that, by slot; none: all equal
+    std::shared_ptr<const Placements> before{};                         // of the view before
+    std::uint64_t most_kept = 256 << 20;  // bytes for each rank, see keep(): some 700,000 names
     Hash hash = fnv1a;
   };
   explicit Registry(Options options);
@@ -100,7 +101,7 @@ class Registry {
   void add_tensor(const Group& group, Tensor& tensor, const TensorSpec& spec, std::uint32_t rank);
   std::uint32_t free_id(std::uint32_t group, std::string_view name);
   const std::vector<std::uint64_t>& load_for(const TensorSpec& spec) const;
-  void place(const TensorSpec& spec, const std::vector<std::uint64_t>& from);
+  void place(const Group& group, const TensorSpec& spec, const std::vector<std::uint64_t>& from);
 
   Options options_;
   std::uint64_t partition_limit_ = 0;

@@ -60,6 +60,7 @@ Job::Options job_options(const SchedulerOptions& options) {
   job.registry.balanced = options.balanced;
   job.registry.cut = options.cut;
   job.min_workers = options.min_workers;
+  job.placement = options.placement;
   job.run = options.run;
   job.ends_alone = options.ends_alone;
   job.origin = options.origin;

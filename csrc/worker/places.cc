@@ -20,32 +20,30 @@ std::vector<std::uint32_t> Places::servers_of(const Tensor& tensor) const {
   for (std::size_t i = 0; i < tensor.whole_plan.size(); ++i) {
     for (const Part& part : tensor.whole_plan[i]) {
       const std::size_t place = part.for_host() ? part.place : i % count();
-      servers[part.partition] = static_cast<std::uint32_t>(place / loops_per_server_);
+      servers[part.partition] = servers_.server_of(place);
     }
   }
   return servers;
 }
 
 std::size_t Places::count() const {
-  const std::size_t servers = key_map_.servers * loops_per_server_;
-  if (!hosts_.active() || !own_server_.empty()) return servers;
-  return servers + hosts_.ranks(hosts_.host_of(rank_)).size();
+  if (!hosts_.active() || !own_server_.empty()) return servers_.count();
+  return servers_.count() + hosts_.ranks(hosts_.host_of(rank_)).size();
 }
 
 std::size_t Places::of_relay(std::uint32_t worker_rank, std::size_t worker_loop) const {
-  const std::size_t shards = loops_per_server_;
-  if (!own_server_.empty()) return own_server_[worker_rank] * shards + worker_loop;
-  return key_map_.servers * shards + hosts_.local_index(worker_rank);
+  if (!own_server_.empty()) return servers_.first(own_server_[worker_rank]) + worker_loop;
+  return servers_.count() + hosts_.local_index(worker_rank);
 }
 
 std::vector<std::size_t> Places::needed(std::size_t worker_loop, std::size_t worker_loops,
                                         const van::Group& all) const {
-  const std::size_t shards = loops_per_server_;
   std::vector<bool> is_needed(count());
   for (std::uint32_t server = 0; server < key_map_.servers; ++server) {
     const bool direct = !hosts_.active() || !needs_relay(all, server) || hosts_.relays(rank_, server);
+    const std::size_t shards = servers_.loops(server);
     for (std::size_t shard = 0; direct && shard < shards; ++shard) {
-      if (meets(worker_loop, worker_loops, shard, shards)) is_needed[server * shards + shard] = true;
+      if (meets(worker_loop, worker_loops, shard, shards)) is_needed[servers_.first(server) + shard] = true;
     }
   }
   if (hosts_.active()) {
@@ -69,13 +67,25 @@ bool Places::needs_relay(const van::Group& group, std::uint32_t server) const {
   return std::ranges::count(group.ranks, here, [&](std::uint32_t member) { return hosts_.host_of(member); }) > 1;
 }
 
+// A group has its weights from its first tensor on.
+const tensor::KeyMapConfig& Places::key_map_of(const van::Group& group) const {
+  if (!weights_) return key_map_;
+  const std::lock_guard lock(mutex_);
+  const auto [found, is_new] = key_maps_.try_emplace(group.id, key_map_);
+  if (is_new) {
+    found->second.weights = weights_->by_slot(group, key_map_.slots);
+    found->second.deal = tensor::deal_slots(found->second.weights);
+  }
+  return found->second;
+}
+
 Plan Places::plan(const Tensor& tensor, const tensor::Partitioning& cut, bool own_shards,
                   std::span<const std::uint64_t> load, std::size_t worker_loops) const {
-  const std::size_t shards = loops_per_server_;
+  const tensor::KeyMapConfig& key_map = key_map_of(*tensor.group);
   const std::size_t width = count();
   Plan plan(worker_loops * width);
   std::vector<std::uint64_t> balance(load.begin(), load.end());
-  const tensor::BalancedPlacement balanced(balance, cut);
+  const tensor::BalancedPlacement balanced(balance, cut, key_map.weights);
   std::vector<bool> by_relay(key_map_.servers);
   for (std::uint32_t server = 0; server < by_relay.size(); ++server) {
     by_relay[server] = needs_relay(*tensor.group, server);
@@ -83,16 +93,16 @@ Plan Places::plan(const Tensor& tensor, const tensor::Partitioning& cut, bool ow
   for (std::uint32_t i = 0; i < cut.count(); ++i) {
     const tensor::Partitioning::Piece piece = cut.piece(i);
     std::uint32_t server;
-    if (own_shards && !own_server_.empty()) {
+    if (own_shards && own_server_.size() == key_map_.servers) {
       server = own_server_[tensor.group->ranks[piece.shard]];
     } else if (!load.empty()) {
-      server = tensor::owner_of(key_map_, balanced.slot(i), tensor.id, i);
+      server = tensor::owner_of(key_map, balanced.slot(i), tensor.id, i);
     } else {
-      server = tensor::server_of(key_map_, tensor.id, i);
+      server = tensor::server_of(key_map, tensor.id, i);
     }
     const std::uint32_t spread = tensor::spread_of(tensor.id, i);
     const std::size_t worker_loop = spread % worker_loops;
-    const std::size_t place = server * shards + spread % shards;
+    const std::size_t place = servers_.first(server) + spread % servers_.loops(server);
     if (by_relay[server]) {
       const std::uint32_t relay = hosts_.relay(hosts_.host_of(rank_), server, tensor::relay_hash(spread));
       plan[worker_loop * width + of_relay(relay, worker_loop)].push_back({i, static_cast<std::uint32_t>(place)});

@@ -2,28 +2,35 @@
 // The places that a worker loop can send to, and which of them each partition of a tensor takes.
 //
 // Places are the loops of all servers, in order, then the relays of this host, unless those are the servers of its
-// processes. A relay's loop has the index of the worker loop that sends to it. Threading: pure, once made.
+// processes. A relay's loop has the index of the worker loop that sends to it. Threading: any thread may call it.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
+#include <mutex>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
 
 #include "tensor/key_map.h"
 #include "van/hosts.h"
+#include "van/server_places.h"
+#include "van/server_weights.h"
 #include "worker/tensor.h"
 
 namespace bps::worker {
 
 class Places {
  public:
-  // `own_server`: the server rank of each worker rank's own process, or empty. `rank`: of this worker.
-  Places(tensor::KeyMapConfig key_map, std::uint16_t loops_per_server, std::vector<std::uint32_t> own_server,
-         van::Hosts hosts, std::uint32_t rank)
+  // `weights`: how much each server sums for a group; nothing: all take turns. `own_server`: the server rank of each
+  // worker rank's own process, or empty. `rank`: of this worker.
+  Places(tensor::KeyMapConfig key_map, van::ServerPlaces servers, std::optional<van::ServerWeights> weights,
+         std::vector<std::uint32_t> own_server, van::Hosts hosts, std::uint32_t rank)
       : key_map_(std::move(key_map)),
-        loops_per_server_(loops_per_server),
+        servers_(std::move(servers)),
+        weights_(std::move(weights)),
         own_server_(std::move(own_server)),
         hosts_(std::move(hosts)),
         rank_(rank) {}
@@ -44,11 +51,16 @@ class Places {
   std::size_t of_relay(std::uint32_t worker_rank, std::size_t worker_loop) const;
   bool needs_relay(const van::Group& group, std::uint32_t server) const;
 
+  const tensor::KeyMapConfig& key_map_of(const van::Group& group) const;
+
   const tensor::KeyMapConfig key_map_;
-  const std::uint16_t loops_per_server_;
+  const van::ServerPlaces servers_;
+  const std::optional<van::ServerWeights> weights_;
   const std::vector<std::uint32_t> own_server_;
   const van::Hosts hosts_;
   const std::uint32_t rank_;
+  mutable std::mutex mutex_;
+  mutable std::map<std::uint32_t, tensor::KeyMapConfig> key_maps_;  // of groups, where servers have weights
 };
 
 }  // namespace bps::worker

@@ -17,7 +17,7 @@ constexpr const char* kRaiseTimeout = "check that every rank of the group calls 
 Worker::Worker(WorkerOptions options, van::Van& van)
     : options_(std::move(options)),
       van_(van),
-      places_(options_.key_map, options_.loops_per_server, options_.own_server, options_.hosts, rank()),
+      places_(options_.key_map, options_.server_places, options_.weights, options_.own_server, options_.hosts, rank()),
       late_connections_(places_.count()) {
   van::Group all;
   for (std::uint32_t rank = 0; rank < van.membership().workers; ++rank) all.ranks.push_back(rank);

@@ -19,6 +19,8 @@
 #include "core/trace_writer.h"
 #include "transport/reactor.h"
 #include "van/hosts.h"
+#include "van/server_places.h"
+#include "van/server_weights.h"
 #include "van/van.h"
 #include "worker/failed_operations.h"
 #include "worker/late_connections.h"
@@ -31,7 +33,9 @@ namespace bps::worker {
 struct WorkerOptions {
   tensor::KeyMapConfig key_map;
   tensor::CutRule cut;
-  std::uint16_t loops_per_server = 1;
+  van::ServerPlaces server_places;
+  // How much each server sums for a group; nothing: the servers of key_map in turn.
+  std::optional<van::ServerWeights> weights;
   // Server rank of each worker rank's own process, or empty: reduce_scatter sums a shard where it is wanted.
   std::vector<std::uint32_t> own_server;
   van::Hosts hosts;

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "van/server_weights.h"
+
+#include <algorithm>
+#include <map>
+#include <string>
+
+namespace bps::van {
+
+Placement parse_placement(std::string_view name) {
+  if (name == "mixed") return Placement::kMixed;
+  if (name == "dedicated") return Placement::kDedicated;
+  return name == "embedded" ? Placement::kEmbedded : Placement::kAuto;
+}
+
+void add_embedded_servers(Membership& members, Placement placement) {
+  Membership with = members;
+  Group all;
+  for (std::uint32_t rank = 0; rank < members.workers; ++rank) {
+    Node& node = with.nodes[rank];
+    if (!node.may_serve || node.server_rank >= 0) return;
+    node.server_rank = static_cast<std::int32_t>(with.servers++);
+    all.ranks.push_back(rank);
+  }
+  const std::vector<std::uint32_t> weights = ServerWeights(with, Hosts(with), placement).of(all);
+  if (std::ranges::any_of(weights.begin() + members.servers, weights.end(), [](auto weight) { return weight > 0; })) {
+    members = std::move(with);
+  }
+}
+
+ServerWeights::ServerWeights(const Membership& members, const Hosts& hosts, Placement placement)
+    : servers_(members.servers), sums_on_hosts_(hosts.active()) {
+  std::map<std::string, std::size_t> known;
+  std::vector<std::vector<std::uint32_t>> embedded;
+  bool any_dedicated = false;
+  for (const Node& node : members.nodes) {
+    const auto [found, is_new] = known.emplace(node.host_key, hosts_.size());
+    if (is_new) {
+      hosts_.emplace_back();
+      embedded.emplace_back();
+    }
+    Host& host = hosts_[found->second];
+    host.link = std::max(host.link, placement == Placement::kMixed ? 0.0 : static_cast<double>(node.link));
+    if (node.worker_rank >= 0) host_of_.push_back(static_cast<std::uint32_t>(found->second));
+    if (node.server_rank < 0) continue;
+    const bool is_dedicated = node.worker_rank < 0;
+    any_dedicated |= is_dedicated;
+    (is_dedicated ? host.servers : embedded[found->second]).push_back(static_cast<std::uint32_t>(node.server_rank));
+  }
+  // On one host those on their own come first: they leave the processors of ranks alone.
+  for (std::size_t i = 0; i < hosts_.size(); ++i) {
+    const bool only_embedded = placement == Placement::kEmbedded || !any_dedicated;
+    const bool only_dedicated = placement == Placement::kDedicated && any_dedicated;
+    if (only_embedded || (!only_dedicated && hosts_[i].servers.empty())) hosts_[i].servers = embedded[i];
+  }
+  // A link whose speed nobody knows counts as the slowest that is known.
+  double slowest = 0;
+  for (const Host& host : hosts_) {
+    if (host.link > 0 && (slowest == 0 || host.link < slowest)) slowest = host.link;
+  }
+  for (Host& host : hosts_) {
+    if (host.link == 0) host.link = slowest > 0 ? slowest : 1;
+  }
+}
+
+std::vector<std::uint32_t> ServerWeights::of(const Group& group) const {
+  std::vector<Site> sites;
+  for (const Host& host : hosts_) {
+    Site& site = sites.emplace_back();
+    site.link = host.link;
+    if (host.servers.empty()) site.sums = 0;
+  }
+  for (const std::uint32_t rank : group.ranks) {
+    Site& site = sites[host_of_[rank]];
+    if (!sums_on_hosts_ || site.contributions == 0) ++site.contributions;
+  }
+  const std::vector<double> shares = link_shares(sites);
+  std::vector<std::uint32_t> weights(servers_);
+  for (std::size_t i = 0; i < hosts_.size(); ++i) {
+    const double each = shares[i] * kAll / static_cast<double>(std::max<std::size_t>(hosts_[i].servers.size(), 1));
+    for (const std::uint32_t server : hosts_[i].servers) weights[server] = static_cast<std::uint32_t>(each + 0.5);
+  }
+  return weights;
+}
+
+std::vector<std::uint32_t> ServerWeights::by_slot(const Group& group,
+                                                  std::span<const std::uint32_t> server_of_slot) const {
+  const std::vector<std::uint32_t> weights = of(group);
+  std::vector<std::uint32_t> by_slot;
+  for (const std::uint32_t server : server_of_slot) by_slot.push_back(server < weights.size() ? weights[server] : 0);
+  return by_slot;
+}
+
+}  // namespace bps::van

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+// How much each server sums for a group: what link_shares() says of the hosts, divided among the servers of a host.
+// Pure functions of the membership: every process computes the same.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "van/hosts.h"
+#include "van/link_shares.h"
+#include "van/membership.h"
+
+namespace bps::van {
+
+// Which servers sum (BPS_PLACEMENT).
+enum class Placement : std::uint8_t {
+  kAuto,       // what is best for the links, by their speeds
+  kMixed,      // the same, as if all links were equal: BytePS's formula
+  kDedicated,  // servers on their own alone, where there are any
+  kEmbedded,   // those inside the workers alone
+};
+Placement parse_placement(std::string_view name);
+
+// Makes servers of the workers that offer it, if those would sum anything for the group of all.
+void add_embedded_servers(Membership& members, Placement placement);
+
+class ServerWeights {
+ public:
+  static constexpr std::uint32_t kAll = 1U << 16;
+
+  ServerWeights() = default;
+  ServerWeights(const Membership& members, const Hosts& hosts, Placement placement);
+  // By server rank, kAll together but for rounding. A server without a weight sums nothing.
+  std::vector<std::uint32_t> of(const Group& group) const;
+  // The same by slot of the membership.
+  std::vector<std::uint32_t> by_slot(const Group& group, std::span<const std::uint32_t> server_of_slot) const;
+
+ private:
+  struct Host {
+    double link = 0;                     // bytes per second; 0: unknown
+    std::vector<std::uint32_t> servers;  // those that may sum
+  };
+  std::vector<Host> hosts_;
+  std::vector<std::uint32_t> host_of_;  // by worker rank
+  std::uint32_t servers_ = 0;
+  bool sums_on_hosts_ = false;
+};
+
+}  // namespace bps::van
