@@ -143,7 +143,7 @@ def one_tensor(bps: Any, count: int) -> int:
 def test_a_server_gets_one_push_per_host():
     partitions = 12
     count = partitions * PARTITION // 4
-    options = {"servers": 2, "python_servers": True, "env": SMALL_PARTITIONS}
+    options = {"servers": 2, "python_servers": True, "env": SMALL_PARTITIONS | {"BPS_PLACEMENT": "dedicated"}}
     with harness.start(one_tensor, count, **options, **harness.on_hosts("aaabbc")) as job:
         assert sum(job.results()) == 2 * partitions, "hosts a and b; rank 5 is alone"
         metrics = job.server_metrics()

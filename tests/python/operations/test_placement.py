@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Servers inside the workers and servers of their own share the sums (BPS_PLACEMENT).
+
+The hosts of these jobs are one machine, told apart by BPS_HOST_ID. Their links are as fast as BPS_LINK_GBPS says.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import harness
+import numpy as np
+import pytest
+from bodies.collectives import broadcasts, mixed_kinds, pushes_and_pulls, scatter_and_gather
+
+PIECES = 240
+ELEMENTS = 1024  # of a piece
+CUT = harness.cut_at(4 * ELEMENTS)
+
+
+def shares(bps: Any, pieces: int = PIECES, tensors: int = 1) -> list[float]:
+    """Each server's part of the bytes; the sums must be right, too."""
+    for number in range(tensors):
+        mine = np.arange(pieces * ELEMENTS, dtype=np.float32) % 1000 + bps.rank() + number
+        summed = bps.push_pull(mine, False, f"t{number}")
+        others = sum(rank - bps.rank() for rank in range(bps.size()))
+        np.testing.assert_array_equal(summed, mine * bps.size() + others)
+    return parts(bps)
+
+
+def parts(bps: Any) -> list[float]:
+    """The part of all pieces that each server sums."""
+    from bps_rdma import job
+
+    process = job.current().process
+    servers = [server for tensor in job.current().tensors.values() for server in process.servers_of(tensor)]
+    return [servers.count(server) / len(servers) for server in range(process.servers)]
+
+
+def run(
+    layout: str,
+    servers: int | None,
+    body: Any = shares,
+    *args: Any,
+    links: list[float] | None = None,
+    env: dict[str, str] | None = None,
+) -> list[Any]:
+    options = harness.on_hosts(layout)
+    for own, link in zip(options["rank_env"], links or [], strict=False):
+        own["BPS_LINK_GBPS"] = str(link)
+    return harness.run(body, *args, servers=servers, env=CUT | (env or {}), **options)
+
+
+def same_on_all(found: list[Any]) -> Any:
+    assert all(one == found[0] for one in found)
+    return found[0]
+
+
+@pytest.mark.parametrize("workers", [2, 3, 4])
+def test_one_spare_host_takes_what_is_best_for_the_links(workers):
+    found = same_on_all(run("abcd"[:workers], 1))
+    spare = 2 * (workers - 1) / (workers**2 + workers - 2)
+    assert found == pytest.approx([spare] + [(1 - spare) / workers] * workers, abs=1.5 / PIECES)
+
+
+def test_workers_serve_no_more_where_the_others_suffice():
+    """Then there are no servers inside the workers."""
+    fast = {"BPS_LINK_GBPS": "2"}  # of the host of the dedicated ones
+    assert same_on_all(run("ab", 2, links=[1, 1], env=fast)) == pytest.approx([1 / 2] * 2)
+    assert same_on_all(harness.run(shares, workers=2, servers=1)) == [1]  # on one host nothing crosses a link
+
+
+def test_a_slow_link_gets_less():
+    found = same_on_all(run("abcd", None, links=[1, 1, 1, 0.5]))
+    assert found == pytest.approx([1 / 3] * 3 + [0], abs=1.5 / PIECES)
+
+
+@pytest.mark.parametrize(("placement", "expected"), [("dedicated", [1]), ("embedded", [0, 1 / 3, 1 / 3, 1 / 3])])
+def test_placements_by_name(placement, expected):
+    found = same_on_all(run("abc", 1, env={"BPS_PLACEMENT": placement}))
+    assert found == pytest.approx(expected, abs=1.5 / PIECES)
+
+
+def test_several_ranks_of_a_host_share_what_the_host_sums():
+    """Hosts of two ranks and of one rank contribute once each, so each sums a third."""
+    found = same_on_all(run("aabbc", None))
+    assert found == pytest.approx([1 / 6] * 4 + [1 / 3], abs=1.5 / PIECES)
+
+
+@pytest.mark.parametrize("hash_", ["raw", "djb2", "balanced"])
+def test_small_tensors_are_shared_as_well(hash_):
+    found = same_on_all(run("abc", 1, shares, 16, 60, env={"BYTEPS_KEY_HASH_FN": hash_}))
+    assert found == pytest.approx([0.4] + [0.2] * 3, abs=0.02 if hash_ == "balanced" else 0.05)
+
+
+def of_a_pair(bps: Any) -> list[float]:
+    if bps.rank() not in (1, 2):
+        bps.barrier()
+        return []
+    mine = np.full(PIECES * ELEMENTS, bps.rank(), np.float32)
+    assert (bps.push_pull(mine, False, "pair", group=bps.new_group([1, 2])) == 3).all()
+    bps.barrier()
+    return parts(bps)
+
+
+def test_groups_have_weights_of_their_own():
+    """Two of four hosts contribute, so that the other two are spare hosts as the one with the dedicated server."""
+    empty, found, other, _ = run("abcd", 1, of_a_pair)
+    assert not empty
+    assert found == other
+    dedicated, *workers = found
+    spare = [dedicated, workers[0], workers[3]]
+    assert spare == pytest.approx([1 / 3] * 3, abs=1.5 / PIECES)
+
+
+def everything(bps: Any) -> int:
+    for body in (pushes_and_pulls, broadcasts, mixed_kinds):
+        body(bps)
+    scatter_and_gather(bps, "plain")
+    return bps.size()
+
+
+@pytest.mark.parametrize(("layout", "servers"), [("abc", 1), ("aabb", 1), ("abcd", 2)])
+def test_every_operation(layout, servers):
+    run(layout, servers, everything)
+
+
+def test_servers_may_run_different_numbers_of_loops():
+    env = {"BPS_SERVER_ENGINE_THREAD": "3", "BYTEPS_PUSH_THREAD": "1"}
+    found = same_on_all(run("abc", 1, env=env))
+    assert found == pytest.approx([0.4] + [0.2] * 3, abs=1.5 / PIECES)
