@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What one contributor has sent in a round, and what it waits for: a member of the group, or a host by its relay.
+// A contributor in a round: what it has sent, and what it waits for. It is a member of the group, or a host, for which
+// its relay speaks.
 //
 // Its push and its answer are two machines, because a push and a pull may come apart. docs/internals.md draws both.
 // Threading: the server loop's.

@@ -28,7 +28,7 @@ const compress::Compression* CompressedSummer::find(const compress::Label& label
   }
 }
 
-// Where the payload lies, or a copy of it.
+// Finds the payload where it lies, or copies it.
 Status CompressedSummer::read(const Arrival& arrival, std::size_t bytes, std::span<const std::byte>& payload) {
   const std::byte* at = nullptr;
   if (arrival.slot != nullptr) {
@@ -43,19 +43,19 @@ Status CompressedSummer::read(const Arrival& arrival, std::size_t bytes, std::sp
   return Status::kOk;
 }
 
-// Of the group's tensor, whose partitions keep their size.
+// The key names the group's tensor, whose partitions keep their size.
 std::vector<float>& CompressedSummer::residual_of(const Round& round, std::size_t count) {
   const auto found = residuals_.find(round.key);
   if (found != residuals_.end() && found->second.size() == count) return found->second;
   forget(round);
   std::vector<float> made(count);
-  std::vector<float>& place = residuals_[round.key];
+  std::vector<float>& residual = residuals_[round.key];
   if (!shares_.take(round.group->group.ranks, count * sizeof(float))) {
     residuals_.erase(round.key);
     throw std::bad_alloc();
   }
-  place = std::move(made);
-  return place;
+  residual = std::move(made);
+  return residual;
 }
 
 void CompressedSummer::forget(const Round& round) {

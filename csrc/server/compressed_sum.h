@@ -28,7 +28,7 @@ class CompressedSummer {
   // `shares`: what residuals are counted by. It must outlive this.
   explicit CompressedSummer(MemoryShares& shares) : shares_(shares) {}
 
-  // What a label means; nullptr when it means nothing here. The same object for the same label.
+  // The meaning of a label; nullptr when it means nothing here. The same label has the same object.
   const compress::Compression* find(const compress::Label& label);
 
   // Until the next call: the result for those who take it as it is, and its code.
@@ -41,11 +41,10 @@ class CompressedSummer {
   // before anything has changed.
   Status sum(const Round& round, Summer& summer, SumPlan& plan, std::byte* code, Result& result,
              WorkerSession*& broken);
-  // Of a round that has failed: what the partition's last result lost is not made up for, as the workers forget it,
-  // too.
+  // The round has failed: workers forget what the partition's last result has lost, and so does this server.
   void forget(const Round& round);
 
-  // What the last result of this partition has lost, which the next one gets; zeros before the first one. May throw
+  // The loss of this partition's last result, which is added to the next one; zeros before the first one. May throw
   // std::bad_alloc.
   std::vector<float>& residual_of(const Round& round, std::size_t count);
 

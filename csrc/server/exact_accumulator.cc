@@ -77,15 +77,15 @@ void ExactAccumulator::specials(std::span<const std::uint32_t> elements, std::sp
 std::vector<double> ExactAccumulator::parts(std::span<const std::uint32_t> elements) const {
   std::vector<double> parts(elements.size() * Superaccumulator::kParts);
   for (std::size_t i = 0; i < elements.size(); ++i) {
-    const auto of = std::span(parts).subspan(i * Superaccumulator::kParts).first<Superaccumulator::kParts>();
+    const auto into = std::span(parts).subspan(i * Superaccumulator::kParts).first<Superaccumulator::kParts>();
     const auto found = beyond_.find(elements[i]);
     if (found != beyond_.end()) {
-      found->second.to_parts(of);
+      found->second.to_parts(into);
       continue;
     }
     Superaccumulator sum;
     sum.add(sums_[elements[i]]);
-    sum.to_parts(of);
+    sum.to_parts(into);
   }
   return parts;
 }

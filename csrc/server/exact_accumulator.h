@@ -20,23 +20,24 @@ namespace bps::server {
 
 class ExactAccumulator {
  public:
-  // Of float32, float64, float16 or bfloat16; empty, which is a negative zero: added to anything, it leaves it alone.
+  // `dtype`: float32, float64, float16 or bfloat16. It begins with negative zeros, which change nothing that they are
+  // added to.
   ExactAccumulator(Dtype dtype, std::size_t elements);
 
   Dtype dtype() const { return dtype_; }
   std::size_t elements() const { return sums_.size(); }
   void clear();
-  // As many elements of the type. Afterwards each sum is right, or NaN and beyond().
+  // Adds as many elements of the type. Afterwards each sum is right, or NaN and beyond().
   void add(const std::byte* elements);
 
-  // NaN where the sum is NaN, or a float64 does not hold it.
+  // The sums, with NaN where a sum is NaN or a float64 does not hold it.
   std::span<const double> sums() const { return sums_; }
   // The elements that a float64 does not hold, ascending.
   std::vector<std::uint32_t> beyond() const;
-  // Of each of these elements three values: whether its sum is NaN, infinite, negative infinite. A sum over ranks in
+  // Writes three values for each of these elements: its sum is NaN, infinite, negative infinite. A sum over ranks in
   // which one of these is true on any rank needs no parts().
   void specials(std::span<const std::uint32_t> elements, std::span<bool> into) const;
-  // Of each of these elements, Superaccumulator::kParts numbers that can be added to those of other ranks.
+  // For each of these elements, Superaccumulator::kParts numbers that can be added to those of other ranks.
   std::vector<double> parts(std::span<const std::uint32_t> elements) const;
 
   // Writes the sum of all ranks, divided by `divisor` and rounded to the type: `sums` is what the ranks' sums() add up

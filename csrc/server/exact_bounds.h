@@ -136,7 +136,7 @@ struct Bounds {
   }
 };
 
-// Whether all of them are numbers, not NaN.
+// True: all of them are numbers, and not NaN.
 template <typename V, std::size_t kCount>
 bool are_numbers(const V (&values)[kCount]) {
   std::uint32_t found = kAll<V>;

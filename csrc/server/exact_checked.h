@@ -18,14 +18,14 @@ inline Doubles add_exactly(Doubles a, Doubles b) {
 
 // The quotient, to odd if that is narrowed later.
 template <bool kToOdd>
-Doubles divide_exactly(Doubles sum, const FloatMath<double>::Divisor& by) {
-  if (by.is_power_of_two) return sum * by.reciprocal;
-  const Doubles quotient = sum / by.value;
+Doubles divide_exactly(Doubles sum, const FloatMath<double>::Divisor& divisor) {
+  if (divisor.is_power_of_two) return sum * divisor.reciprocal;
+  const Doubles quotient = sum / divisor.value;
   if constexpr (!kToOdd) return quotient;
-  // What is left over, without rounding: the divisor has at most 21 bits, and no half of the quotient more than 32. The
-  // first difference is of two numbers that are almost equal.
+  // The rest is not rounded: the divisor has at most 21 bits, and no half of the quotient more than 32. The first
+  // difference is of two numbers that are almost equal.
   const auto high = (Doubles)((Longs)quotient & (~std::int64_t{0} << 32));
-  const Doubles rest = (sum - high * by.value) - (quotient - high) * by.value;
+  const Doubles rest = (sum - high * divisor.value) - (quotient - high) * divisor.value;
   const Longs up = ((rest > 0.0) & (quotient > 0.0)) | ((rest < 0.0) & (quotient < 0.0));
   const Longs down = ((rest > 0.0) & (quotient < 0.0)) | ((rest < 0.0) & (quotient > 0.0));
   const Longs bits = (Longs)quotient;

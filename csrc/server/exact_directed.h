@@ -20,9 +20,9 @@ namespace {
 template <typename Element, bool kUnroundedResult>
 class Quick {
  public:
-  explicit Quick(const isa::ExactJob& of) : job_(of), in_double_(of.divisor), in_float_(of.divisor) {
-    for (std::size_t s = 0; s < of.source_count; ++s) is_plain_ &= !of.unrounded[s];
-    may_round_ = !kUnroundedResult && (Element::kNarrows || !of.to_odd);
+  explicit Quick(const isa::ExactJob& job) : job_(job), in_double_(job.divisor), in_float_(job.divisor) {
+    for (std::size_t s = 0; s < job.source_count; ++s) is_plain_ &= !job.unrounded[s];
+    may_round_ = !kUnroundedResult && (Element::kNarrows || !job.to_odd);
   }
 
   // How many elements have been summed; 0: each of the next kDoublesInBlock needs a look.
@@ -63,7 +63,8 @@ class Quick {
     return add_long<T>(job_, index, division) ? kLongsInBlock<T> : 0;
   }
 
-  // Where one sum is longer than a float64, so are its neighbours: the shorter way is tried again after so many blocks.
+  // The neighbours of a sum that is longer than a float64 are longer, too: the shorter way is tried again after so many
+  // blocks.
   static constexpr int kRunOfLong = 32;
 
   const isa::ExactJob& job_;

@@ -34,7 +34,7 @@ struct Range {
     largest = larger(largest, size);
     smallest = smaller(smallest, size - 1);
   }
-  // Whether a sum of `count` of them may have more bits than there are beyond those of one of them; or is not finite.
+  // True: a sum of `count` of them may have more bits than there are beyond those of one of them, or it is not finite.
   bool exceeds(int room, std::size_t count) const {
     while (count > 1) {
       --room;
@@ -161,7 +161,7 @@ template <bool kFits>
   Longs good = Longs{} - 1;
 #pragma GCC unroll 2
   for (std::size_t i = 0; i < kCount; ++i) {
-    // Where nothing was cut off, a negative zero would become positive.
+    // An addition of nothing would make a negative zero positive.
     if constexpr (!kFits) sum[i] = rest[i] == 0.0 ? sum[i] : sum[i] + rest[i];
     if (divisor.value == 1) {
       good &= sum[i] == sum[i];
@@ -183,13 +183,13 @@ template <bool kFits>
 template <typename Element, bool kUnroundedResult>
 class Quick {
  public:
-  explicit Quick(const isa::ExactJob& of) : job_(of), divisor_(of.divisor) {
+  explicit Quick(const isa::ExactJob& job) : job_(job), divisor_(job.divisor) {
     bool is_plain = true;
-    for (std::size_t s = 0; s < of.source_count; ++s) is_plain &= !of.unrounded[s];
+    for (std::size_t s = 0; s < job.source_count; ++s) is_plain &= !job.unrounded[s];
     is_quick_ = Element::kNarrows && is_plain;
     is_float_ =
-        !kUnroundedResult && is_quick_ && divisor_.is_power_of_two && (Element::kBytes < 4 || of.source_count == 2);
-    may_round_ = !kUnroundedResult && !Element::kNarrows && is_plain && divisor_.is_power_of_two && !of.to_odd;
+        !kUnroundedResult && is_quick_ && divisor_.is_power_of_two && (Element::kBytes < 4 || job.source_count == 2);
+    may_round_ = !kUnroundedResult && !Element::kNarrows && is_plain && divisor_.is_power_of_two && !job.to_odd;
   }
 
   // How many elements have been summed; 0: each of the next kUnits units needs a look.
@@ -215,7 +215,8 @@ class Quick {
 
  private:
   static constexpr std::size_t kUnits = 4;
-  // Where one sum is longer than a float64, so are its neighbours: the shorter way is tried again after so many units.
+  // The neighbours of a sum that is longer than a float64 are longer, too: the shorter way is tried again after so many
+  // units.
   static constexpr int kRunOfLong = 64;
 
   const isa::ExactJob& job_;

@@ -22,9 +22,10 @@ namespace bps::server {
 
 class ExactSum {
  public:
-  // Of one partition. With `unrounded` the sum is written there, and not divided; the caller must finish() it.
+  // Begins the sum of one partition. With `unrounded` it is written there, and not divided; the caller must finish()
+  // it.
   void begin(const Reduction& what, tensor::UnroundedWriter* unrounded = nullptr);
-  // What is added, in turn: elements of the type, or what a host has summed.
+  // Names the sources in turn: elements of the type, or what a host has summed.
   void add_plain() { add({}, false); }
   void add_unrounded(const tensor::UnroundedReader& reader) { add(reader, true); }
 

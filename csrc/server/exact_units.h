@@ -2,9 +2,9 @@
 // Element types of exact sums: how they become float64 and back. Only for reduce_<isa>.cc; see reduce_math.h for the
 // rules.
 //
-// What is narrower than float64 is divided and narrowed by way of "rounding to odd" (the last bit says whether anything
-// was cut off), after which the last rounding is that of the exact value (Boldo and Melquiond, 2008). Where a plain
-// rounding cannot go wrong, that is taken instead.
+// Types that are narrower than float64 are divided and narrowed by way of "rounding to odd" (the last bit says whether
+// anything was cut off), after which the last rounding is that of the exact value (Boldo and Melquiond, 2008). A plain
+// rounding is taken instead where it cannot go wrong.
 #pragma once
 
 #if defined(__AVX2__)
@@ -116,9 +116,9 @@ inline Floats narrow_to_odd(const Doubles* from) {
 
 constexpr std::int64_t kBelowFloat = (std::int64_t{1} << 29) - 1;  // the bits of a float64 that no float32 has
 
-// Whether some of them are not zero, and less than a normal float32.
-inline Longs tiny(Doubles of) {
-  const Doubles size = (Doubles)((Longs)of & (~std::uint64_t{0} >> 1));
+// True for those that are not zero, and less than a normal float32.
+inline Longs tiny(Doubles values) {
+  const Doubles size = (Doubles)((Longs)values & (~std::uint64_t{0} >> 1));
   return (size < 0x1p-126) & (size > 0.0);
 }
 

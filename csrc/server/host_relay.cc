@@ -23,7 +23,7 @@ bool HostRelay::fits(Round& round) {
                "a mean of " + type + " over several hosts needs the sum of each host, and one does not fit " + type,
                "use a wider type, or BPS_HOST_SUM=0 on all ranks"};
   }
-  refuse(round, failure);
+  decline(round, failure);
   ends_.fail(round, std::move(failure));
   return false;
 }
@@ -94,12 +94,12 @@ void HostRelay::fail_round(std::uint32_t group, std::uint32_t tensor, std::uint3
   Round* round = table_.find({group, tensor, partition, true}, number);
   if (round == nullptr || (!round->is(RoundPhase::kOpen) && !round->is(RoundPhase::kComplete))) return;
   RoundFailure failure{why.code(), why.what(), why.hint()};
-  refuse(*round, failure);  // the server keeps the failed round until every contributor has come or given up
+  decline(*round, failure);  // the server keeps the failed round until every contributor has come or given up
   ends_.fail(*round, std::move(failure));
 }
 
-void HostRelay::refuse(const RoundKey& key, std::uint32_t number, std::uint32_t onward_server,
-                       const RoundFailure& why) {
+void HostRelay::decline(const RoundKey& key, std::uint32_t number, std::uint32_t onward_server,
+                        const RoundFailure& why) {
   if (network_ == nullptr) return;
   tensor::PushHeader header{};
   header.group = key.group;

@@ -36,10 +36,10 @@ class HostRelay final : public tensor::ContributionSource {
     network_->cancel(round.token(), Error(why.code, why.what, why.hint));
   }
   // Tells the servers that this host will not contribute: the other hosts need not wait.
-  void refuse(const Round& round, const RoundFailure& why) {
-    refuse(round.key, round.number, round.peers.onward_server, why);
+  void decline(const Round& round, const RoundFailure& why) {
+    decline(round.key, round.number, round.peers.onward_server, why);
   }
-  void refuse(const RoundKey& key, std::uint32_t number, std::uint32_t onward_server, const RoundFailure& why);
+  void decline(const RoundKey& key, std::uint32_t number, std::uint32_t onward_server, const RoundFailure& why);
 
   Status sum(std::uint32_t contribution, std::byte* into) override;
   void propose(std::uint32_t contribution, const std::byte* result) override;

@@ -31,12 +31,12 @@ template <typename T>
 using Wide = typename WideOf<T>::Type;
 
 template <typename W>
-W floor_divide(W sum, std::int64_t by) {
+W floor_divide(W sum, std::int64_t divisor) {
   if constexpr (sizeof(W) > sizeof(std::int64_t)) {  // nearly every sum fits int64, whose division is an instruction
     const auto narrow = static_cast<std::int64_t>(sum);
-    if (narrow == sum) return floor_divide(narrow, by);
+    if (narrow == sum) return floor_divide(narrow, divisor);
   }
-  return static_cast<W>(sum / by - (sum % by < 0 ? 1 : 0));
+  return static_cast<W>(sum / divisor - (sum % divisor < 0 ? 1 : 0));
 }
 
 // Small enough to stay in the first-level cache with one block of a source.

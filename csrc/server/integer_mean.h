@@ -2,7 +2,7 @@
 // Means of integers. The mean of int8, uint8, int32 or int64 fits its type, but the sum before the division may not, so
 // sums are made in a type of twice the width.
 //
-// Where the ranks of a host are summed before hosts are, the sum of a host travels in the type of the elements.
+// The sum of a host, where its ranks are summed before hosts are, travels in the type of the elements.
 // fits_integers() says whether it can. Nothing here allocates or throws. Thread-safe.
 #pragma once
 
@@ -19,7 +19,7 @@ namespace bps::server {
 void average_integers(Dtype dtype, std::span<const std::byte* const> sources, std::span<std::byte* const> destinations,
                       std::size_t count, std::uint32_t divisor);
 
-// Whether the sum of all sources fits the type, for each of `count` elements.
+// True: the sum of all sources fits the type, for each of `count` elements.
 bool fits_integers(Dtype dtype, std::span<const std::byte* const> sources, std::size_t count);
 
 }  // namespace bps::server

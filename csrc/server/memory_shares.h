@@ -37,7 +37,7 @@ class MemoryShares {
   }
 
  private:
-  // What the tables and the allocator add to each partition, so that small ones are not free.
+  // The tables and the allocator add so much to each partition. It is counted, so that small ones are not free.
   static constexpr std::uint64_t kOverhead = 512;
   static std::uint64_t part_of(std::span<const std::uint32_t> ranks, std::uint64_t bytes) {
     return (bytes + kOverhead) / std::max<std::size_t>(ranks.size(), 1);

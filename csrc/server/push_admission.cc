@@ -89,7 +89,7 @@ bool PushAdmission::refuse_gone(const Push& push, const RoundGroup& group) {
   // Nobody else knows that a rank has left, and so that this host does not contribute. When a view ends, everybody is
   // told.
   if (push.is_for_host() && !group.ends_on_host && !parts_.gone.has_view_ended()) {
-    parts_.relay.refuse(key, header.round, header.place, failure);
+    parts_.relay.decline(key, header.round, header.place, failure);
   }
   parts_.ends.refuse(push.session, header.immediate, failure);
   return true;
@@ -127,7 +127,7 @@ void PushAdmission::disagree(Round& round, const Push& push) {
   if (!arrival.awaits_answer()) round.end(arrival);
   if (round.is_with_servers()) return parts_.relay.cancel(round, why);
   if (round.is_summed()) return parts_.ends.close_if_over(round);
-  if (round.is_contribution()) parts_.relay.refuse(round, why);
+  if (round.is_contribution()) parts_.relay.decline(round, why);
   parts_.ends.fail(round, why);
 }
 

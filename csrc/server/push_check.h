@@ -9,7 +9,7 @@
 
 namespace bps::server {
 
-// What is known of a push without trusting its header.
+// The facts about a push that do not rest on its header.
 struct PushLimits {
   const RoundGroup* group = nullptr;  // the one that the header names, if it exists
   const van::Hosts* hosts = nullptr;
@@ -20,10 +20,10 @@ struct PushLimits {
   bool is_whole = false;      // as many bytes have landed, or were posted, as the header says there are
 };
 
-// Of a group in which hosts contribute, or of a round of a host.
+// The same as may_contribute(), where hosts contribute to the group, or in a round of a host.
 bool may_contribute_for_host(const tensor::PushHeader& header, const PushLimits& limits);
 
-// Whether the sender may contribute in the name of the member that the header says.
+// True: the sender may contribute in the name of the member that the header says.
 inline bool may_contribute(const tensor::PushHeader& header, const PushLimits& limits) {
   const RoundGroup& group = *limits.group;
   if ((header.flags & tensor::kForHost) != 0 || group.network.has_hosts()) {
@@ -32,14 +32,14 @@ inline bool may_contribute(const tensor::PushHeader& header, const PushLimits& l
   return header.member < group.group.size() && group.group.ranks[header.member] == limits.sender_rank;
 }
 
-// Whether a push brings the sum of several ranks.
+// True: a push brings the sum of several ranks.
 inline bool sums_for_host(const tensor::PushHeader& header, const PushLimits& limits) {
   const van::Contributors& network = limits.group->network;
   return (header.flags & tensor::kForHost) == 0 && network.has_hosts() &&
          network[network.of_member(header.member)].is_host();
 }
 
-// What is wrong with the header ("its length is not allowed"), or nullptr.
+// Returns the fault of the header ("its length is not allowed"), or nullptr.
 inline const char* find_fault(const tensor::PushHeader& header, const PushLimits& limits) {
   if (!codec::accepts(header)) return "its version, dtype, operation, flags or length is not one that a worker sends";
   if (header.length > limits.largest_partition) return "it is longer than the largest partition";
@@ -58,7 +58,7 @@ inline const char* find_fault(const tensor::PushHeader& header, const PushLimits
   return nullptr;
 }
 
-// Whether two pushes of one group can belong to one round.
+// True: two pushes of one group can belong to one round.
 inline bool agree(const tensor::PushHeader& one, const tensor::PushHeader& other) {
   return one.dtype == other.dtype && one.op == other.op && one.kind == other.kind && one.length == other.length &&
          ((one.flags ^ other.flags) & tensor::kTwoPhase) == 0;

@@ -41,7 +41,7 @@ constexpr Feature kFeatures[] = {
     {"avx512vl", [] { return __builtin_cpu_supports("avx512vl") != 0; }},
 };
 
-// Whether `check` holds for each of the features in `list`, which are separated by spaces.
+// True: `check` holds for each of the features in `list`, which are separated by spaces.
 constexpr bool for_all(std::string_view list, auto&& check) {
   while (!list.empty()) {
     const std::string_view name = list.substr(0, list.find(' '));
@@ -61,7 +61,7 @@ bool has(std::string_view list) {
 }
 #endif
 
-// What this machine has, best first.
+// The instruction sets that this machine has, best first.
 struct Available {
   Available() {
 #if defined(__x86_64__)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the instruction-set files of the reducer post to reduce.cc: one function each that names a kernel.
+// The instruction-set files of the reducer give reduce.cc one function each, which names a kernel.
 //
 // Those files are compiled with flags that this machine may not honour. So that none of their code can leak into the
 // rest of the program, they may not instantiate inline functions or templates of namespaces that other files use (the

@@ -103,7 +103,7 @@ struct Rest {
 template <typename Element>
 concept HasMean = requires { typename Element::Divisor; };
 
-// Where nothing is divided.
+// For reductions that divide nothing.
 struct NoDivisor {
   explicit NoDivisor(std::uint32_t /*by*/) {}
 };

@@ -50,8 +50,8 @@ struct FloatMath {
   // Both ways round the exact quotient once, so the result is sum / divisor to the bit; multiplying is faster, and
   // right only where the reciprocal is exact.
   struct Divisor {
-    explicit Divisor(std::uint32_t by)
-        : value(static_cast<T>(by)), reciprocal(T{1} / value), is_power_of_two((by & (by - 1)) == 0) {}
+    explicit Divisor(std::uint32_t divisor)
+        : value(static_cast<T>(divisor)), reciprocal(T{1} / value), is_power_of_two((divisor & (divisor - 1)) == 0) {}
     T value;
     T reciprocal;
     bool is_power_of_two;

@@ -30,8 +30,8 @@ struct RoundKeyHash {
   }
 };
 
-// What one worker session makes the table keep. The table bounds it, so that a member that opens what it never ends
-// costs a server a bounded amount of memory.
+// The share of the table that one worker session takes. The table bounds it, so that a member that opens what it never
+// ends costs a server a bounded amount of memory.
 struct TableShare {
   std::uint64_t rounds = 0;  // that it has opened and that are not over
   std::uint64_t words = 0;   // of 64 bits: the keys that it was the first to use, and their rounds out of order
@@ -40,7 +40,7 @@ struct TableShare {
 struct KeyRounds;  // in the table
 
 struct Round : RoundState {
-  // Who takes part, by other loops than this one.
+  // The other loops that take part.
   struct Peers {
     std::uint16_t worker_loop = 0;    // all loops that talk to this one about a partition have one index
     std::uint32_t onward_server = 0;  // for_host: the server loop that the host's contribution goes on to
@@ -73,7 +73,7 @@ struct Round : RoundState {
   tensor::PushHeader first{};  // what all others must agree with
   Peers peers;
   Counts counts;
-  bool is_queued = false;  // for memory, for workers without slots, or for the redo log: see RoundEngine::resume()
+  bool is_queued = false;                              // it waits in the RoundQueue, or for the redo log
   const compress::Compression* compression = nullptr;  // of the payloads that came compressed
   Slot* result = nullptr;                              // where later and remote pulls are answered from
   std::vector<Arrival> arrivals;                       // by contributor; keeps its capacity between uses
@@ -82,7 +82,7 @@ struct Round : RoundState {
 
   // Names the round in what others keep: tokens of writes, contributions of a host, rounds that are held.
   std::uint32_t token() const { return in_table.number; }
-  // Those that compress do so in one way; others may be of this host.
+  // Members that compress do so in one way; others may be of this host.
   bool agrees(const compress::Compression* other) const {
     return compression == nullptr || other == nullptr || compression == other;
   }

@@ -51,7 +51,7 @@ void RoundEnds::on_landed(WorkerSession& session, std::span<const std::uint32_t>
   }
 }
 
-// Of a host, the servers know when the other hosts have the result.
+// The ranks of a host have the result. The servers know when the other hosts have it.
 void RoundEnds::end_landing(Round& round) {
   if (round.is(RoundPhase::kHostProposed)) return network_->note_landed(round.token());
   commit(round);

@@ -68,7 +68,7 @@ class RoundEnds {
 
   // ---- In two phases (round_ends.cc)
 
-  // Of a host: the servers have answered, and have not committed.
+  // The servers have answered to a host, and have not committed.
   void propose_host(Round& round, const std::byte* result);
   // Members have the answers with these immediates.
   void on_landed(WorkerSession& session, std::span<const std::uint32_t> immediates);

@@ -122,8 +122,8 @@ tensor::Cancelled RoundEngine::cancel(WorkerSession& session, const tensor::Canc
   return reply;
 }
 
-// What becomes of the wait with this immediate. Once the sum is known it is answered, or will be; before, the round
-// fails for everybody, even if the push is still to come. Where the host has contributed, the servers decide.
+// Once the sum is known, the wait with this immediate has been answered, or will be. Before, the round fails for
+// everybody, even if the push is still to come. Once the host has contributed, the servers decide.
 RoundEngine::Outcome RoundEngine::cancel(Round& round, std::uint32_t contributor, std::uint32_t immediate,
                                          const tensor::Cancel& cancel, std::vector<std::uint32_t>& missing) {
   Arrival& arrival = round.arrivals[contributor];
@@ -170,7 +170,7 @@ void RoundEngine::fail_cancelled(Round& round, std::uint32_t contributor, const 
       cancel.what +
           (late.empty() || cancel.code != ErrorCode::kTimeout ? "" : "; it still waited for " + van::name_ranks(late)),
       cancel.hint};
-  if (round.is_contribution()) relay_.refuse(round, why);
+  if (round.is_contribution()) relay_.decline(round, why);
   ends_.fail(round, std::move(why));
 }
 
@@ -212,7 +212,7 @@ void RoundEngine::fail_lost() {
       ends_.close_if_over(round);
     } else {
       const RoundFailure failure = gone_.failure_of(*why);
-      if (round.is_contribution() && !gone_.has_view_ended()) relay_.refuse(round, failure);
+      if (round.is_contribution() && !gone_.has_view_ended()) relay_.decline(round, failure);
       ends_.fail(round, failure);
     }
   }

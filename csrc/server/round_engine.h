@@ -10,11 +10,11 @@
 // Cancel, which fails the rounds that are not summed. A group that has lost a member fails all rounds that are not
 // summed, and all later ones. docs/internals.md draws the states of a round.
 //
-// Where sums happen on the host first (van/hosts.h), the same rounds run twice. On a relay, a round for the host is
+// The same rounds run twice where sums happen on the host first (van/hosts.h). On a relay, a round for the host is
 // complete when the ranks of the host have pushed; its sum is then the host's contribution to the round of the network,
 // which the HostRelay passes on, and whose answer is the result. A server counts a host as one contributor.
 //
-// Where servers keep weights (StoredWeights), a rank adds to them in rounds of its own, which wait for nobody.
+// A rank adds to weights that servers keep (StoredWeights) in rounds of its own, which wait for nobody.
 //
 // Threading: one thread. Errors: a push that cannot be summed is answered with PushFailed and counted.
 #pragma once
@@ -79,7 +79,7 @@ class RoundEngine {
                const std::function<void(transport::DataEndpoint*& data, std::uint64_t& key)>& change);
   // The session is lost, and answers to it that wait are dropped.
   void drop_answers(const WorkerSession& session) { log_.note_dropped(session); }
-  // Which ranks are gone. Their rounds fail with fail_lost().
+  // The ranks that are gone. Their rounds fail with fail_lost().
   GoneRanks& gone() { return gone_; }
   // Fails the rounds that ranks keep from completing that are gone. A result that is still being sent stays until then.
   void fail_lost();
@@ -89,9 +89,9 @@ class RoundEngine {
   std::size_t open_rounds() const { return table_.open().size(); }
   // The first `most` of them.
   std::vector<OpenRound> list_open(std::size_t most) const;
-  // Since the oldest of them was opened, in seconds; 0 if none is.
+  // The age of the oldest of them, in seconds; 0 if none is open.
   double oldest_s() const;
-  // Those that are over; from any thread.
+  // The last rounds that are over. It may be read from any thread.
   const RoundRecorder& recorder() const { return table_.recorder(); }
   const std::string& last_failure() const { return ends_.last_failure(); }
 

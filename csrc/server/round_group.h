@@ -6,18 +6,18 @@
 
 namespace bps::server {
 
-// Where this server loop stands.
+// The host and the server of this loop.
 struct Location {
   std::uint32_t host = van::Hosts::kNoHost;
   std::uint32_t server_rank = 0;  // if it is one
 };
 
 struct RoundGroup {
-  RoundGroup(const van::Group& of, const van::Hosts& hosts, const Location& here)
-      : group(of), network(van::Contributors::by_host(of, hosts)) {
+  RoundGroup(const van::Group& members, const van::Hosts& hosts, const Location& here)
+      : group(members), network(van::Contributors::by_host(members, hosts)) {
     if (!hosts.active() || here.host == van::Hosts::kNoHost) return;
-    host = van::Contributors::on_host(of, hosts, here.host);
-    ends_on_host = host.size() == of.size();
+    host = van::Contributors::on_host(members, hosts, here.host);
+    ends_on_host = host.size() == members.size();
     if (host.size() > 0) host_contributor = network.of_member(host[0].members.front());
   }
 

@@ -22,7 +22,7 @@ class RoundSums {
   RoundSums(RoundEnds& ends, RoundQueue& queue, SlotPool& pool, CompressedSummer& compressed, const std::string& name)
       : ends_(ends), queue_(queue), pool_(pool), compressed_(compressed), name_(name) {}
 
-  // What the next pass reads and writes.
+  // The memory that the next pass reads and writes.
   SumPlan& plan() { return plan_; }
   // Plans to write the result to all members that wait. False: there is no slot for the others, and the round waits.
   bool plan_targets(Round& round) { return !plan_.write_to(round) || plan_slot(round); }

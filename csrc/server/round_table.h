@@ -17,7 +17,7 @@
 
 namespace bps::server {
 
-// What a table knows of one key.
+// The rounds of one key.
 struct KeyRounds {
   std::uint32_t all_over_below = 0;   // all rounds before this one are over
   std::uint64_t over = 0;             // bit i: round all_over_below + i is over
@@ -55,7 +55,7 @@ class RoundTable {
 
   const std::vector<Round*>& open() const { return open_; }
   std::size_t keys() const { return keys_.size(); }
-  // The last ones that are over; from any thread.
+  // The last rounds that are over. It may be read from any thread.
   const RoundRecorder& recorder() const { return recorder_; }
 
  private:

@@ -61,7 +61,7 @@ class ServerLoop final : public transport::Actor, private SessionOwner {
   void end_view(const Error& why) { rounds_.gone().end_view(why); }
   // The worker has left as it should. Rounds that it has pushed complete, the others fail in the next step().
   void leave_node(std::uint32_t node, const std::string& why);
-  // Whether no round is open, and the workers have all that they were sent.
+  // True: no round is open, and the workers have all that they were sent.
   bool is_quiet() const;
 
   bool step() override;
@@ -72,14 +72,14 @@ class ServerLoop final : public transport::Actor, private SessionOwner {
   std::function<void(std::uint32_t node, const std::string& why)> when_lost;
 
   std::uint64_t slot_bytes() const { return pool_.bytes(); }
-  // From any thread: whether a worker is connected.
+  // True: a worker is connected. May be called from any thread.
   bool serves() const { return clients_ > 0; }
   std::size_t open_rounds() const { return rounds_.open_rounds(); }
   // The first `most` of them, on the reactor's thread.
   std::vector<OpenRound> list_open(std::size_t most) const { return rounds_.list_open(most); }
   double oldest_round_s() const { return rounds_.oldest_s(); }
   const std::string& last_failure() const { return rounds_.last_failure(); }
-  // The last rounds that are over; from any thread.
+  // The last rounds that are over. It may be read from any thread.
   const RoundRecorder& recorder() const { return rounds_.recorder(); }
 
  private:

@@ -61,9 +61,9 @@ void SlotPool::reclaim(const SlotWindow& window) {
   }
 }
 
-void SlotPool::stop_fill(const transport::DataEndpoint& by) {
+void SlotPool::stop_fill(const transport::DataEndpoint& closed) {
   for (Slot& slot : slots_) {
-    if (slot.filled_by == &by) slot.filled_by = nullptr;
+    if (slot.filled_by == &closed) slot.filled_by = nullptr;
   }
 }
 

@@ -50,15 +50,15 @@ class SlotPool {
   void reclaim(const SlotWindow& window);
 
   // The connection is closed: what it was filling may be filled by another one.
-  void stop_fill(const transport::DataEndpoint& by);
+  void stop_fill(const transport::DataEndpoint& closed);
 
   Slot* by_number(std::uint32_t number) { return number < slots_.size() ? &slots_[number] : nullptr; }
-  // Whether the peers of this transport write into slots.
+  // True: the peers of this transport write into slots.
   bool serves(const transport::Transport& transport) const;
   // The slot's region as `transport`, which it serves, knows it.
   const transport::Region& region(const Slot& slot, const transport::Transport& transport) const;
   std::uint64_t bytes() const { return bytes_; }
-  // How many windows into this pool are starved: the first question of those who look for one.
+  // The number of starved windows into this pool, which spares most searches for one.
   std::uint32_t starved_windows = 0;
 
  private:

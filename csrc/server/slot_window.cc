@@ -56,11 +56,11 @@ void SlotWindow::release(Slot* slot, SlotPool& pool) {
   }
 }
 
-bool SlotWindow::begin_fill(Slot& slot, const transport::DataEndpoint& by, const transport::RemoteSpan& where) {
+bool SlotWindow::begin_fill(Slot& slot, const transport::DataEndpoint& from, const transport::RemoteSpan& where) {
   if (slot.window != this || !slot.granted || slot.filled_by != nullptr || where.length > slot.capacity) return false;
   const transport::RemoteSpan granted = pool_.region(slot, transport_).remote(slot.offset, slot.capacity);
   if (where.key != granted.key || where.address != granted.address) return false;
-  slot.filled_by = &by;
+  slot.filled_by = &from;
   return true;
 }
 

@@ -16,7 +16,7 @@
 
 namespace bps::server {
 
-// What the sessions of a server loop have left for its next step().
+// The messages that sessions of a server loop have left for its next step().
 struct SendsDue {
   bool answers = false;
   bool credits = false;
@@ -40,16 +40,16 @@ class SlotWindow {
   // or is filling it by another connection. Otherwise the bytes of the second write would arrive when those of the
   // first one have been consumed, and the slot is perhaps another worker's. (Transports that write past this process do
   // not ask, and cannot be kept from that.)
-  bool begin_fill(Slot& slot, const transport::DataEndpoint& by, const transport::RemoteSpan& where);
+  bool begin_fill(Slot& slot, const transport::DataEndpoint& from, const transport::RemoteSpan& where);
   // The worker says that it has filled `slot`. False if it was not granted that slot, or another connection is filling
   // it; nothing changes then.
-  bool fill(Slot& slot, const transport::DataEndpoint& by);
+  bool fill(Slot& slot, const transport::DataEndpoint& from);
   // The bytes of `slot` have been consumed. Grants it to its worker again, or gives it back to its pool.
   static void release(Slot* slot, SlotPool& pool);
 
-  // Whether the worker holds no slot of the size of `slot`, which it filled last, and no large one either.
+  // True: the worker holds no slot of the size of `slot`, which it filled last, and no large one either.
   bool has_run_out(const Slot& slot) const;
-  // Whether the worker may be unable to push. It sends in an order of its own, so a large partition that lacks a slot
+  // True: the worker may be unable to push. It sends in an order of its own, so a large partition that lacks a slot
   // also holds up the small ones behind it: free small slots count only if all its partitions are small.
   bool is_starved() const;
   // Grants one slot beyond the window. It goes back to the pool once it has been used.
@@ -79,8 +79,8 @@ class SlotWindow {
   tensor::Credits credits_;  // for the next message
 };
 
-inline bool SlotWindow::fill(Slot& slot, const transport::DataEndpoint& by) {
-  if (slot.window != this || !slot.granted || (slot.filled_by != nullptr && slot.filled_by != &by)) return false;
+inline bool SlotWindow::fill(Slot& slot, const transport::DataEndpoint& from) {
+  if (slot.window != this || !slot.granted || (slot.filled_by != nullptr && slot.filled_by != &from)) return false;
   slot.granted = false;
   slot.filled_by = nullptr;
   --free_of_size(slot);

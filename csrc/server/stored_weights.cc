@@ -8,7 +8,7 @@
 namespace bps::server {
 namespace {
 
-// What an addition is to: the sender names the group, which must have it among its ranks.
+// The weights that an addition is for: the sender names the group, which must have it among its ranks.
 RoundKey stored_key(const Round& round) {
   return {round.first.stored_by(), round.key.tensor, round.key.partition};
 }

@@ -57,7 +57,7 @@ Status Summer::begin_exact(const Reduction& what, std::uint64_t elements, const 
   return Status::kOk;
 }
 
-// Makes in_ point to one block of each source, `used` of which are copies. A part of sum(), which calls it per
+// Makes in_ point to one block of each source, `used` of which are copies. It is a part of sum(), which calls it per
 // partition.
 [[gnu::always_inline]] inline Status Summer::read(const Reduction& what, const SumPlan& plan, std::uint64_t at,
                                                   std::uint64_t size, std::size_t& used, WorkerSession*& broken) {

@@ -26,16 +26,16 @@ struct Superaccumulator::Magnitude {
     is_negative = carry(from, 1) < 0;
     if (is_negative) carry(from, -1);
   }
-  void divide(std::uint32_t by) {
+  void divide(std::uint32_t divisor) {
     std::uint64_t rest = 0;
     for (std::size_t i = digits.size(); i-- > 0;) {
       rest = rest << 32 | digits[i];
-      digits[i] = static_cast<std::uint32_t>(rest / by);
-      rest %= by;
+      digits[i] = static_cast<std::uint32_t>(rest / divisor);
+      rest %= divisor;
     }
     has_rest = rest != 0;
   }
-  // Of the highest bit that is set, counted from the lowest digit; -1: none is.
+  // The number of the highest bit that is set, counted from the lowest digit; -1: none is.
   int highest() const {
     for (std::size_t i = digits.size(); i-- > 0;) {
       if (digits[i] != 0) return static_cast<int>(i) * 32 + 31 - std::countl_zero(digits[i]);

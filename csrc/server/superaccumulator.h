@@ -23,16 +23,16 @@ inline double nothing_to_repair(void*, std::size_t) {
 
 class Superaccumulator {
  public:
-  // From 2^-1074 up, and 64 bits more than the largest number needs.
+  // They reach from 2^-1074 up to 64 bits more than the largest number needs.
   static constexpr std::size_t kDigits = 68;
-  // As numbers that can be added to those of other accumulators, in any order, in float64 without rounding: at most
-  // 2^20 of them. The digits, then how many NaN, infinities, negative infinities, and other than negative zeros.
+  // The value as numbers that can be added to those of up to 2^20 other accumulators, in any order, in float64 without
+  // rounding: the digits, then how many NaN, infinities, negative infinities, and other than negative zeros.
   static constexpr std::size_t kParts = kDigits + 4;
-  // More than the number of float64 that a sum has to be cut into: see expand().
+  // A sum has to be cut into fewer float64 than these: see expand().
   static constexpr std::size_t kMostTerms = 64;
 
   void add(double value) { add(value, 0); }
-  // 2^64 times as much.
+  // Adds 2^64 times as much.
   void add_scaled(double value) { add(value, kScaledDigits); }
   void add_parts(std::span<const double, kParts> parts);
   void to_parts(std::span<double, kParts> parts) const;

@@ -33,7 +33,7 @@ struct WaitingAnswers {
 // One data connection, and the answers that it has taken, in order.
 class AnswerStream {
  public:
-  explicit AnswerStream(transport::DataEndpoint* by) : data(by) {}
+  explicit AnswerStream(transport::DataEndpoint* endpoint) : data(endpoint) {}
 
   void keep(const Answer& answer) { answers_.push_back(answer); }
   // The answers beyond those that the worker has confirmed before, up to its count; none when that cannot be right.
@@ -62,7 +62,7 @@ class WorkerPaths {
  public:
   // The answers of a session that survives the loss of one path are kept.
   bool fails_over() const { return fails_over_; }
-  // Whether the worker may open this connection, of a path with `streams` data connections.
+  // True: the worker may open this connection, of a path with `streams` data connections.
   bool may_add(const transport::Hello& hello, std::size_t streams) const;
   void add(transport::ControlEndpoint* endpoint);
   void add(transport::DataEndpoint* endpoint);
@@ -79,7 +79,7 @@ class WorkerPaths {
 
   // Nothing comes in by the path any more, and nothing goes out.
   void close(WorkerPath& path);
-  // Nor will connections that are still to come be added to it.
+  // Connections that are still to come will not be added to the path.
   void forget(std::uint16_t id);
 
  private:

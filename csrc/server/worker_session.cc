@@ -8,15 +8,15 @@
 
 namespace bps::server {
 
-WorkerSession::WorkerSession(const SessionContext& context, const van::Node& worker, std::uint16_t its_loop,
-                             transport::Transport& by)
+WorkerSession::WorkerSession(const SessionContext& context, const van::Node& worker, std::uint16_t worker_loop,
+                             transport::Transport& transport)
     : context_(context),
       node_(worker.id),
       worker_rank_(static_cast<std::uint32_t>(worker.worker_rank)),
-      worker_loop_(its_loop),
+      worker_loop_(worker_loop),
       name_(worker.describe()),
-      transport_(by),
-      window_(context.pool, by, context.sends_due, context.epoch) {}
+      transport_(transport),
+      window_(context.pool, transport, context.sends_due, context.epoch) {}
 
 void WorkerSession::accept(std::unique_ptr<transport::IncomingConnection> incoming) {
   if (incoming->hello.plane == transport::Plane::kData) {
@@ -91,7 +91,7 @@ void WorkerSession::expect_landing(Round& round, const Arrival& arrival) {
   landings_.push_back({arrival.immediate, &round, static_cast<std::uint32_t>(&arrival - round.arrivals.data())});
 }
 
-// They land in the order in which they were posted, but for those of several connections.
+// Answers land in the order in which they were posted, but for those of several connections.
 std::optional<WorkerSession::Landing> WorkerSession::take_landing(std::uint32_t immediate) {
   const auto found = std::ranges::find(landings_, immediate, &Landing::immediate);
   if (found == landings_.end()) return std::nullopt;
@@ -223,7 +223,7 @@ void WorkerSession::check_paths() {
   }
 }
 
-// The worker may have received more of it than is known here: what becomes of the answers is decided when it has said.
+// The worker may have received more than is known here. It says so later, and then the rest is sent again.
 void WorkerSession::break_path(WorkerPath& path, const std::string& why) {
   log_info("a connection to " + name_ + " is lost: " + why + "; the other rails are used");
   context_.counters.paths_lost.add();

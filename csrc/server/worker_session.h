@@ -4,8 +4,8 @@
 //
 // It is the sink of its endpoints. What arrives on the data plane goes straight to the round engine; control messages
 // and losses go to the owner. Where it has several paths it survives the loss of all but one: see worker_paths.h. A
-// session that was lost stays where it is, because rounds may still refer to it, but it
-// sends nothing more. Threading: one thread.
+// session that was lost stays where it is, because rounds may still refer to it, but it sends nothing more. Threading:
+// one thread.
 #pragma once
 
 #include <deque>
@@ -37,7 +37,7 @@ class SessionOwner {
   ~SessionOwner() = default;
 };
 
-// What all sessions of a server loop share.
+// The objects that all sessions of a server loop share.
 struct SessionContext {
   SessionOwner& owner;
   RoundEngine& rounds;
@@ -61,21 +61,21 @@ class WorkerSession final : public transport::ControlSink, public transport::Dat
   TableShare& share() { return share_; }
   bool is_lost() const { return lost_; }
 
-  // Whether this connection is one that it lacks.
+  // True: this connection is one that the session lacks.
   bool may_accept(const transport::Hello& hello) const { return paths_.may_add(hello, data_endpoints_); }
   void accept(std::unique_ptr<transport::IncomingConnection> incoming);
   // The worker's first message. False if it came before.
   bool attach(const tensor::Attach& attach);
 
   void send(const tensor::ControlMessage& message);
-  // Whether it has several paths. An answer counts as written when the worker has confirmed it, and its write has no
+  // True: it has several paths. Then an answer counts as written when the worker has confirmed it, and its write has no
   // token.
   bool fails_over() const { return paths_.fails_over(); }
   // The worker has received answers.
   void confirm(const tensor::Received& received);
   // Closes the paths by which the network carries nothing, as long as there are others.
   void check_paths();
-  // Where answers go that come by another path than their pushes. Before settle().
+  // The worker says where answers go that take another path than their pushes. It says so before settle().
   void add_keys(const tensor::AnswerKeys& keys);
   // The worker has closed a path: replies, and sends by the others what has not arrived. Returns the connections, which
   // nobody needs any more.
@@ -86,14 +86,14 @@ class WorkerSession final : public transport::ControlSink, public transport::Dat
 
   // Sends an answer, now or when the send window has room again.
   void post(const Answer& answer);
-  // In two phases: the answer of this member has been posted, and it will say when it is there.
+  // The answer of this member has been posted in two phases, and it will say when it has it.
   void expect_landing(Round& round, const Arrival& arrival);
   struct Landing {
     std::uint32_t immediate;
     Round* round;
     std::uint32_t contributor;
   };
-  // Nothing for an immediate that is not expected.
+  // Returns nothing for an immediate that is not expected.
   std::optional<Landing> take_landing(std::uint32_t immediate);
   void forget_landing(const Round& round) {
     std::erase_if(landings_, [&](const Landing& one) { return one.round == &round; });
@@ -104,7 +104,7 @@ class WorkerSession final : public transport::ControlSink, public transport::Dat
   // Sends the answers that wait. Returns whether any was sent.
   bool flush();
   bool has_answers() const { return waiting_count_ != 0; }
-  // Whether the worker, or its system, has all that it was sent.
+  // True: the worker, or its system, has all that it was sent.
   bool is_flushed();
   void send_credits();
 
