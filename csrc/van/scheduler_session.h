@@ -105,6 +105,7 @@ class SchedulerSession {
   void finish(End how, const std::string& why);
   void on_beat(bool was_stopped);
   std::string describe_loss(const std::string& why) const;
+  static Error scheduler_lost(const std::string& why);
 
   const VanEvents events_;
   const Options options_;
