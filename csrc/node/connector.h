@@ -24,7 +24,7 @@ class Connector {
   Connector(const ProcessOptions& options, const van::Membership& members, const van::Node& self,
             const van::Hosts& hosts, Loops& loops);
 
-  // Connects worker loop `index` to a place (Worker::places). Blocks. Throws kUnreachable, kAuthentication or kVersion
+  // Connects worker loop `index` to a place (worker/places.h). Blocks. Throws kUnreachable, kAuthentication or kVersion
   // naming the server, and kTimeout when the deadline passes.
   void connect(std::size_t index, std::size_t place, const Deadline& deadline);
   // A path to the place is lost: connects it again, when that works. From any thread.

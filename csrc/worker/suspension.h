@@ -60,9 +60,8 @@ class Suspension {
   void note_failed();
   bool has_failed() const;
 
-  // The partitions whose result this rank wants, in order, and how much of it has come: those that it lacks at least a
-  // part of, and those that it has. Of the others it hears only that they are over, perhaps never: those that want them
-  // decide.
+  // List the partitions whose result this rank wants, in order, and how much of it has come: missing() those that it
+  // lacks at least a part of, whole() those that it has. The ranks that want the other partitions decide about them.
   std::vector<Begun> missing() const { return wanted(false); }
   std::vector<Begun> whole() const { return wanted(true); }
   // How much of the results of these partitions is where it belongs.
