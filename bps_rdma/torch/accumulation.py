@@ -25,21 +25,21 @@ class Accumulation:
     """The unrounded sum of one parameter's gradients on this rank: 8 bytes per element, from the first use on.
 
     Args:
-        place: the parameter.
+        entry: the parameter.
         sent: the dtype in which gradients are sent; each pass's gradient is converted to it.
     """
 
-    def __init__(self, place: IndexedParameter, sent: Sent) -> None:
-        self._parameter = place.parameter
-        self._wire = sent.compressor.wire_dtype(place.parameter.dtype)
+    def __init__(self, entry: IndexedParameter, sent: Sent) -> None:
+        self._parameter = entry.parameter
+        self._wire = sent.compressor.wire_dtype(entry.parameter.dtype)
         self._sum: _core.ExactAccumulator | None = None
         self._grad: torch.Tensor | None = None  # the .grad that shows the sum, while it is this one ...
         self._version = 0  # ... and in this version
         self._aside: torch.Tensor | None = None
         # This node adds to .grad. It lives as long as it is referenced, and a parameter does not hold it.
-        trains = place.parameter.requires_grad
-        self._node = torch.autograd.graph.get_gradient_edge(place.parameter.requires_grad_(True)).node
-        place.parameter.requires_grad_(trains)
+        trains = entry.parameter.requires_grad
+        self._node = torch.autograd.graph.get_gradient_edge(entry.parameter.requires_grad_(True)).node
+        entry.parameter.requires_grad_(trains)
         self.hook = self._node.register_prehook(self._before)
 
     def _before(self, _: Any) -> None:
@@ -112,14 +112,14 @@ class UnroundedUnit:
     """
 
     def __init__(self, unit: Unit, accumulations: dict[IndexedParameter, Accumulation], sent: Sent) -> None:
-        self.places = list(unit.places)
+        self.entries = list(unit.entries)
         self.priority = unit.priority
         self._name = f"{unit.name}.unrounded"
-        self._accumulations = [accumulations[place] for place in self.places]
+        self._accumulations = [accumulations[entry] for entry in self.entries]
         self._group = sent.group
-        self._wire = sent.compressor.wire_dtype(self.places[0].parameter.dtype)
-        count = sum(place.parameter.numel() for place in self.places)
-        flags = len(self.places) if isinstance(unit, Bucket) else 0
+        self._wire = sent.compressor.wire_dtype(self.entries[0].parameter.dtype)
+        count = sum(entry.parameter.numel() for entry in self.entries)
+        flags = len(self.entries) if isinstance(unit, Bucket) else 0
         self._memory: Any = np.zeros(count + flags, np.float64)
         self._flags = self._memory[count:]
         self._sums: UnroundedSums | None = None
@@ -128,7 +128,7 @@ class UnroundedUnit:
     def start(self) -> None:
         """Sends the sums; nothing, which is a negative zero, where there is no gradient."""
         if len(self._flags) > 0:
-            self._flags[:] = [place.parameter.grad is not None for place in self.places]
+            self._flags[:] = [entry.parameter.grad is not None for entry in self.entries]
         settled = [accumulation.settle() for accumulation in self._accumulations]
         self._sums = UnroundedSums(settled, self._memory, self._name, self._group)
         self._sums.start(transfer.members_of(self._group).size, self.priority)
@@ -139,19 +139,19 @@ class UnroundedUnit:
         sums, self._sums = self._sums, None
         sums.wait()
         self._means = []
-        for number, place in enumerate(self.places):
-            parameter = place.parameter
+        for number, entry in enumerate(self.entries):
+            parameter = entry.parameter
             mean = torch.empty(parameter.shape, dtype=self._wire, device="cpu")
             sums.round(number, mean)
             self._means.append(mean.to(parameter.device, parameter.dtype))
 
     def deliver(self) -> None:
         """Makes the means the .grad of the parameters."""
-        for place, mean in zip(self.places, self._means, strict=True):
-            if place.parameter.grad is None:
-                place.parameter.grad = mean
+        for entry, mean in zip(self.entries, self._means, strict=True):
+            if entry.parameter.grad is None:
+                entry.parameter.grad = mean
             else:
-                place.parameter.grad.detach().copy_(mean)
+                entry.parameter.grad.detach().copy_(mean)
         self._means = []
 
     def release(self) -> torch.Tensor | None:
@@ -161,4 +161,4 @@ class UnroundedUnit:
 
     def unused_everywhere(self) -> list[IndexedParameter]:
         """Parameters for which no rank had a gradient in the last pass."""
-        return [place for place, used in zip(self.places, self._flags, strict=False) if used == 0]
+        return [entry for entry, used in zip(self.entries, self._flags, strict=False) if used == 0]

@@ -64,21 +64,21 @@ def save(units: Sequence[Unit], sent: Sent, generation: int) -> dict[str, Any]:
     states = {_short(unit, sent): of_tensor(*unit.declaration(), sent.group) for unit in units}
     return {
         "generation": generation,
-        "order": [place.name for unit in units for place in unit.places],
+        "order": [entry.name for unit in units for entry in unit.entries],
         "units": {name: state for name, state in states.items() if state},
     }
 
 
-def order(state: Mapping[str, Any], places: Sequence[IndexedParameter]) -> list[IndexedParameter]:
+def order(state: Mapping[str, Any], entries: Sequence[IndexedParameter]) -> list[IndexedParameter]:
     """The parameters in the order that they had in the units.
 
     Raises:
         InvalidArgumentError: they are others.
     """
-    by_name = {place.name: place for place in places}
+    by_name = {entry.name: entry for entry in entries}
     if sorted(state["order"]) != sorted(by_name):
         raise InvalidArgumentError(
-            f"the state is one of {len(state['order'])} parameters, which are not the {len(places)} that there are",
+            f"the state is one of {len(state['order'])} parameters, which are not the {len(entries)} that there are",
             "load what was saved of the same model",
         )
     return [by_name[name] for name in state["order"]]

@@ -134,7 +134,7 @@ class LateOptimizer(WrappedOptimizer):
 
     def _bps_arrived(self, parameter: torch.nn.Parameter) -> None:
         trained = self._bps_trained
-        place = trained.place_of(parameter)
+        entry = trained.entry_of(parameter)
         if parameter in self._bps_due:
             name = trained.name_of(parameter)
             raise BpsError(
@@ -142,15 +142,15 @@ class LateOptimizer(WrappedOptimizer):
                 "call synchronize() after step(), or use DistributedOptimizer",
             )
         left = self._bps_left[parameter] = self._bps_left.get(parameter, self._bps_passes) - 1
-        if place is not None:
-            trained.synchronizer.accumulated(place, left > 0)
+        if entry is not None:
+            trained.synchronizer.accumulated(entry, left > 0)
         if left == 0:
             if not trained.is_open:
                 self._bps_settle()
-                place = trained.place_of(parameter)
-            if place is not None:
-                trained.ready(place)
-                self._bps_hide(place)
+                entry = trained.entry_of(parameter)
+            if entry is not None:
+                trained.ready(entry)
+                self._bps_hide(entry)
 
     def _bps_computed(self, parameter: torch.nn.Parameter) -> None:
         """Prepares .grad for autograd, which is about to add to it."""
@@ -163,12 +163,12 @@ class LateOptimizer(WrappedOptimizer):
                 "set backward_passes_per_step to the number of backward passes between steps",
             )
 
-    def _bps_hide(self, place: IndexedParameter) -> None:
+    def _bps_hide(self, entry: IndexedParameter) -> None:
         """Hides a gradient that is being averaged in place: nobody may use it until the next forward uses its mean."""
-        parameter = place.parameter
+        parameter = entry.parameter
         pending = self._bps_pending.get(parameter)
         if pending is None or pending._bps_like != (parameter.dtype, parameter.device, parameter.shape):
-            pending = self._bps_pending[parameter] = PendingGradient.of(parameter, place.name)
+            pending = self._bps_pending[parameter] = PendingGradient.of(parameter, entry.name)
         parameter.grad = pending
         self._bps_sent.add(parameter)
 
@@ -194,7 +194,7 @@ class LateOptimizer(WrappedOptimizer):
         for options in self.param_groups:
             kept = {name: value for name, value in options.items() if name != "params"}
             for parameter in options["params"]:
-                if self._bps_trained.place_of(parameter) is not None:
+                if self._bps_trained.entry_of(parameter) is not None:
                     self._bps_due[parameter] = kept
         if changed:
             raise error_of(self._bps_trained.name_of(changed[0]))

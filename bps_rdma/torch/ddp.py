@@ -189,15 +189,15 @@ class DistributedDataParallel(torch.nn.Module):
 
     def _arrived(self, parameter: torch.nn.Parameter) -> None:
         trained, sync = self._trained, self._sync
-        place = trained.place_of(parameter)
-        if place is not None:
-            trained.synchronizer.accumulated(place, not sync)
+        entry = trained.entry_of(parameter)
+        if entry is not None:
+            trained.synchronizer.accumulated(entry, not sync)
         if sync:
             if not self._end.is_due:
                 self._begin_pass()
-                place = trained.place_of(parameter)
-            if place is not None:
-                trained.ready(place)
+                entry = trained.entry_of(parameter)
+            if entry is not None:
+                trained.ready(entry)
 
     def _end_of_backward(self) -> None:
         self._pending = True
@@ -243,7 +243,7 @@ class DistributedDataParallel(torch.nn.Module):
         if self._spreads_buffers:  # declares its names, as the first forward would: their order counts
             self._spread_buffers()
         if self.synchronizer.load_compression_state(state):
-            self._order, self._rebuilt = [place for unit in self.synchronizer.units for place in unit.places], True
+            self._order, self._rebuilt = [entry for unit in self.synchronizer.units for entry in unit.entries], True
 
     def _make_first(self) -> None:
         """Meets the other ranks for a copy, or in a process that has entered a running job. A collective call."""

@@ -115,7 +115,7 @@ class SynchronousOptimizer(WrappedOptimizer):
 
     def _bps_arrived(self, parameter: torch.nn.Parameter) -> None:
         trained = self._bps_trained
-        place = trained.place_of(parameter)
+        entry = trained.entry_of(parameter)
         if self._bps_done and trained.synchronizer.is_exact:
             raise BpsError(
                 f"{trained.name_of(parameter)!r} got a gradient again before step(), after "
@@ -125,14 +125,14 @@ class SynchronousOptimizer(WrappedOptimizer):
         self._bps_done = False
         self._bps_end.ask()
         left = self._bps_left[parameter] = max(self._bps_left.get(parameter, self._bps_passes) - 1, 0)
-        if place is not None:
-            trained.synchronizer.accumulated(place, left > 0)
+        if entry is not None:
+            trained.synchronizer.accumulated(entry, left > 0)
         if left == 0:
             if not trained.is_open:
                 self._bps_settle()
-                place = trained.place_of(parameter)
-            if place is not None:
-                trained.ready(place)
+                entry = trained.entry_of(parameter)
+            if entry is not None:
+                trained.ready(entry)
 
     def _bps_backward_ended(self) -> None:
         # Gradients are means when backward() returns: code that looks at them then, as a clipper or a loss scaler does,

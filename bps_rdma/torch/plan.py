@@ -65,16 +65,16 @@ def units_of(
         sent: prefix, group and compression.
     """
     if not strategy.buckets:
-        return [Single(place, sent) for place in order]
+        return [Single(entry, sent) for entry in order]
     if not strategy.eager:
         bucket_bytes = float("inf")
     parts: list[list[IndexedParameter]] = []
     # One open bucket per dtype and device: neighbours of mixed dtypes do not close each other's.
     open_parts: dict[tuple[torch.dtype, torch.device], tuple[list[IndexedParameter], float]] = {}
-    for place in order:
-        dtype = place.parameter.dtype
-        size = place.parameter.numel() * dtype.itemsize
-        kind = dtype, place.parameter.device
+    for entry in order:
+        dtype = entry.parameter.dtype
+        size = entry.parameter.numel() * dtype.itemsize
+        kind = dtype, entry.parameter.device
         part, filled = open_parts.get(kind, ([], 0.0))
         limit = bucket_bytes if parts and part is not parts[0] else min(bucket_bytes, FIRST_BUCKET_BYTES)
         if not strategy.eager:
@@ -82,6 +82,6 @@ def units_of(
         if not part or filled + size > limit:
             part, filled = [], 0.0
             parts.append(part)
-        part.append(place)
+        part.append(entry)
         open_parts[kind] = (part, filled + size)
     return [Bucket(f"{generation}.{number}", part, sent) for number, part in enumerate(parts)]

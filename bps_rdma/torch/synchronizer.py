@@ -77,9 +77,9 @@ class GradientSynchronizer:
         accumulates: bool | None = False,
     ) -> None:
         check_number("bucket_mb", bucket_mb, 0)
-        self.places = [IndexedParameter(index, name, parameter) for index, (name, parameter) in enumerate(named)]
-        for place in self.places:
-            check_parameter(place.name, place.parameter)
+        self.entries = [IndexedParameter(index, name, parameter) for index, (name, parameter) in enumerate(named)]
+        for entry in self.entries:
+            check_parameter(entry.name, entry.parameter)
         self.open = False  # between the first gradient of a pass and its end
         self._epoch = 0  # the view in which the pass began
         self._spans = spans()
@@ -105,21 +105,21 @@ class GradientSynchronizer:
         self._seen: set[IndexedParameter] = set()
         self._started: dict[Unit, Unit | UnroundedUnit] = {}  # in order: what was sent for it
         self._flags = None
-        if find_unused and self.places and (compressed or not self._strategy.buckets):
-            self._flags = bps_rdma.empty(len(self.places), "bool")
+        if find_unused and self.entries and (compressed or not self._strategy.buckets):
+            self._flags = bps_rdma.empty(len(self.entries), "bool")
             if compressed:  # before the buckets, always: which server sums what follows from the order of names
                 bps_rdma.declare(f"{prefix}.used", self._flags, group=group)
         self._flags_handle: Handle | None = None
-        self._unused_places: list[IndexedParameter] = []
+        self._unused_entries: list[IndexedParameter] = []
         self._declared: list[tuple[str, torch.Size, torch.dtype, torch.device]] = []
-        self._use(list(reversed(self.places)))
+        self._use(list(reversed(self.entries)))
 
     def _use(self, order: list[IndexedParameter]) -> None:
         for unit in getattr(self, "units", ()):
             unit.close()
         self.units = units_of(order, self._strategy, self._bucket_bytes, self._generation, self.sent)
-        self._unit_of = {place: unit for unit in self.units for place in unit.places}
-        self._left = {unit: len(unit.places) for unit in self.units}
+        self._unit_of = {entry: unit for unit in self.units for entry in unit.entries}
+        self._left = {unit: len(unit.entries) for unit in self.units}
         self._unrounded_units: dict[Unit, UnroundedUnit] = {}  # made when they are needed
         declared: dict[str | None, dict[str, torch.Tensor]] = {}  # by compression
         self._declared = []  # parameters may have another dtype one day; see meet()
@@ -149,19 +149,19 @@ class GradientSynchronizer:
         """Sets `accumulates` anew, between passes."""
         self._accumulates = accumulates
         if self.is_exact and accumulates is not False and not self._accumulations:
-            self._accumulations = {place: Accumulation(place, self.sent) for place in self.places}
+            self._accumulations = {entry: Accumulation(entry, self.sent) for entry in self.entries}
             self.hooks.extend(one.hook for one in self._accumulations.values())
 
-    def accumulated(self, place: IndexedParameter, accumulates: bool) -> None:
+    def accumulated(self, entry: IndexedParameter, accumulates: bool) -> None:
         """Autograd has added a gradient to .grad: to be called for each one, before ready().
 
         Args:
             accumulates: more passes follow before gradients are sent.
         """
         if self._accumulations:
-            self._accumulations[place].after(accumulates)
+            self._accumulations[entry].after(accumulates)
 
-    def ready(self, place: IndexedParameter) -> None:
+    def ready(self, entry: IndexedParameter) -> None:
         """The gradient of a parameter is complete. Sends its unit if that has all its gradients now.
 
         Raises:
@@ -171,24 +171,24 @@ class GradientSynchronizer:
         self.begin()
         if self._spans.is_on:
             now = time.monotonic_ns()
-            self._spans.add(f"gradient ready: {place.name}", now, now)
-        unit = self._unit_of[place]
-        gradient = place.parameter.grad
+            self._spans.add(f"gradient ready: {entry.name}", now, now)
+        unit = self._unit_of[entry]
+        gradient = entry.parameter.grad
         if gradient is not None and gradient.layout is not torch.strided:
             raise InvalidTensorError(
-                f"the gradient of {place.name!r} is sparse", "make the layer that owns it with sparse=False"
+                f"the gradient of {entry.name!r} is sparse", "make the layer that owns it with sparse=False"
             )
-        if place in self._seen:
+        if entry in self._seen:
             if unit in self._started:
                 raise BpsError(
-                    f"backward computed the gradient of {place.name!r} twice, the second time after it had been sent",
+                    f"backward computed the gradient of {entry.name!r} twice, the second time after it had been sent",
                     "checkpoint with use_reentrant=False, or use strategy='flat', which sends after backward",
                 )
-            self._take(unit, place)
+            self._take(unit, entry)
             return
-        self._seen.add(place)
-        self._arrived.append(place)
-        self._take(unit, place)
+        self._seen.add(entry)
+        self._arrived.append(entry)
+        self._take(unit, entry)
         self._left[unit] -= 1
         if self._left[unit] == 0 and self._strategy.eager:
             self._held.append(unit)
@@ -197,12 +197,12 @@ class GradientSynchronizer:
             for one in held:
                 self._start(one)
 
-    def _take(self, unit: Unit, place: IndexedParameter) -> None:
+    def _take(self, unit: Unit, entry: IndexedParameter) -> None:
         # The unit must learn now in which stream of a device the gradient is computed.
-        on_device = self._asked is not None and transfer.device_of(place.parameter) is not None
+        on_device = self._asked is not None and transfer.device_of(entry.parameter) is not None
         if self._knows(waits=on_device) and not self._unrounded:
-            self._taken.add(place)
-            unit.take(place)
+            self._taken.add(entry)
+            unit.take(entry)
 
     def _knows(self, *, waits: bool) -> bool:
         """True if it is known whether this pass sends unrounded sums."""
@@ -215,8 +215,8 @@ class GradientSynchronizer:
         """Sends all units that have not been sent yet: backward is over."""
         self.begin()
         if self._flags is not None:
-            for place in self.places:
-                self._flags[place.index] = place.parameter.grad is not None
+            for entry in self.entries:
+                self._flags[entry.index] = entry.parameter.grad is not None
             self._flags_handle = bps_rdma.push_pull_async_inplace(
                 self._flags, False, f"{self.sent.prefix}.used", priority=1, group=self.sent.group
             )
@@ -235,9 +235,9 @@ class GradientSynchronizer:
                 self._unrounded_units[unit] = UnroundedUnit(unit, self._accumulations, self.sent)
             sends = self._unrounded_units[unit]
         else:
-            for place in unit.places:  # those of an earlier backward, which was not synchronised, too
-                if place not in self._taken and place.parameter.grad is not None:
-                    unit.take(place)
+            for entry in unit.entries:  # those of an earlier backward, which was not synchronised, too
+                if entry not in self._taken and entry.parameter.grad is not None:
+                    unit.take(entry)
         with self._spans.around(f"launch {unit.name}"):
             sends.start()
         self._started[unit] = sends  # only now: what could not be started is not waited for
@@ -275,17 +275,17 @@ class GradientSynchronizer:
             raise error
         for unit in self._started.values():
             unit.deliver()
-        unused = (place for unit in self._started.values() for place in unit.unused_everywhere())
-        for place in [*self._unused(), *unused]:
-            place.parameter.grad = None
+        unused = (entry for unit in self._started.values() for entry in unit.unused_everywhere())
+        for entry in [*self._unused(), *unused]:
+            entry.parameter.grad = None
 
     def _unused(self) -> list[IndexedParameter]:
         """The parameters outside of buckets that no rank used; waits for the ranks' flags once per pass."""
         if self._flags_handle is not None:
             handle, self._flags_handle = self._flags_handle, None
             used = handle.wait()
-            self._unused_places = [self.places[index] for index in np.flatnonzero(~used)]
-        return self._unused_places
+            self._unused_entries = [self.entries[index] for index in np.flatnonzero(~used)]
+        return self._unused_entries
 
     # ---- A pass that ends without waiting: single means are taken when they are needed
 
@@ -297,13 +297,13 @@ class GradientSynchronizer:
         self._flags_handle = flags
         self.passes += 1
 
-    def take_mean(self, place: IndexedParameter) -> torch.Tensor | None:
+    def take_mean(self, entry: IndexedParameter) -> torch.Tensor | None:
         """The mean of one gradient of the last pass; None when no rank had one. Once per pass, after finish_later().
 
         Raises:
             PeerLostError: a rank was lost. DeadlineError: a rank did not send its gradient in time; names it.
         """
-        unit: Unit | UnroundedUnit = self._unit_of[place]
+        unit: Unit | UnroundedUnit = self._unit_of[entry]
         assert isinstance(unit, Single)
         if self.is_exact and self._accumulates:
             unit = self._unrounded_units[unit]
@@ -313,7 +313,7 @@ class GradientSynchronizer:
             unused = self._unused()
         self.exposed_s += time.perf_counter() - begin
         mean = unit.release()
-        return None if place in unused else mean
+        return None if entry in unused else mean
 
     def begin_again(self) -> bool:
         """Returns whether no pass is open; gives up one that the end of a view (RoundAbortedError) has interrupted."""
@@ -333,7 +333,7 @@ class GradientSynchronizer:
         self._held = []
         self._asked = None
         self._flags_handle = None
-        self._left = {unit: len(unit.places) for unit in self.units}
+        self._left = {unit: len(unit.entries) for unit in self.units}
 
     # ---- Between passes
 
@@ -347,7 +347,7 @@ class GradientSynchronizer:
         Returns:
             Whether these are not the units of the beginning: what rebuild() does has been done.
         """
-        ordered = compression_state.order(state, self.places)
+        ordered = compression_state.order(state, self.entries)
         rebuilt = int(state["generation"]) > 0
         if rebuilt:
             self.rebuild(ordered)
@@ -360,17 +360,17 @@ class GradientSynchronizer:
         Every rank of the group calls it, between passes. Strategies without eager buckets ignore it.
 
         Args:
-            arrived: the places in the order in which their gradients became ready in a whole pass on this rank.
+            arrived: the parameters in the order in which their gradients became ready in a whole pass on this rank.
         """
         if not (self._strategy.buckets and self._strategy.eager):
             return
-        order = np.array([place.index for place in arrived], dtype="int64")
-        missing = np.setdiff1d(np.arange(len(self.places)), order)
+        order = np.array([entry.index for entry in arrived], dtype="int64")
+        missing = np.setdiff1d(np.arange(len(self.entries)), order)
         order = np.concatenate([order, missing])
         root = self.sent.group.ranks[0] if self.sent.group else 0
         bps_rdma.broadcast(order, root, self._order_name, group=self.sent.group)
-        ordered = [self.places[index] for index in order]
-        if ordered != [place for unit in self.units for place in unit.places]:
+        ordered = [self.entries[index] for index in order]
+        if ordered != [entry for unit in self.units for entry in unit.entries]:
             self._generation += 1
             self._use(ordered)
 
@@ -388,7 +388,7 @@ class GradientSynchronizer:
             MismatchError: another rank has begun the pass, which fails there, too.
         """
         if rebuilds and self._strategy.buckets and self._strategy.eager:  # others come no further
-            bps_rdma.push_pull(np.zeros(len(self.places), np.int64), name=self._order_name, group=self.sent.group)
+            bps_rdma.push_pull(np.zeros(len(self.entries), np.int64), name=self._order_name, group=self.sent.group)
             return
         error: MismatchError | None = None
         if self.is_exact and self._accumulates is None:
@@ -398,7 +398,7 @@ class GradientSynchronizer:
         flags = f"{self.sent.prefix}.used"
         declared = list(self._declared)
         if self._flags is not None:
-            declared.insert(0, (flags, torch.Size([len(self.places)]), torch.bool, torch.device("cpu")))
+            declared.insert(0, (flags, torch.Size([len(self.entries)]), torch.bool, torch.device("cpu")))
         for name, shape, dtype, device in declared:
             options = OperationOptions(ReduceOp.max, name, group=self.sent.group, awaited=True)
             try:

@@ -59,8 +59,8 @@ class TrainedParameters:
         self._hooked: dict[int, weakref.ref[torch.nn.Parameter]] = {}
         self._hooks: list[Any] = []
         self._made: GradientSynchronizer | None = None
-        self._places: dict[int, IndexedParameter] = {}  # by id of the parameter
-        self._kinds: dict[int, tuple[torch.dtype, torch.device]] = {}  # likewise, when the place was made
+        self._entries: dict[int, IndexedParameter] = {}  # by id of the parameter
+        self._kinds: dict[int, tuple[torch.dtype, torch.device]] = {}  # likewise, when the entry was made
         self._seen: _Look = [], []  # in the last pass
         self._kept: Sequence[torch.nn.Parameter] = ()  # those, whose ids nothing else must get
         self._prefix: str | None = None
@@ -131,9 +131,9 @@ class TrainedParameters:
         """The number of passes so far."""
         return 0 if self._made is None else self._made.passes
 
-    def place_of(self, parameter: torch.nn.Parameter) -> IndexedParameter | None:
-        """The place of a parameter; None: its gradient is not averaged."""
-        return self._places.get(id(parameter))
+    def entry_of(self, parameter: torch.nn.Parameter) -> IndexedParameter | None:
+        """The entry of a parameter; None: its gradient is not averaged."""
+        return self._entries.get(id(parameter))
 
     # ---- At the beginning of a pass
 
@@ -148,7 +148,7 @@ class TrainedParameters:
             rebuilds: without a change, rebuild() is what follows.
 
         Returns:
-            Whether what averages gradients was made anew: all places are others.
+            Whether what averages gradients was made anew: all entries are others.
 
         Raises:
             MismatchError: ranks train other parameters, or new ones have other values; names the first.
@@ -160,7 +160,7 @@ class TrainedParameters:
             return False
         self.watch(parameters)
         pairs = list(named())
-        wanted = [(name, each) for name, each in pairs if each.requires_grad or id(each) in self._places]
+        wanted = [(name, each) for name, each in pairs if each.requires_grad or id(each) in self._entries]
         new = [(name, each) for name, each in wanted if not self._has(each)]
         if new or anew:
             if not anew:
@@ -192,8 +192,8 @@ class TrainedParameters:
 
     def name_of(self, parameter: torch.nn.Parameter) -> str:
         """The name of a parameter in messages."""
-        place = self.place_of(parameter)
-        return "a parameter" if place is None else place.name
+        entry = self.entry_of(parameter)
+        return "a parameter" if entry is None else entry.name
 
     # ---- A pass
 
@@ -204,20 +204,20 @@ class TrainedParameters:
         except MismatchError as error:
             self.explain(error)
 
-    def ready(self, place: IndexedParameter) -> None:
+    def ready(self, entry: IndexedParameter) -> None:
         """The gradient of a parameter is complete; see GradientSynchronizer.ready()."""
         try:
-            self.synchronizer.ready(place)
+            self.synchronizer.ready(entry)
         except MismatchError as error:
             self.explain(error)
 
     def take_mean(self, parameter: torch.nn.Parameter) -> torch.Tensor | None:
         """The mean of one gradient of the last pass; see GradientSynchronizer.take_mean()."""
-        place = self.place_of(parameter)
-        if place is None:
+        entry = self.entry_of(parameter)
+        if entry is None:
             return None
         try:
-            return self.synchronizer.take_mean(place)
+            return self.synchronizer.take_mean(entry)
         except MismatchError as error:
             self.explain(error)
 
@@ -236,7 +236,7 @@ class TrainedParameters:
     def explain(self, error: MismatchError, lines: Sequence[str] | None = None) -> NoReturn:
         """A pass has failed on all ranks: raises what names a parameter, if they train different ones, or the same."""
         if lines is None:
-            lines = [tensor_line(place.name, place.parameter) for place in self._places.values()]
+            lines = [tensor_line(entry.name, entry.parameter) for entry in self._entries.values()]
         try:
             check_alike(lines, f"{self._prefix} parameters that differ", self._group)
         except MismatchError as found:
@@ -253,8 +253,8 @@ class TrainedParameters:
             made.passes, made.exposed_s = before.passes, before.exposed_s
             before.close()
         self._made, self._compares, self._view, self._changes = made, True, _view(), changes
-        self._places = {id(place.parameter): place for place in made.places}
-        self._kinds = {key: (place.parameter.dtype, place.parameter.device) for key, place in self._places.items()}
+        self._entries = {id(entry.parameter): entry for entry in made.entries}
+        self._kinds = {key: (entry.parameter.dtype, entry.parameter.device) for key, entry in self._entries.items()}
 
 
 def _tell(method: Method) -> Method:

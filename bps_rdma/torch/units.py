@@ -63,10 +63,10 @@ class IndexedParameter:
     parameter: torch.nn.Parameter
 
 
-def _changed(*places: IndexedParameter) -> BpsError:
-    names = ", ".join(repr(place.name) for place in places)
+def _changed(*entries: IndexedParameter) -> BpsError:
+    names = ", ".join(repr(entry.name) for entry in entries)
     return BpsError(
-        f"{'the gradient' if len(places) == 1 else 'a gradient'} of {names} was changed while it was being averaged",
+        f"{'the gradient' if len(entries) == 1 else 'a gradient'} of {names} was changed while it was being averaged",
         "change gradients when backward() has returned, not in a hook",
     )
 
@@ -74,12 +74,12 @@ def _changed(*places: IndexedParameter) -> BpsError:
 class Single:
     """One parameter's gradient, synchronised in place: nothing is copied, unless it is compressed."""
 
-    def __init__(self, place: IndexedParameter, sent: Sent) -> None:
-        self.places = [place]
-        self.name = f"{sent.prefix}.{place.name}"
+    def __init__(self, entry: IndexedParameter, sent: Sent) -> None:
+        self.entries = [entry]
+        self.name = f"{sent.prefix}.{entry.name}"
         self._compressor = sent.compressor
-        self.priority = -place.index
-        parameter = place.parameter
+        self.priority = -entry.index
+        parameter = entry.parameter
         wire = sent.compressor.wire_dtype(parameter.dtype)
         self._options = sent.options(self.name, self.priority, wire, parameter.numel())
         self._handle: AnyHandle | None = None
@@ -90,17 +90,17 @@ class Single:
 
     def declaration(self) -> tuple[str, torch.Tensor, str | None]:
         """(name, a tensor like the one that will be sent, its compression)."""
-        parameter = self.places[0].parameter
+        parameter = self.entries[0].parameter
         wire = self._compressor.wire_dtype(parameter.dtype)
         like = torch.empty_like(parameter, dtype=wire, memory_format=torch.contiguous_format)
         return self.name, like, self._options.compression
 
-    def take(self, place: IndexedParameter) -> None:
+    def take(self, entry: IndexedParameter) -> None:
         """Takes the gradient of a parameter, which is complete."""
 
     def start(self) -> None:
         """Sends the gradient; zeros where there is none."""
-        parameter = self.places[0].parameter
+        parameter = self.entries[0].parameter
         gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.detach()
         wire = gradient.to(self._compressor.wire_dtype(gradient.dtype)).contiguous()
         self._gradient, self._wire = gradient, wire
@@ -118,16 +118,16 @@ class Single:
         assert self._gradient is not None
         assert self._wire is not None
         if self._version is not None and self._gradient._version != self._version:
-            raise _changed(*self.places)
+            raise _changed(*self.entries)
         if self._wire is not self._gradient:
             self._gradient.copy_(self._wire)
         self._wire = None
 
     def deliver(self) -> None:
         """Makes the mean the parameter's .grad."""
-        parameter, sent, gradient = self.places[0].parameter, self._sent, self.release()
+        parameter, sent, gradient = self.entries[0].parameter, self._sent, self.release()
         if parameter.grad is not sent:
-            raise _changed(*self.places)
+            raise _changed(*self.entries)
         if sent is None:
             parameter.grad = gradient
 
@@ -151,22 +151,22 @@ class Bucket:
     Averaged like the rest, it tells for the parameters without one whether another rank has.
     """
 
-    def __init__(self, number: str, places: Sequence[IndexedParameter], sent: Sent) -> None:
-        self.places = list(places)
+    def __init__(self, number: str, entries: Sequence[IndexedParameter], sent: Sent) -> None:
+        self.entries = list(entries)
         self.name = f"{sent.prefix}.bucket {number}"
-        self.priority = -min(place.index for place in places)
-        first = places[0].parameter
+        self.priority = -min(entry.index for entry in entries)
+        first = entries[0].parameter
         wire = sent.compressor.wire_dtype(first.dtype)
         self._points_into = wire == first.dtype
-        offsets, count = _layout([place.parameter for place in places], wire)
+        offsets, count = _layout([entry.parameter for entry in entries], wire)
         self._device = transfer.device_of(first)
         self._written: dict[Any, Any] = {}  # on a device: stream that filled a part -> event: it has
-        flags = len(places) if sent.keeps_flags else 0
+        flags = len(entries) if sent.keeps_flags else 0
         self._memory = transfer.zeros_beside(first, count + flags, wire)
         self._options = sent.options(self.name, self.priority, wire, count + flags)
         self._flags = self._memory[count:]
         self._views = {
-            place: _view(self._memory, place.parameter, offset) for place, offset in zip(places, offsets, strict=True)
+            entry: _view(self._memory, entry.parameter, offset) for entry, offset in zip(entries, offsets, strict=True)
         }
         self._missing: list[IndexedParameter] = []
         self._version = 0  # the version of the memory as it was sent
@@ -176,13 +176,13 @@ class Bucket:
         """(name, the memory that will be sent, its compression)."""
         return self.name, self._memory, self._options.compression
 
-    def take(self, place: IndexedParameter) -> None:
+    def take(self, entry: IndexedParameter) -> None:
         """Takes the gradient of a parameter, which is complete: from now on it is in the bucket."""
-        gradient, view = place.parameter.grad, self._views[place]
+        gradient, view = entry.parameter.grad, self._views[entry]
         if gradient is not None and gradient is not view:
             view.copy_(gradient.detach())
             if self._points_into:
-                place.parameter.grad = view
+                entry.parameter.grad = view
         if self._device is not None:  # backward may compute in several streams
             stream = self._device.current()
             self._written[stream] = self._device.record(stream)
@@ -195,11 +195,11 @@ class Bucket:
                 self._device.order(stream, event)
             self._written.clear()
         self._flags.fill_(1)
-        self._missing = [place for place in self.places if place.parameter.grad is None]
-        for place in self._missing:
-            self._views[place].zero_()
+        self._missing = [entry for entry in self.entries if entry.parameter.grad is None]
+        for entry in self._missing:
+            self._views[entry].zero_()
             if len(self._flags) > 0:
-                self._flags[self.places.index(place)] = 0
+                self._flags[self.entries.index(entry)] = 0
         self._version = self._memory._version
         self._handle = transfer.all_reduce(self._memory.data, self._options)  # the means are no change that counts
 
@@ -209,17 +209,17 @@ class Bucket:
         assert handle is not None
         handle.wait()
         if self._memory._version != self._version:
-            raise _changed(*self.places)
+            raise _changed(*self.entries)
 
     def deliver(self) -> None:
         """Makes the means the .grad of the parameters."""
-        for place, view in self._views.items():
-            parameter = place.parameter
+        for entry, view in self._views.items():
+            parameter = entry.parameter
             gradient = parameter.grad
             if gradient is view:
                 continue
-            if gradient is not None and (self._points_into or place in self._missing):
-                raise _changed(place)
+            if gradient is not None and (self._points_into or entry in self._missing):
+                raise _changed(entry)
             if self._points_into:
                 parameter.grad = view
             elif gradient is None:
@@ -232,13 +232,13 @@ class Bucket:
         if not self._missing or len(self._flags) == 0:
             return []
         used = self._flags.tolist()
-        return [place for place in self._missing if used[self.places.index(place)] == 0]
+        return [entry for entry in self._missing if used[self.entries.index(entry)] == 0]
 
     def close(self) -> None:
         """Gives gradients that are views of the bucket memory of their own: the bucket is about to be freed."""
-        for place, view in self._views.items():
-            if place.parameter.grad is view:
-                place.parameter.grad = view.clone()
+        for entry, view in self._views.items():
+            if entry.parameter.grad is view:
+                entry.parameter.grad = view.clone()
 
 
 Unit = Single | Bucket

@@ -254,7 +254,7 @@ def order(bps: Any) -> None:
     ddp = DistributedDataParallel(Odd(), strategy="bucketed", bucket_mb=0.0003)
 
     def names() -> list[str]:
-        return [place.name for unit in ddp.synchronizer.units for place in unit.places]
+        return [entry.name for unit in ddp.synchronizer.units for entry in unit.entries]
 
     assert names() == ["c.weight", "a.weight", "b.weight"]
     for _ in range(3):
