@@ -34,6 +34,7 @@ STEPS = (
     Step("sim", "landing", after=("cost",), computes=True),
     Step("browser", "all", needs=("package",), after=("docs",), subject=("docs", "tests/docs", "*.md")),
     Step("address", "all", subject=("csrc", "tests/cpp", "cmake", "CMakeLists.txt")),
+    Step("rdma-memory", "all", after=("cpp", "rdma")),
     Step("model", "all", computes=True, subject=("tests/model",)),
     Step("examples", "all", needs=("package",)),
     Step("torch-suite", "all", needs=("package",)),
