@@ -21,7 +21,7 @@ enum class PushStage : std::uint8_t {
   kMissing,
   kUnacknowledged,  // it came without a pull, and the member waits until its payload lies here
   kGivenUp,         // the same; the member has cancelled it, and waits for what becomes of its host's contribution
-  kTaken,           // it is here, and the member knows if it has to
+  kTaken,           // it has come, and nobody waits for an acknowledgement
 };
 constexpr const char* name_of(PushStage) {
   return "a push";

@@ -34,13 +34,13 @@ void RoundEnds::propose(Round& round, Arrival& arrival, const std::byte* result)
   if ((!arrival.wants_data() && !has_source) || arrival.is_logged) return;
   arrival.answer.enter(AnswerStage::kLanding);
   ++round.counts.landing;
-  arrival.session->expect_landing(round, arrival);
+  arrival.session->landings().expect(round, arrival);
   post(round, arrival, result);
 }
 
 void RoundEnds::on_landed(WorkerSession& session, std::span<const std::uint32_t> immediates) {
   for (const std::uint32_t immediate : immediates) {
-    const auto landed = session.take_landing(immediate);
+    const auto landed = session.landings().take(immediate);
     if (!landed) {
       parts_.counters.stale.add();
       continue;
@@ -62,7 +62,7 @@ void RoundEnds::commit(Round& round) {
   parts_.log.commit(round);
   for (Arrival& arrival : round.arrivals) {
     if (!arrival.awaits_answer()) continue;
-    if (arrival.answer.is(AnswerStage::kLanding)) arrival.session->forget_landing(round);  // the server was early
+    if (arrival.answer.is(AnswerStage::kLanding)) arrival.session->landings().forget(round);  // the server was early
     if (arrival.is_logged) {
       answer(round, arrival, nullptr);
       parts_.log.note_posted(*arrival.session);
@@ -90,7 +90,7 @@ void RoundEnds::fail(Round& round, RoundFailure why, std::span<const std::uint32
     session.send(outcome);
   };
   for (Arrival& arrival : round.arrivals) {
-    if (arrival.answer.is(AnswerStage::kLanding)) arrival.session->forget_landing(round);
+    if (arrival.answer.is(AnswerStage::kLanding)) arrival.session->landings().forget(round);
     release(arrival.slot);
     arrival.span = {};
     const bool is_told = arrival.awaits_acknowledgement() || arrival.awaits_answer();

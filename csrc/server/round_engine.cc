@@ -201,7 +201,7 @@ void RoundEngine::fail_lost() {
       if (arrival.answer.is(AnswerStage::kLanding)) {
         why = why_gone;
         if (round.is_with_servers()) continue;  // it may have said that it has the answer, although it is gone
-        arrival.session->forget_landing(round);
+        arrival.session->landings().forget(round);
       }
       round.end(arrival);
     }

@@ -24,12 +24,6 @@ struct Answer {
   Round* round = nullptr;  // whose result slot the write reads; null for a bare immediate
 };
 
-// Answers for which a data connection has no room yet, in the order in which they were posted.
-struct WaitingAnswers {
-  transport::DataEndpoint* data = nullptr;
-  std::vector<Answer> answers{};
-};
-
 // One data connection, and the answers that it has taken, in order.
 class AnswerStream {
  public:

@@ -44,36 +44,21 @@ void WorkerSession::send(const tensor::ControlMessage& message) {
 }
 
 bool WorkerSession::flush() {
-  const std::size_t before = waiting_count_;
-  for (WaitingAnswers& waiting : waiting_) {
-    std::size_t sent = 0;
-    for (; sent < waiting.answers.size(); ++sent) {
-      Answer& answer = waiting.answers[sent];
-      if (waiting.data->write({&answer.op, 1}) != 1) break;
-      if (fails_over()) keep(answer);
-    }
-    waiting.answers.erase(waiting.answers.begin(), waiting.answers.begin() + static_cast<std::ptrdiff_t>(sent));
-    waiting_count_ -= sent;
-  }
-  return waiting_count_ < before;
+  return waiting_.flush([this](const Answer& answer) {
+    if (fails_over()) keep(answer);
+  });
 }
 
 // There is no room for it now, or nobody to send it to.
 void WorkerSession::hold_up(const Answer& answer) {
-  const bool is_taken = !lost_ && waiting_count_ < kMostAnswers;
+  const bool is_taken = !lost_ && !waiting_.is_full();
   if (!is_taken) {
     if (answer.round != nullptr) --answer.round->counts.writes_in_flight;
     if (!lost_) lose("it takes none of its answers");
     return;
   }
-  waiting_for(answer.data).answers.push_back(answer);
-  ++waiting_count_;
+  waiting_.add(answer);
   context_.sends_due.answers = true;
-}
-
-WaitingAnswers& WorkerSession::waiting_for(transport::DataEndpoint* data) {
-  const auto found = std::ranges::find(waiting_, data, &WaitingAnswers::data);
-  return found != waiting_.end() ? *found : waiting_.emplace_back(WaitingAnswers{data, {}});
 }
 
 bool WorkerSession::is_flushed() {
@@ -86,19 +71,6 @@ bool WorkerSession::is_flushed() {
 }
 
 // ---- Rounds in two phases
-
-void WorkerSession::expect_landing(Round& round, const Arrival& arrival) {
-  landings_.push_back({arrival.immediate, &round, static_cast<std::uint32_t>(&arrival - round.arrivals.data())});
-}
-
-// Answers land in the order in which they were posted, but for those of several connections.
-std::optional<WorkerSession::Landing> WorkerSession::take_landing(std::uint32_t immediate) {
-  const auto found = std::ranges::find(landings_, immediate, &Landing::immediate);
-  if (found == landings_.end()) return std::nullopt;
-  const Landing landing = *found;
-  landings_.erase(found);
-  return landing;
-}
 
 void WorkerSession::commit(std::uint32_t immediate) {
   committed_.immediates.push_back(immediate);
@@ -129,13 +101,10 @@ void WorkerSession::abandon(bool keep_control) {
 }
 
 void WorkerSession::discard() {
-  for (const WaitingAnswers& waiting : waiting_) {
-    for (const Answer& answer : waiting.answers) {
-      if (answer.round != nullptr) --answer.round->counts.writes_in_flight;
-    }
-  }
-  waiting_.clear();
-  waiting_count_ = 0;
+  const auto is_any = [](const transport::DataEndpoint*) { return true; };
+  waiting_.take(is_any, [](const Answer& answer) {
+    if (answer.round != nullptr) --answer.round->counts.writes_in_flight;
+  });
   for (WorkerPath& path : paths_.all()) {
     for (AnswerStream& stream : path.streams) {
       for (const Answer& answer : stream.unconfirmed()) {
@@ -261,13 +230,8 @@ std::vector<transport::Endpoint*> WorkerSession::settle(const tensor::PathLost& 
     context_.rounds.reroute(*data, lead);
   }
   context_.counters.repeated.add(again.size());
-  for (const WaitingAnswers& waiting : waiting_) {  // never sent
-    if (std::ranges::find(closed, waiting.data) == closed.end()) continue;
-    again.insert(again.end(), waiting.answers.begin(), waiting.answers.end());
-    waiting_count_ -= waiting.answers.size();
-  }
-  std::erase_if(waiting_,
-                [&](const WaitingAnswers& one) { return std::ranges::find(closed, one.data) != closed.end(); });
+  const auto is_closed = [&](transport::DataEndpoint* data) { return std::ranges::find(closed, data) != closed.end(); };
+  waiting_.take(is_closed, [&](const Answer& answer) { again.push_back(answer); });  // these were never sent
   send(reply);
   for (Answer& answer : again) {
     lead(answer.data, answer.op.target.key);

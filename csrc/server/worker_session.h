@@ -8,13 +8,12 @@
 // one thread.
 #pragma once
 
-#include <deque>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
-#include "server/round.h"
+#include "server/answer_queue.h"
+#include "server/landings.h"
 #include "server/slot_window.h"
 #include "server/worker_paths.h"
 #include "tensor/control_messages.h"
@@ -86,24 +85,14 @@ class WorkerSession final : public transport::ControlSink, public transport::Dat
 
   // Sends an answer, now or when the send window has room again.
   void post(const Answer& answer);
-  // The answer of this member has been posted in two phases, and it will say when it has it.
-  void expect_landing(Round& round, const Arrival& arrival);
-  struct Landing {
-    std::uint32_t immediate;
-    Round* round;
-    std::uint32_t contributor;
-  };
-  // Returns nothing for an immediate that is not expected.
-  std::optional<Landing> take_landing(std::uint32_t immediate);
-  void forget_landing(const Round& round) {
-    std::erase_if(landings_, [&](const Landing& one) { return one.round == &round; });
-  }
+  // Answers that have been posted in two phases. The worker will say when it has them.
+  Landings& landings() { return landings_; }
   // Tells the worker, with the next send_commits(), that the round is complete for all.
   void commit(std::uint32_t immediate);
   void send_commits();
   // Sends the answers that wait. Returns whether any was sent.
   bool flush();
-  bool has_answers() const { return waiting_count_ != 0; }
+  bool has_answers() const { return !waiting_.is_empty(); }
   // True: the worker, or its system, has all that it was sent.
   bool is_flushed();
   void send_credits();
@@ -142,22 +131,17 @@ class WorkerSession final : public transport::ControlSink, public transport::Dat
   std::size_t data_endpoints_ = tensor::kMostStreams;  // of a path, at most; known exactly once the worker has attached
   bool attached_ = false;
   bool lost_ = false;
-  WaitingAnswers& waiting_for(transport::DataEndpoint* data);
-  std::vector<WaitingAnswers> waiting_;  // by connection: a full one holds up no other
-  std::size_t waiting_count_ = 0;        // of answers, together
-  std::deque<Landing> landings_;         // in the same order; those of lost rounds are taken
-  tensor::Committed committed_;          // for the next message
+  AnswerQueue waiting_;
+  Landings landings_;
+  tensor::Committed committed_;  // for the next message
 };
-
-// As many as a worker can have in flight, see RoundTable::Limits.
-inline constexpr std::size_t kMostAnswers = 1 << 20;
 
 using Sessions = std::vector<std::unique_ptr<WorkerSession>>;
 // The session of a worker's loop that is not lost, or nullptr.
 WorkerSession* find_session(const Sessions& sessions, std::uint32_t worker_rank, std::uint16_t worker_loop);
 
 inline void WorkerSession::post(const Answer& answer) {
-  const bool may_write = !lost_ && (waiting_count_ == 0 || waiting_for(answer.data).answers.empty());
+  const bool may_write = !lost_ && (waiting_.is_empty() || !waiting_.holds_up(answer.data));
   if (!may_write || answer.data->write({&answer.op, 1}) != 1) [[unlikely]]
     return hold_up(answer);
   if (fails_over()) keep(answer);
