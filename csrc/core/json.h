@@ -16,7 +16,8 @@ class JsonObject {
  public:
   JsonObject& add(std::string_view name, const std::string& value) { return add_raw(name, json_string(value)); }
   JsonObject& add(std::string_view name, bool value) { return add_raw(name, value ? "true" : "false"); }
-  template <std::integral T>
+  template <typename T>
+    requires std::integral<T> || std::floating_point<T>
   JsonObject& add(std::string_view name, T value) {
     return add_raw(name, std::to_string(value));
   }

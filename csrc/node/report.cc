@@ -161,9 +161,16 @@ std::string Process::describe_job() const {
 
 std::string Process::describe_members() const {
   JsonList list;
-  for (const van::Node& node : van_->membership().nodes) {
+  const van::Membership& members = van_->membership();
+  const auto weights = options_.server_weights(members, van::Hosts(members));
+  const std::vector<std::uint32_t> shares = weights ? weights->of(members.all()) : std::vector<std::uint32_t>();
+  for (const van::Node& node : members.nodes) {
     JsonObject one;
     one.add("node", node.id).add("rank", node.worker_rank).add("server_rank", node.server_rank);
+    one.add("link_gbps", static_cast<double>(node.link) * 8 / 1e9);
+    if (node.server_rank >= 0 && weights) {
+      one.add("share", shares[static_cast<std::size_t>(node.server_rank)] / double{van::ServerWeights::kAll});
+    }
     list.add_raw(one.add("host", node.host).add("pid", node.pid).end());
   }
   return list.end();

@@ -54,9 +54,7 @@ worker::WorkerOptions worker_options(const ProcessOptions& options, const van::M
   made.cut = options.cut;
   made.cut.server_loops = members.all_server_loops();
   made.server_places = van::ServerPlaces(members);
-  if (options.settings.job.min_workers == 0) {  // there a key that moves would move at each loss
-    made.weights.emplace(members, hosts, van::parse_placement(options.settings.job.placement));
-  }
+  made.weights = options.server_weights(members, hosts);
   for (std::uint32_t rank = 0; members.has_embedded_servers() && rank < members.workers; ++rank) {
     made.own_server.push_back(static_cast<std::uint32_t>(members.worker(rank)->server_rank));
   }

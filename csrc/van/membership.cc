@@ -42,6 +42,12 @@ std::string Membership::name_of(std::uint32_t id) const {
   return "worker " + std::to_string(node->worker_rank);
 }
 
+Group Membership::all() const {
+  Group group;
+  for (std::uint32_t rank = 0; rank < workers; ++rank) group.ranks.push_back(rank);
+  return group;
+}
+
 std::vector<std::uint32_t> Membership::server_of_slot() const {
   std::vector<std::uint32_t> found(slots.empty() ? servers : slots.size(), tensor::kNoServer);
   for (const Node& node : nodes) {

@@ -74,6 +74,21 @@ struct Node {
   bool operator==(const Node&) const = default;
 };
 
+// An ordered set of worker ranks that sums together. Group 0 is all workers.
+struct Group {
+  std::uint32_t id = 0;
+  std::vector<std::uint32_t> ranks;  // ascending, worker ranks
+  std::uint32_t size() const { return static_cast<std::uint32_t>(ranks.size()); }
+  // Position of a worker rank in the group, or kNoRank.
+  std::int32_t index_of(std::uint32_t worker_rank) const;
+  static constexpr void fields(auto& io, auto& m) {
+    io(m.id, m.ranks);
+    io.require(
+        [&] { return !m.ranks.empty() && std::ranges::adjacent_find(m.ranks, std::greater_equal()) == m.ranks.end(); });
+  }
+  bool operator==(const Group&) const = default;
+};
+
 struct Membership {
   std::vector<Node> nodes;  // workers by rank first, then servers that are no workers
   std::uint32_t workers = 0;
@@ -90,6 +105,7 @@ struct Membership {
   const Node* by_id(std::uint32_t id) const;
   // "server 3", or "worker 1" of a node that is no server: names that stay the same when a process is started again.
   std::string name_of(std::uint32_t id) const;
+  Group all() const;
   // True when each worker is a server, too.
   bool has_embedded_servers() const { return workers > 0 && nodes.front().server_rank >= 0; }
   // The rank of each slot's server, or tensor::kNoServer.
@@ -105,21 +121,6 @@ struct Membership {
     io.require([&] { return m.is_consistent(); });
   }
   bool operator==(const Membership&) const = default;
-};
-
-// An ordered set of worker ranks that sums together. Group 0 is all workers.
-struct Group {
-  std::uint32_t id = 0;
-  std::vector<std::uint32_t> ranks;  // ascending, worker ranks
-  std::uint32_t size() const { return static_cast<std::uint32_t>(ranks.size()); }
-  // Position of a worker rank in the group, or kNoRank.
-  std::int32_t index_of(std::uint32_t worker_rank) const;
-  static constexpr void fields(auto& io, auto& m) {
-    io(m.id, m.ranks);
-    io.require(
-        [&] { return !m.ranks.empty() && std::ranges::adjacent_find(m.ranks, std::greater_equal()) == m.ranks.end(); });
-  }
-  bool operator==(const Group&) const = default;
 };
 
 // A tensor as a rank declares it when it first uses the name; all ranks of the group must say the same.

@@ -15,14 +15,12 @@ Placement parse_placement(std::string_view name) {
 
 void add_embedded_servers(Membership& members, Placement placement) {
   Membership with = members;
-  Group all;
   for (std::uint32_t rank = 0; rank < members.workers; ++rank) {
     Node& node = with.nodes[rank];
     if (!node.may_serve || node.server_rank >= 0) return;
     node.server_rank = static_cast<std::int32_t>(with.servers++);
-    all.ranks.push_back(rank);
   }
-  const std::vector<std::uint32_t> weights = ServerWeights(with, Hosts(with), placement).of(all);
+  const std::vector<std::uint32_t> weights = ServerWeights(with, Hosts(with), placement).of(members.all());
   if (std::ranges::any_of(weights.begin() + members.servers, weights.end(), [](auto weight) { return weight > 0; })) {
     members = std::move(with);
   }

@@ -25,6 +25,7 @@ _REMOTE_TIMEOUT_S = 1.3  # over the network
 _MOST_AT_ONCE = 64
 
 Report = dict[str, Any]
+_OF_MEMBER = ("node", "rank", "server_rank", "host", "pid", "fate", "silent_ms")  # what tables of members say
 
 
 @dataclass
@@ -195,7 +196,7 @@ def _combine(reports: list[Report], reply: Report | None, local_pids: set[int], 
         (report["members"] for report in reports if report["job"].get("epoch") == newest and "members" in report), []
     )
     for one in table:
-        state.members[one["node"]] = Member(**{key: one[key] for key in one if key != "farewell"})
+        state.members[one["node"]] = Member(**{key: one[key] for key in _OF_MEMBER if key in one})
     for report in reports:
         member = state.members.get(report.get("node", 0))
         if member is not None and member.pid == report["pid"]:

@@ -93,6 +93,19 @@ def test_small_tensors_are_shared_as_well(hash_):
     assert found == pytest.approx([0.4] + [0.2] * 3, abs=0.02 if hash_ == "balanced" else 0.05)
 
 
+def told(bps: Any) -> list[tuple[float, float | None]]:
+    return [(member["link_gbps"], member.get("share")) for member in bps.dump()["members"]]
+
+
+def test_a_dump_says_who_sums_how_much():
+    found = same_on_all(run("ab", 1, told, links=[4, 2], env={"BPS_LINK_GBPS": "1"}))
+    assert [link for link, _ in found] == [4, 2, 1]
+    # Two hosts contribute, the slower one in 1/2 of a unit of time. The spare one sums half as much as that takes.
+    assert [share for _, share in found] == pytest.approx([0.375, 0.375, 0.25], abs=1e-4)
+    elastic = run("ab", 1, told, env={"BPS_MIN_WORKERS": "1"})
+    assert elastic[0][-1][1] is None
+
+
 def of_a_pair(bps: Any) -> list[float]:
     if bps.rank() not in (1, 2):
         bps.barrier()
