@@ -5,6 +5,7 @@
 #include <cstring>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tensor/control_messages.h"
@@ -51,6 +52,7 @@ class FakeData final : public transport::DataEndpoint, public transport::DirectA
   std::size_t post(std::span<const transport::Descriptor> descriptors) override {
     if (!takes_descriptors) return 0;
     posted += descriptors.size();
+    for (const auto& one : descriptors) headers.emplace_back(one.header.begin(), one.header.end());
     return descriptors.size();
   }
   std::byte* map(const transport::RemoteSpan&) override { return nullptr; }
@@ -63,6 +65,9 @@ class FakeData final : public transport::DataEndpoint, public transport::DirectA
     if (!reachable) return Status::kPeerLost;
     std::memcpy(reinterpret_cast<std::byte*>(span.address), from, span.length);
     return Status::kOk;
+  }
+  void take_rest() override {
+    for (const auto& [immediate, landed] : std::exchange(rest, {})) sink->on_write(*this, immediate, landed);
   }
   bool is_fenced() override { return fenced; }
   bool can_fence() const override { return true; }
@@ -83,7 +88,8 @@ class FakeData final : public transport::DataEndpoint, public transport::DirectA
   bool fenced = true;
   int fences = 0;
   std::vector<transport::WriteOp> writes;
-  std::vector<Bytes> headers;  // of the writes: they need not stay
+  std::vector<Bytes> headers;                                 // of the writes and descriptors: they need not stay
+  std::vector<std::pair<std::uint32_t, std::uint64_t>> rest;  // immediates and bytes of what the peer has posted
 
  private:
   void sever() override {}

@@ -18,6 +18,33 @@ TEST_F(FenceTest, AServerThatReachesACallersMemoryIsEnded) {
   EXPECT_TRUE(operation->over());
 }
 
+// On a busy machine this process sees the end of the peer before it looks at what the peer has posted.
+TEST_F(FenceTest, AnAnswerThatAServerHasPostedBeforeItsEndCounts) {
+  const auto operation = submit();
+  ASSERT_EQ(data.posted, 1U);
+  const auto push = codec::decode<tensor::PushHeader>(data.headers.front());
+  ASSERT_TRUE(push.has_value());
+  data.rest = {{push->immediate, kBytes}};
+  data.fenced = true;  // its process has ended
+  std::vector<std::uint32_t> suspected;
+  worker_loop->events.when_lost = [&](std::uint32_t node, const std::string&) { suspected.push_back(node); };
+  data.sink->on_lost(data, "connection closed");
+  EXPECT_EQ(suspected, std::vector<std::uint32_t>{1});
+  worker_loop->lose_server(1, "server has left the job");
+  ASSERT_TRUE(operation->over());
+  EXPECT_FALSE(operation->failure().has_value()) << operation->failure()->what();
+}
+
+TEST_F(FenceTest, AnOperationThatAServerHasNotAnsweredBeforeItsEndFails) {
+  const auto operation = submit();
+  data.fenced = true;
+  worker_loop->events.when_lost = [](std::uint32_t, const std::string&) {};
+  data.sink->on_lost(data, "connection closed");
+  worker_loop->lose_server(1, "server has left the job");
+  ASSERT_TRUE(operation->over());
+  EXPECT_EQ(operation->failure().value().code(), ErrorCode::kPeerLost);
+}
+
 // It lies in a staging buffer, which nobody uses again.
 TEST_F(FenceTest, AServerThatHasTheContributionOfAHostIsLeftAlone) {
   worker_loop->relay().contribute(0, header, 0, 0);

@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import os
 import re
+import signal
 import sys
 import time
 from pathlib import Path
@@ -302,3 +303,37 @@ def test_a_rank_leaves_at_once_while_others_make_groups():
     made = harness.run(leaves_while_groups_are_made, 15, workers=2, servers=None, env=ENV)
     assert made[0] == 0
     assert made[1] > 0
+
+
+def result_of_one_that_leaves(bps: Any) -> list[float] | None:
+    """Rank 1's server has all pushes, answers, and leaves with its rank while rank 0 is stopped."""
+    from bps_rdma import job
+
+    names = [f"t{number}" for number in range(16)]
+    bps.declare_many(dict.fromkeys(names, ((1000,), "float32")))
+    process, tensors = job.current().process, job.current().tensors
+    name = next(name for name, tensor in zip(names, tensors.values(), strict=True) if process.servers_of(tensor) == [1])
+    mine = np.full(1000, bps.rank() + 1, np.float32)
+    if bps.rank() == 0:
+        handle = bps.push_pull_async(mine, False, name)
+        mark("pushed")
+        await_mark("left")
+        return [float(value) for value in np.unique(bps.synchronize(handle))]
+    harness.eventually(lambda: [one["missing"] for one in bps.dump()["rounds"]] == [[1]])
+    mark("has-push")
+    await_mark("stopped")
+    bps.push_pull(mine, False, name)
+    bps.shutdown(timeout=0)
+    return None
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_what_a_rank_has_answered_before_it_left_counts(transport):
+    with harness.start(result_of_one_that_leaves, workers=2, env=ENV | {"BPS_TRANSPORT": transport}) as job:
+        job.await_marks("has-push", [1])
+        job.kill("rank 0", signal.SIGSTOP)
+        job.set_mark("stopped")
+        job.eventually(lambda: job.processes["rank 1"].status is not None, what="the end of rank 1")
+        job.set_mark("left")
+        job.kill("rank 0", signal.SIGCONT)
+        assert job.outcomes()[0].value == [3.0], job.report()
