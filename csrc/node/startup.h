@@ -41,8 +41,8 @@ struct Startup {
   bool is_server() const { return server_rank != van::kNoRank; }
 };
 
-// Whether a worker offers to be a server beside the dedicated ones (BPS_PLACEMENT). Where members come and go, and
-// where servers keep weights, they are the dedicated ones alone.
+// True when a worker offers to be a server beside the dedicated ones (BPS_PLACEMENT). Jobs whose members come and go,
+// and jobs whose servers keep weights, have the dedicated ones alone.
 bool may_serve(const Settings& settings, const Startup& startup);
 
 // Counts and scheduler address from the classic variables, for bps-server and bps-scheduler; the ranks stay

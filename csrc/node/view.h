@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a process has in one view of its job: its loops, its listeners, its connections to servers and its worker. They
-// are made and destroyed as one.
+// A view holds what a process has in one view of its job: loops, listeners, connections to servers, and the worker.
+// They are made and destroyed as one.
 //
 // Made before the process joins, because the scheduler has to be told where it listens; start() completes it when the
 // process has joined. stop() ends the threads, and the destructor takes everything down.

@@ -14,7 +14,7 @@ struct Hooks {
   pybind11::object awaiting;       // implements `await` of a handle
 };
 
-// Not destroyed at the end of the process, when there is no interpreter any more.
+// The hooks are never destroyed: at the end of the process there is no interpreter any more.
 Hooks& hooks();
 
 }  // namespace bps::python

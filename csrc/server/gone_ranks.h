@@ -26,13 +26,13 @@ class GoneRanks {
     if (!is_first && gone->second.state == Departure::kLeft) gone->second.state = Departure::kClosed;
   }
   void leave(std::uint32_t rank, const std::string& why) { ranks_.try_emplace(rank, Gone{why, Departure::kLeft}); }
-  // From here on every failure has this cause.
+  // Makes this the cause of every failure that follows.
   void end_view(const Error& why) { view_ended_ = RoundFailure{why.code(), why.what(), why.hint()}; }
 
   bool has_view_ended() const { return view_ended_.has_value(); }
   bool is_empty() const { return ranks_.empty(); }
   bool contains(std::uint32_t rank) const { return ranks_.contains(rank); }
-  // What members are told. One may hear of the end of the view here before the scheduler tells it.
+  // Members are told this. One may hear of the end of the view here before the scheduler tells it.
   RoundFailure failure_of(const std::string& loss) const {
     return view_ended_.value_or(RoundFailure{ErrorCode::kPeerLost, loss, kRestartJob});
   }

@@ -25,7 +25,7 @@ class StoredWeights {
   // Plans room for the result of a round that everybody takes part in. What was kept before stays until that is
   // complete. False: there is none, and the round has failed.
   bool plan_store(Round& round);
-  // From now on the server keeps what the pass has written there. False: the round has failed.
+  // The server keeps what the pass has written there. False: the round has failed.
   bool store(Round& round);
   // Everybody gets what the server keeps, and it keeps it no more.
   void give_back(Round& round);

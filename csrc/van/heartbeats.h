@@ -16,7 +16,7 @@ std::string in_seconds(Duration time);  // "1.5 s"
 class Heartbeats {
  public:
   struct Events {
-    // Which loop has made no progress since this answered "" last. May be null.
+    // Names a loop that has made no progress since the call that answered "" last. May be null.
     std::function<std::string()> find_stuck;
     std::function<bool()> can_send;
     std::function<void()> send;

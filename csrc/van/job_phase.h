@@ -65,7 +65,7 @@ class JobPhase {
   const Phase* in() const {
     return std::get_if<Phase>(&now_);
   }
-  // Where those who join are seated; null while nobody is.
+  // The rendezvous that seats processes which join; null while there is none.
   Rendezvous* rendezvous() {
     if (auto* gathering = in<Gathering>()) return &gathering->rendezvous;
     if (auto* renewing = in<Renewing>()) return &renewing->rendezvous;
