@@ -147,11 +147,9 @@ int run(SettingValues values, const std::string& address) {
   options.join_timeout_s = settings.deadlines.join;
   options.ends_alone = true;
   options.resume_timeout_s = settings.deadlines.resume;
-  options.balanced = parsed.key_hash == tensor::KeyHash::kBalanced;
   options.cut = parsed.cut;
-  options.min_workers = settings.job.min_workers;
-  options.placement = van::parse_placement(settings.job.placement);
-  options.is_outlived = options.min_workers > 0;
+  options.terms = parsed.terms();
+  options.is_outlived = settings.job.min_workers > 0;
   const std::string& state = settings.job.scheduler_state;
   van::KnownRun known;
   if (!state.empty()) known = van::run_from_state(state);

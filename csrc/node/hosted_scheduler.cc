@@ -16,10 +16,8 @@ std::unique_ptr<van::Scheduler> host_scheduler(const ProcessOptions& process, co
   options.servers = startup.servers;
   options.heartbeat_timeout_s = process.settings.deadlines.heartbeat;
   options.join_timeout_s = process.settings.deadlines.join;
-  options.balanced = process.key_hash == tensor::KeyHash::kBalanced;
   options.cut = process.cut;
-  options.min_workers = process.settings.job.min_workers;
-  options.placement = van::parse_placement(process.settings.job.placement);
+  options.terms = process.terms();
   options.address = scheduler_listens_at(startup, secret);
   options.origin = startup.origin;
   std::vector<std::uint16_t> others = startup.scheduler_ports;

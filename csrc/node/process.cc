@@ -190,6 +190,7 @@ van::Node Process::describe_self() const {
   self.host_key = van::host_key(options_.settings.transport.host_id);
   self.sums_on_host = options_.sums_on_host();
   self.may_serve = options_.may_serve;
+  self.terms = options_.terms();
   self.has_state = options_.startup.is_worker() && (renews_ != 0 || options_.startup.resumes);
   view_->describe(self);
   return self;

@@ -94,6 +94,19 @@ transport::rdma::GidWish ProcessOptions::rdma_wish() const {
           .interfaces = interface_names(settings.transport.interface)};
 }
 
+van::Terms ProcessOptions::terms() const {
+  const WorkerSettings& worker = settings.worker;
+  if (!startup.is_worker()) return {.min_workers = settings.job.min_workers};
+  return {.min_workers = settings.job.min_workers,
+          .placement = settings.job.placement,
+          .key_hash = worker.key_hash,
+          .built_in_coefficient = worker.built_in_coefficient,
+          .mixed_bound = worker.mixed_bound,
+          .min_partition_bytes = worker.min_partition_bytes,
+          .async = worker.async,
+          .survives_servers = may_fail_over()};
+}
+
 std::string ProcessOptions::address() const {
   return local_address(settings.transport.node_host, settings.transport.interface, startup.scheduler_host);
 }

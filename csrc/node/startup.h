@@ -83,6 +83,7 @@ struct ProcessOptions {
     if (settings.job.min_workers > 0) return std::nullopt;
     return van::ServerWeights(members, hosts, van::parse_placement(settings.job.placement));
   }
+  van::Terms terms() const;
   // The address of this host that peers should use.
   std::string address() const;
   // The ports of the host that RDMA should work on, as far as the settings of the network say.

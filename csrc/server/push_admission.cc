@@ -113,15 +113,11 @@ void PushAdmission::disagree(Round& round, const Push& push) {
     others = "rank " + std::to_string(one.session->worker_rank()) + " and ";
     break;
   }
-  const bool by_settings = ((round.first.flags ^ header.flags) & tensor::kTwoPhase) != 0;
   const RoundFailure why{ErrorCode::kMismatch,
                          "ranks disagree in round " + std::to_string(round.number) + ": " + others + "rank " +
                              std::to_string(session.worker_rank()) +
-                             (by_settings ? " have different settings of BPS_SERVER_FAILOVER or BPS_MIN_WORKERS"
-                                          : " called different operations, or with different dtype, size or reduction"),
-                         by_settings
-                             ? "set both alike in all processes of the job"
-                             : "call the same operation with the same arguments for a name on every rank of the group"};
+                             " called different operations, or with different dtype, size or reduction",
+                         "call the same operation with the same arguments for a name on every rank of the group"};
   parts_.ends.refuse(push.session, header.immediate, why);
   Arrival& arrival = round.arrivals[push.contributor];
   if (!arrival.awaits_answer()) round.end(arrival);

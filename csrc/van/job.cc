@@ -20,7 +20,8 @@ Overloaded(F...) -> Overloaded<F...>;
 Job::Job(Options options, Events events)
     : options_(std::move(options)),
       events_(std::move(events)),
-      phase_(Gathering{.rendezvous = {options_.registry.workers, options_.registry.servers, options_.origin}}),
+      phase_(Gathering{
+          .rendezvous = {options_.registry.workers, options_.registry.servers, options_.terms, options_.origin}}),
       inquiries_(events_.send) {}
 
 bool Job::knows(Peer peer) const {
@@ -121,13 +122,13 @@ bool Job::join(Peer peer, const Join& join) {
   const bool is_suspended = phase_.is<Suspended>();
   // It has found this scheduler before that knew of the view to come.
   const std::uint32_t next_epoch = epoch_ + (phase_.is<Running>() ? 1 : 0);
-  if ((options_.min_workers != 0 || is_suspended) && join.epoch != next_epoch) return false;
+  if ((options_.terms.min_workers != 0 || is_suspended) && join.epoch != next_epoch) return false;
   const bool gathers = phase_.is<Gathering>() || is_suspended;
   if (join.renews != 0) {
     is_suspended ? resume_server(peer, join) : join_again(peer, join);
   } else if (gathers) {
     gather(peer, join);
-  } else if (options_.min_workers != 0 && !phase_.given_up()) {
+  } else if (options_.terms.min_workers != 0 && !phase_.given_up()) {
     enter(peer, join);
   } else if (phase_.is<Running>() && can_be_suspended()) {
     return false;  // some have suspended the job, and the others are about to
@@ -160,11 +161,13 @@ void Job::start(Rendezvous::Seating seating) {
   patience_.clear();
   suspicions_.clear();
   is_whole_ = true;
-  if (options_.min_workers == 0) add_embedded_servers(seating.membership, options_.placement);
+  const Terms terms = seating.membership.nodes.front().terms;
+  const Placement placement = parse_placement(terms.placement);
+  if (terms.min_workers == 0) add_embedded_servers(seating.membership, placement);
   seating.membership.epoch = epoch_;
   seating.membership.take_slots(members_ && !begins_anew ? members_->membership().slots : std::vector<std::uint64_t>());
   // Who connects from here on will be in the next view, if in any.
-  if (options_.min_workers != 0 && events_.on_epoch) events_.on_epoch(epoch_ + 1);
+  if (options_.terms.min_workers != 0 && events_.on_epoch) events_.on_epoch(epoch_ + 1);
   const auto before = std::exchange(members_, std::make_unique<MemberTable>(std::move(seating)));
   // A process that is stopped just now reads that one first, perhaps, and must not find there that it is lost.
   for (Member& member : members_->members()) {
@@ -175,8 +178,9 @@ void Job::start(Rendezvous::Seating seating) {
   registry.workers = members_->membership().workers;
   registry.servers = static_cast<std::uint32_t>(members_->membership().slots.size());
   if (calls_) registry.before = calls_->placements();
-  if (registry.balanced && options_.min_workers == 0) {
-    registry.weights = [members = members_->membership(), placement = options_.placement](const Group& group) {
+  registry.balanced = terms.key_hash == "balanced";
+  if (registry.balanced && terms.min_workers == 0) {
+    registry.weights = [members = members_->membership(), placement](const Group& group) {
       return ServerWeights(members, Hosts(members), placement).by_slot(group, members.server_of_slot());
     };
   }

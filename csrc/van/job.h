@@ -45,10 +45,10 @@ class Job {
     std::chrono::milliseconds join_timeout{60000};
     bool ends_alone = false;                      // also when it has waited that long without any member
     std::chrono::milliseconds resume_timeout{0};  // for workers to resume a suspended job; 0: none can be suspended
-    std::uint32_t min_workers = 0;                // the job goes on while there are so many; 0: only as it has begun
-    Placement placement = Placement::kAuto;       // of sums
-    Origin origin{};                              // of the rank that hosts the scheduler
-    std::uint64_t run = 0;                        // of the job; members of another one cannot rejoin
+    Terms terms{};    // of the rank that hosts the scheduler, or of the scheduler; min_workers: the job goes on while
+                      // there are so many; 0: only as it has begun
+    Origin origin{};  // of the rank that hosts the scheduler
+    std::uint64_t run = 0;                              // of the job; members of another one cannot rejoin
     std::chrono::milliseconds reunion_patience{12000};  // for members to rejoin, after the first one
   };
 

@@ -10,7 +10,7 @@ namespace bps::van {
 
 // True when those who are here can be a view.
 bool Job::goes_on() const {
-  if (options_.min_workers == 0 || !members_) return false;
+  if (options_.terms.min_workers == 0 || !members_) return false;
   std::uint32_t workers = 0;
   bool any_server = false;
   for (const Member& member : members_->members()) {
@@ -18,7 +18,7 @@ bool Job::goes_on() const {
     if (member.is_worker()) ++workers;
     any_server |= member.node->server_rank >= 0;
   }
-  return workers >= options_.min_workers && any_server;
+  return workers >= options_.terms.min_workers && any_server;
 }
 
 void Job::end_view(const std::string& why) {
@@ -47,7 +47,7 @@ void Job::end_view(const std::string& why) {
 bool Job::rejoin(Peer peer, const Rejoin& report) {
   if (phase_.is<Over>() || knows(peer)) return false;
   const bool may_come = phase_.is<Gathering>() || phase_.is<Reuniting>();
-  if (!may_come || options_.min_workers == 0) {
+  if (!may_come || options_.terms.min_workers == 0) {
     // A process that is in this view was something else in an earlier one, which needs no answer.
     const Member* known = members_ ? members_->by_identity(report.self().identity) : nullptr;
     if (known != nullptr && known->connected && members_->membership().epoch > report.membership.epoch) return true;
@@ -77,7 +77,8 @@ void Job::begin_reunion(Reunion&& reunion) {
 void Job::reunite() {
   const Reunion reunion = std::move(phase_.in<Reuniting>()->reunion);
   if (reunion.empty()) {  // all are gone again
-    return phase_.begin(Gathering{.rendezvous = {options_.registry.workers, options_.registry.servers}});
+    return phase_.begin(
+        Gathering{.rendezvous = {options_.registry.workers, options_.registry.servers, options_.terms}});
   }
   members_ = std::make_unique<MemberTable>(reunion.seating());
   epoch_ = members_->membership().epoch;
@@ -121,6 +122,8 @@ void Job::enter(Peer peer, const Join& join) {
     return refuse(peer, {ErrorCode::kInvalidArgument, "this process is neither worker nor server",
                          "install the same bps_rdma version everywhere"});
   }
+  const Node& first = members_->membership().nodes.front();
+  if (const auto refused = refuse_terms(join.node.terms, first.terms, first.describe())) return refuse(peer, *refused);
   entering_.emplace_back(peer, join.node);
   patience_[peer] = Clock::now() + std::chrono::milliseconds(join.patience_ms);
   if (join.node.worker_rank == kNoRank) let_in();  // a server: the workers' steps do not depend on it
@@ -160,7 +163,7 @@ void Job::begin_when_all_are_back() {
   if (!goes_on() && !renewing.give_up) {
     renewing.give_up = Refused{ErrorCode::kPeerLost,
                                renewing.why + "; fewer workers are left than BPS_MIN_WORKERS demands, which is " +
-                                   std::to_string(options_.min_workers),
+                                   std::to_string(options_.terms.min_workers),
                                "start the job again from its last checkpoint"};
   }
   if (renewing.give_up) {

@@ -12,6 +12,7 @@
 #include "compress/label.h"
 #include "core/bytes.h"
 #include "core/dtype.h"
+#include "van/terms.h"
 
 namespace bps::van {
 
@@ -52,6 +53,7 @@ struct Node {
   bool may_serve = false;      // a worker that can be a server, too, if that helps the dedicated ones
   std::uint64_t link = 0;      // bytes per second of its host's link; 0: unknown
   bool has_state = false;      // of the job: it was in the view before, or has suspended the job
+  Terms terms{};
   std::vector<TransportAddress> addresses;
 
   // True when it may run server loops: to sum for all, or for its host.
@@ -68,7 +70,7 @@ struct Node {
     io(m.id, m.worker_rank, m.server_rank, m.worker_loops, m.server_loops, m.pid);
     io.bounded(m.host, kMostHostBytes);
     io.bounded(m.host_key, kMostHostBytes);
-    io(m.identity, m.sums_on_host, m.may_serve, m.link, m.has_state, m.addresses);
+    io(m.identity, m.sums_on_host, m.may_serve, m.link, m.has_state, m.terms, m.addresses);
     io.require([&] { return m.worker_rank >= kAnyRank && m.server_rank >= kAnyRank; });
   }
   bool operator==(const Node&) const = default;

@@ -18,6 +18,12 @@ std::string counts(std::uint32_t workers, std::uint32_t servers) {
 
 }  // namespace
 
+std::optional<Refused> refuse_terms(const Terms& terms, const Terms& others, const std::string& whose) {
+  const auto found = difference(terms, others);
+  if (!found) return std::nullopt;
+  return Refused{ErrorCode::kMismatch, *found + whose, "set it alike for all members of the job"};
+}
+
 Rendezvous Rendezvous::of_suspended_job() {
   Rendezvous rendezvous(kMostMembers, kMostMembers);
   rendezvous.is_resumed_ = true;
@@ -42,6 +48,16 @@ std::optional<Refused> Rendezvous::check_numbers(const Join& join) const {
                   : "set the same DMLC_NUM_WORKER and DMLC_NUM_SERVER (or WORLD_SIZE) on every node"};
 }
 
+std::optional<Refused> Rendezvous::check_terms(const Node& node) const {
+  if (!is_resumed_) {
+    if (auto refused = refuse_terms(node.terms, terms_, "the scheduler")) return refused;
+  }
+  for (const Joined& other : joined_) {
+    if (auto refused = refuse_terms(node.terms, other.node.terms, other.node.describe())) return refused;
+  }
+  return std::nullopt;
+}
+
 std::optional<Refused> Rendezvous::add(Peer peer, const Join& join) {
   if (auto refused = check_numbers(join)) return refused;
   if (!may_belong_together(origin_, join.origin)) {
@@ -64,7 +80,8 @@ std::optional<Refused> Rendezvous::add(Peer peer, const Join& join) {
     servers_ = join.servers;
     has_numbers_ = true;
   }
-  auto refused = check_rank(join.node, &Node::worker_rank, workers_, "worker");
+  auto refused = check_terms(join.node);
+  if (!refused) refused = check_rank(join.node, &Node::worker_rank, workers_, "worker");
   if (!refused) refused = check_rank(join.node, &Node::server_rank, servers_, "server");
   if (refused) return forget_unused_numbers(), refused;
   joined_.push_back({peer, join.node});

@@ -23,11 +23,14 @@ namespace bps::van {
 // A connection of the scheduler. Numbers are never used twice.
 using Peer = std::uint64_t;
 
+// Why a process with these terms cannot be in a job with those of `whose`, or nothing.
+std::optional<Refused> refuse_terms(const Terms& terms, const Terms& others, const std::string& whose);
+
 class Rendezvous {
  public:
-  // `origin`: of the rank that hosts the scheduler; the others have to fit it.
-  Rendezvous(std::uint32_t workers, std::uint32_t servers, Origin origin = {})
-      : workers_(workers), servers_(servers), origin_(std::move(origin)) {}
+  // `origin` and `terms`: of the rank that hosts the scheduler, or of the scheduler; the others have to fit them.
+  Rendezvous(std::uint32_t workers, std::uint32_t servers, Terms terms = {}, Origin origin = {})
+      : workers_(workers), servers_(servers), terms_(std::move(terms)), origin_(std::move(origin)) {}
   static Rendezvous of_suspended_job();
 
   // Why this process cannot join, or nothing.
@@ -60,6 +63,7 @@ class Rendezvous {
   using Rank = std::int32_t Node::*;
 
   std::optional<Refused> check_numbers(const Join& join) const;
+  std::optional<Refused> check_terms(const Node& node) const;
   std::optional<Refused> check_rank(const Node& node, Rank rank, std::uint32_t count, const std::string& role) const;
   std::uint32_t number_of(Rank rank) const;
   std::string missing(Rank rank, std::uint32_t count, const std::string& role) const;
@@ -70,6 +74,7 @@ class Rendezvous {
 
   std::uint32_t workers_;
   std::uint32_t servers_;
+  Terms terms_{};
   Origin origin_{};
   bool is_resumed_ = false;     // the job was suspended
   bool has_numbers_ = true;     // of workers and servers

@@ -57,10 +57,8 @@ Job::Options job_options(const SchedulerOptions& options) {
   Job::Options job;
   job.registry.workers = options.workers;
   job.registry.servers = options.servers;
-  job.registry.balanced = options.balanced;
   job.registry.cut = options.cut;
-  job.min_workers = options.min_workers;
-  job.placement = options.placement;
+  job.terms = options.terms;
   job.run = options.run;
   job.ends_alone = options.ends_alone;
   job.origin = options.origin;

@@ -22,17 +22,15 @@ struct SchedulerOptions {
   std::vector<std::uint16_t> ports;  // the first free one is taken; {0} = any
   std::uint32_t workers = 1;
   std::uint32_t servers = 1;
-  double heartbeat_timeout_s = 1.5;        // silence after which a node counts as lost
-  double join_timeout_s = 60;              // from the first member that joins
-  bool ends_alone = false;                 // also when it has waited that long without any member
-  Origin origin{};                         // of the rank that hosts it
-  double resume_timeout_s = 0;             // for workers to resume a suspended job; 0: none can be suspended
-  std::uint32_t min_workers = 0;           // see Job::Options
-  Placement placement = Placement::kAuto;  // of sums
-  bool is_outlived = false;                // members go on without a scheduler that is silent: it then ends
-  std::uint64_t run = 0;  // of the job, as the scheduler had it in whose place this one is; 0: a new run
-  bool balanced = false;  // key hash `balanced`: answer declares with the bytes on each server
-  tensor::CutRule cut{};  // for that; the server loops come from the members
+  double heartbeat_timeout_s = 1.5;  // silence after which a node counts as lost
+  double join_timeout_s = 60;        // from the first member that joins
+  bool ends_alone = false;           // also when it has waited that long without any member
+  Origin origin{};                   // of the rank that hosts it
+  double resume_timeout_s = 0;       // for workers to resume a suspended job; 0: none can be suspended
+  Terms terms{};                     // see Job::Options
+  bool is_outlived = false;          // members go on without a scheduler that is silent: it then ends
+  std::uint64_t run = 0;             // of the job, as the scheduler had it in whose place this one is; 0: a new run
+  tensor::CutRule cut{};             // for the key hash `balanced`; the server loops come from the members
   // Tells people that a member is gone without leaving, or has ended with an exception. Runs on the scheduler's thread.
   std::function<void(const std::string& why)> on_lost;
   // The workers have suspended the job, or nobody has resumed it.

@@ -23,6 +23,7 @@ van::Node Process::describe() const {
   }
   node.worker_loops = is_worker() ? 1 : 0;
   node.server_loops = 1;
+  node.terms.min_workers = shape_.least;
   return node;
 }
 

@@ -51,7 +51,7 @@ van::Job::Options Scheduler::options(std::uint32_t workers, std::uint32_t server
   van::Job::Options made;
   made.registry.workers = workers;
   made.registry.servers = servers;
-  made.min_workers = least;
+  made.terms.min_workers = least;
   made.silence_ms = static_cast<std::uint32_t>(std::chrono::duration_cast<std::chrono::milliseconds>(silence).count());
   made.run = kRun;
   return made;

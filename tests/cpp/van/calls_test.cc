@@ -107,7 +107,7 @@ TEST(Declare, BadSpecificationsDoNotTravel) {
 }
 
 TEST(Declare, BalancedBringsTheLoad) {
-  JointJob job(2, [](auto& options) { options.balanced = true; });
+  JointJob job(2, [](auto& options) { options.terms = {.placement = "auto", .key_hash = "balanced"}; });
   const auto ids = declare(job[0], {tensor_of("a"), tensor_of("b")});
   EXPECT_EQ(ids[0].server_load, (std::vector<std::uint64_t>{0, 0}));
   EXPECT_EQ(ids[1].server_load, (std::vector<std::uint64_t>{48, 0}));

@@ -44,6 +44,28 @@ TEST(Rendezvous, AProcessWithoutLoopsIsRefused) {
   EXPECT_TRUE(rendezvous.empty());
 }
 
+TEST(Rendezvous, TermsThatDifferAreRefused) {
+  const Terms terms{.min_workers = 1, .placement = "auto", .key_hash = "raw"};
+  Rendezvous rendezvous(3, 2, {.min_workers = 1});
+  const auto refused = [&](Join join, const Terms& with) {
+    join.node.terms = with;
+    const auto why = rendezvous.add(10, join);
+    return why ? why->text : "";
+  };
+  EXPECT_EQ(refused(wish(0, kNoRank, 3, 2), {.placement = "auto"}),
+            "BPS_MIN_WORKERS is 0 here, and 1 on the scheduler");
+  EXPECT_EQ(refused(wish(kNoRank, 0, 3, 2), {.min_workers = 1}), "");
+  EXPECT_EQ(refused(wish(0, kNoRank, 3, 2), terms), "") << "a server has no placement";
+  EXPECT_EQ(refused(wish(kNoRank, 1, 3, 2), {.min_workers = 2}), "BPS_MIN_WORKERS is 2 here, and 1 on the scheduler");
+  Terms other = terms;
+  other.placement = "mixed";
+  EXPECT_EQ(refused(wish(1, kNoRank, 3, 2), other), "BPS_PLACEMENT is mixed here, and auto on worker 0 (a, pid 42)");
+  other = terms;
+  other.survives_servers = true;
+  EXPECT_EQ(refused(wish(1, kNoRank, 3, 2), other), "BPS_SERVER_FAILOVER is 1 here, and 0 on worker 0 (a, pid 42)");
+  EXPECT_EQ(refused(wish(1, kNoRank, 3, 2), terms), "");
+}
+
 TEST(Rendezvous, FreeRanksGoByArrival) {
   Rendezvous rendezvous(3, 0);
   EXPECT_FALSE(rendezvous.add(10, wish(kAnyRank, kNoRank, 3, 0)));

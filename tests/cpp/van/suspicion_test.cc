@@ -103,6 +103,7 @@ class BrokenConnections : public testing::Test {
     join.node.worker_rank = join.node.server_rank = static_cast<std::int32_t>(rank);
     join.node.worker_loops = join.node.server_loops = 1;
     join.node.identity = rank + 1;
+    join.node.terms.min_workers = 1;
     ASSERT_TRUE(job_.receive(peers_[rank], join));
   }
   // Rank 0 has lost its connection to rank 1, which then shows that it is alive.
@@ -127,7 +128,7 @@ class BrokenConnections : public testing::Test {
   static Job::Options options() {
     Job::Options made;
     made.registry.workers = made.registry.servers = 2;
-    made.min_workers = 1;
+    made.terms.min_workers = 1;
     return made;
   }
 

@@ -62,6 +62,7 @@ class TestNode {
                     },
                 .on_tensor_failed = [this](std::uint32_t id, const std::string& why) { note(failed_, id, why); }})) {}
 
+  Terms terms;  // that it joins with
   Van* operator->() { return van_.get(); }
   void destroy() { van_.reset(); }
   void join(std::int32_t worker, std::int32_t server, std::uint32_t workers, std::uint32_t servers) {
@@ -72,6 +73,7 @@ class TestNode {
     self.pid = 42;
     self.identity = static_cast<std::uint64_t>(worker + 8) * 1000 + static_cast<std::uint64_t>(server + 8);
     self.worker_loops = self.server_loops = 1;
+    self.terms = terms;
     van_->join(self, workers, servers);
   }
   Group all() {
@@ -149,8 +151,11 @@ bool soon(Condition condition, double seconds = 10) {
 struct JointJob {
   explicit JointJob(std::uint32_t count, const std::function<void(SchedulerOptions&)>& change = {})
       : scheduler(make_scheduler(count, count, change)) {
+    SchedulerOptions options;
+    if (change) change(options);
     for (std::uint32_t i = 0; i < count; ++i) {
       nodes.push_back(std::make_unique<TestNode>(std::vector{scheduler->port()}));
+      nodes.back()->terms = options.terms;
     }
     together(count, [&](std::size_t i) { nodes[i]->join(static_cast<std::int32_t>(i), kAnyRank, count, count); });
   }

@@ -218,18 +218,19 @@ class Simulation {
     Job::Options made;
     made.registry.workers = workers;
     made.registry.servers = dedicated == 0 ? workers : dedicated;
-    made.min_workers = least;
+    made.terms.min_workers = least;
     made.run = kRun;
     made.resume_timeout = std::chrono::minutes(10);
     return made;
   }
-  static Node node_of(const SimulatedMember& member) {
+  Node node_of(const SimulatedMember& member) const {
     Node node;
     node.pid = member.pid;
     node.identity = member.pid;
     node.host = "host";
     node.worker_loops = member.dedicated ? 0 : 1;
     node.server_loops = 1;
+    node.terms = options_.terms;
     return node;
   }
   void receive(Peer peer, const Message& message) { sent_.emplace_back(peer, message); }

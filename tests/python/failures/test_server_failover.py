@@ -320,22 +320,6 @@ def test_a_deadline_that_meets_a_loss_is_one_of_all_ranks(transport: str) -> Non
             assert sums == [3, 3]
 
 
-def disagrees(bps: Any) -> str:
-    with pytest.raises(bps.MismatchError) as raised:
-        bps.push_pull(np.zeros(8, np.float32), name="x")
-    return str(raised.value)
-
-
-def test_ranks_with_other_settings_are_told_so():
-    with harness.start(disagrees, workers=2, servers=1, env=FAST, rank_env=[{}, {"BPS_SERVER_FAILOVER": "0"}]) as job:
-        for text in job.results():
-            assert (
-                "rank 0 and rank 1 have different settings of BPS_SERVER_FAILOVER" in text
-                or "rank 1 and rank 0" in text
-            )
-            assert "set both alike" in text
-
-
 def copies(bps: Any) -> int:
     """Of this rank, once it knows the server's redo log."""
     array = bps.empty(COUNT, np.float32)

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the settings of all members of a job must say alike. Each worker finds out by itself which server sums a piece
+// of a tensor: workers that differ would wait for each other. The scheduler refuses the one that comes later.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+
+namespace bps::van {
+
+struct Terms {
+  std::uint32_t min_workers = 0;  // BPS_MIN_WORKERS: of servers and of the scheduler, too
+  // Of workers alone; others have an empty placement.
+  std::string placement{};
+  std::string key_hash{};
+  std::uint64_t built_in_coefficient = 0;
+  std::uint64_t mixed_bound = 0;
+  std::uint64_t min_partition_bytes = 0;
+  bool async = false;
+  bool survives_servers = false;  // BPS_SERVER_FAILOVER, and what it depends on
+
+  static constexpr std::size_t kMostWordBytes = 32;
+  static constexpr void fields(auto& io, auto& m) {
+    io(m.min_workers);
+    io.bounded(m.placement, kMostWordBytes);
+    io.bounded(m.key_hash, kMostWordBytes);
+    io(m.built_in_coefficient, m.mixed_bound, m.min_partition_bytes, m.async, m.survives_servers);
+  }
+  bool operator==(const Terms&) const = default;
+};
+
+// "BPS_PLACEMENT is mixed here, and auto on ": the first setting that differs. Nothing: both fit.
+std::optional<std::string> difference(const Terms& mine, const Terms& others);
+
+}  // namespace bps::van
