@@ -5,8 +5,10 @@
 #include <array>
 #include <charconv>
 #include <functional>
+#include <queue>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "core/error.h"
 
@@ -129,18 +131,26 @@ std::string_view to_string(KeyHash hash) {
 // Webster's method: the next place belongs to whom half a place more would not yet be too much.
 std::vector<std::uint32_t> deal_slots(std::span<const std::uint32_t> weights) {
   if (std::ranges::adjacent_find(weights, std::not_equal_to()) == weights.end()) return {};
-  const std::size_t length = std::max(kLeastDealt, weights.size() * kDealtPerSlot);
-  std::vector<std::uint64_t> taken(weights.size());
-  std::vector<std::uint32_t> deal(length);
+  struct Slot {
+    std::uint32_t index;
+    std::uint64_t weight;
+    std::uint64_t halves = 1;  // 2 taken places + 1
+  };
+  const auto comes_later = [](const Slot& a, const Slot& b) {  // by halves / weight, without a division
+    const std::uint64_t mine = a.halves * b.weight, other = b.halves * a.weight;
+    return mine != other ? mine > other : a.index > b.index;
+  };
+  std::priority_queue<Slot, std::vector<Slot>, decltype(comes_later)> next(comes_later);
+  for (std::uint32_t i = 0; i < weights.size(); ++i) {
+    if (weights[i] > 0) next.push({i, weights[i]});
+  }
+  std::vector<std::uint32_t> deal(std::max(kLeastDealt, weights.size() * kDealtPerSlot));
   for (std::uint32_t& place : deal) {
-    std::size_t best = weights.size();
-    for (std::size_t i = 0; i < weights.size(); ++i) {
-      if (weights[i] == 0) continue;
-      // (2 taken + 1) / weight, without a division
-      if (best == weights.size() || (2 * taken[i] + 1) * weights[best] < (2 * taken[best] + 1) * weights[i]) best = i;
-    }
-    ++taken[best];
-    place = static_cast<std::uint32_t>(best);
+    Slot slot = next.top();
+    next.pop();
+    place = slot.index;
+    slot.halves += 2;
+    next.push(slot);
   }
   return deal;
 }
