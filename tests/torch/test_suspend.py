@@ -120,6 +120,40 @@ def test_the_same_servers_serve_two_then_one_then_three(transport, least):
             assert job.log(label).count("ready again; this is " + server) == 3
 
 
+def as_three_as_two_as_three(bps: Any) -> list[list[float]]:
+    rank = my_rank()
+    model = Model()
+    found = []
+
+    def train(workers: int) -> None:
+        model.train(workers)
+        found.append([member["share"] for member in bps.dump()["members"]])
+
+    train(3)
+    model.bps.suspend()
+    if rank < 2:
+        model.bps.resume(2, 1, rank)
+        train(2)
+        model.bps.suspend()
+        mark("two")
+    await_mark("three")
+    model.bps.resume(3, 1, rank)
+    model.get_parameters()
+    train(3)
+    return found
+
+
+def test_the_servers_inside_the_workers_come_and_go_with_them():
+    """On several hosts these sum beside the dedicated one, as much as is best for so many workers."""
+    three, two = [1 / 5, 1 / 5, 1 / 5, 2 / 5], [1 / 4, 1 / 4, 1 / 2]
+    with harness.start(as_three_as_two_as_three, servers=1, **harness.on_hosts("abc")) as job:
+        job.await_marks("two", ranks=[0, 1])
+        job.set_mark("three")
+        first, _, last = job.results()
+    assert first == [pytest.approx(three, abs=1e-4), pytest.approx(two, abs=1e-4), pytest.approx(three, abs=1e-4)]
+    assert last == [first[0], first[2]]
+
+
 def suspend_and_wait(bps: Any, workers: int) -> None:
     model = Model()
     model.train(2)
