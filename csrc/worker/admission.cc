@@ -87,6 +87,7 @@ void Admission::submit(const std::shared_ptr<Operation>& operation, bool watches
 }
 
 void Admission::admit(Operation& operation) {
+  if (ended_) cancellation_.abort(operation, *ended_);
   for (std::size_t place = 0; place < connections_.places(); ++place) {
     Portion& portion = cancellation_.portion(operation, place);
     if (!portion.parts.empty()) admit(portion, connections_.at(place));

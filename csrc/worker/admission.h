@@ -5,7 +5,9 @@
 
 #include <cstddef>
 #include <memory>
+#include <optional>
 
+#include "core/error.h"
 #include "core/metrics.h"
 #include "core/ring.h"
 #include "transport/reactor.h"
@@ -36,6 +38,9 @@ class Admission {
   bool is_empty() const { return submissions_.empty(); }
   // False when there is none.
   bool take(Submission& submission) { return submissions_.pop(submission); }
+  // This process leaves: operations that are admitted from now on fail with this, and nothing of them is sent. A server
+  // would refuse them because this rank has left, which is the same to others, but not to the caller.
+  void end(const Error& why) { ended_ = why; }
   // Registers the memory of an operation, chooses its routes, makes the buffers that they need, and enqueues its parts.
   // An operation that fails stays out of the queues.
   void admit(Operation& operation);
@@ -51,6 +56,7 @@ class Admission {
   Counters& counters_;
   Connections& connections_;
   Cancellation& cancellation_;
+  std::optional<Error> ended_;
   MpscRing<Submission> submissions_;
 };
 

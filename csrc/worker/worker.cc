@@ -47,15 +47,13 @@ void Worker::abort(const std::shared_ptr<Operation>& operation, ErrorCode code, 
 
 bool Worker::end_operations(ErrorCode code, const std::string& what, const std::string& hint,
                             const Deadline& deadline) {
+  const Error why(code, what, hint);
   {
     const std::lock_guard lock(mutex_);
-    if (!why_ended_) why_ended_ = Error(code, what, hint);
+    if (!why_ended_) why_ended_ = why;
   }
-  any_lost_.store(true);  // what another thread begins just now ends in launch()
-  for (const LoopOf& each : worker_loops_) {
-    each.reactor->call(
-        [&] { each.worker_loop->abort_operations([](const Operation&) { return true; }, code, what, hint); });
-  }
+  any_lost_.store(true);
+  for (const LoopOf& each : worker_loops_) each.reactor->call([&] { each.worker_loop->leave(why); });
   const auto idle = [this] {
     return std::ranges::all_of(worker_loops_, [](const LoopOf& each) {
       bool is_idle = false;

@@ -145,6 +145,11 @@ void WorkerLoop::abort_operations(const std::function<bool(const Operation&)>& c
   }
 }
 
+void WorkerLoop::leave(const Error& why) {
+  admission_.end(why);
+  abort_operations([](const Operation&) { return true; }, why.code(), why.what(), why.hint());
+}
+
 void WorkerLoop::end_view(const Error& why) {
   connections_.end_view(why);
   contributions_.end_view(why);

@@ -87,6 +87,8 @@ class WorkerLoop final : public transport::Actor {
   // Aborts every operation that `concerns` answers true for.
   void abort_operations(const std::function<bool(const Operation&)>& concerns, ErrorCode code, const std::string& what,
                         const std::string& hint);
+  // Aborts all operations, and those that are submitted later: this process leaves.
+  void leave(const Error& why);
   // Cancels this loop's part of an operation that is failing.
   void cancel(Operation& operation) { cancellation_.cancel(operation); }
   // No operation is on its way, waits to be sent, or has just been submitted.

@@ -155,6 +155,19 @@ TEST_F(WorkerLoopTest, WhatIsUrgentOvertakesOnEveryServer) {
   }
 }
 
+// Another thread calls shutdown(), and the servers know already that this rank has left.
+TEST_F(WorkerLoopTest, WhatBeginsAfterTheLeavingFailsByIt) {
+  worker_loop.leave(Error(ErrorCode::kNotInitialized, "shut down", "init"));
+  for (const auto& server_loop : server_loops) server_loop->leave_node(1, "worker 0 has left the job");
+  const auto operation = submit(5, 0);
+  while (!operation->done()) {
+    worker_loop.step();
+    deliver();
+  }
+  EXPECT_EQ(operation->failure()->code(), ErrorCode::kNotInitialized) << operation->failure()->what();
+  EXPECT_EQ(pushes(0) + pushes(1), 0U);
+}
+
 TEST_F(WorkerLoopTest, AnAbortedOperationEndsWhenEveryServerHasAcknowledged) {
   const auto operation = submit(50, 0, with_silent);
   worker_loop.step();
