@@ -32,9 +32,9 @@ class InvalidTensorError(InvalidArgumentError, TypeError):
 
 
 class MismatchError(BpsError):
-    """Ranks, or two uses of one name, disagree about dtype, size or operation.
+    """Ranks, or two uses of one name, disagree about dtype, size or operation; or processes of a job about a setting.
 
-    What to do: Use one name for one tensor, the same on all ranks.
+    What to do: Use one name for one tensor, the same on all ranks; set the setting alike.
     """
 
 
