@@ -2,6 +2,7 @@
 #include "node/loops.h"
 
 #include <algorithm>
+#include <cmath>
 #include <future>
 
 #include "core/limits.h"
@@ -11,10 +12,26 @@
 #include "transport/local/self_transport.h"
 #include "transport/shm/shm_transport.h"
 #include "transport/tcp/tcp_transport.h"
+#include "van/server_weights.h"
 
 namespace bps::node {
 
 using transport::Kind;
+
+namespace {
+
+// A group may have most of its sums where others have few, and one piece comes while another one is summed.
+constexpr std::uint32_t kFewestSlots = 2;
+
+// The slots that each worker loop gets here. Links are full to the end where as much is under way to each server as it
+// sums in comparison; otherwise those with little to do are ahead, and at the end only the others' links are busy.
+std::uint32_t window_of(std::uint32_t most, const van::Membership& members, const van::Node& self) {
+  if (self.server_rank < 0) return most;
+  const double load = van::ServerWeights::load_of_loop(members, static_cast<std::uint32_t>(self.server_rank));
+  return std::clamp(static_cast<std::uint32_t>(std::lround(load * most)), std::min(most, kFewestSlots), most);
+}
+
+}  // namespace
 
 Loops::Loops(const ProcessOptions& options, std::vector<transport::tcp::TcpRail> tcp_rails,
              const transport::Credentials& credentials, TraceWriter* trace)
@@ -98,7 +115,7 @@ void Loops::make_rdma_transports() {
 void Loops::start_servers(const van::Membership& members, const van::Node& self, const WhenLost& when_lost,
                           const std::function<void()>& when_failed) {
   server::ServerLoopOptions options;
-  options.window = options_.settings.server.window;
+  options.window = window_of(options_.settings.server.window, members, self);
   options.slot_memory = options_.settings.server.slot_memory / loops_.size();
   options.kept_memory = memory_limit() / 4 * 3 / loops_.size();
   options.largest_partition = 1 << 30;

@@ -17,6 +17,7 @@
 #include "node/stacks.h"
 #include "node/view.h"
 #include "van/ask_scheduler.h"
+#include "van/server_weights.h"
 #include "van/van.h"
 #include "worker/worker.h"
 
@@ -162,7 +163,7 @@ std::string Process::describe_job() const {
 std::string Process::describe_members() const {
   JsonList list;
   const van::Membership& members = van_->membership();
-  const auto weights = options_.server_weights(members, van::Hosts(members));
+  const auto weights = van::ServerWeights::of_job(members, van::Hosts(members));
   const std::vector<std::uint32_t> shares = weights ? weights->of(members.all()) : std::vector<std::uint32_t>();
   for (const van::Node& node : members.nodes) {
     JsonObject one;

@@ -17,7 +17,7 @@
 #include "transport/reactor.h"
 #include "van/membership.h"
 #include "van/origin.h"
-#include "van/server_weights.h"
+#include "van/terms.h"
 
 namespace bps::node {
 
@@ -78,11 +78,6 @@ struct ProcessOptions {
   }
   // The scheduler is in the process of rank 0. Where servers are counted it is a process of its own.
   bool is_hosted_by_rank_0() const { return startup.joint && !settings.job.servers; }
-  // How much each server sums; nothing where they take turns: where members come and go, keys would move at each loss.
-  std::optional<van::ServerWeights> server_weights(const van::Membership& members, const van::Hosts& hosts) const {
-    if (settings.job.min_workers > 0) return std::nullopt;
-    return van::ServerWeights(members, hosts, van::parse_placement(settings.job.placement));
-  }
   van::Terms terms() const;
   // The address of this host that peers should use.
   std::string address() const;

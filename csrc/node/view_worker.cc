@@ -54,7 +54,7 @@ worker::WorkerOptions worker_options(const ProcessOptions& options, const van::M
   made.cut = options.cut;
   made.cut.server_loops = members.all_server_loops();
   made.server_places = van::ServerPlaces(members);
-  made.weights = options.server_weights(members, hosts);
+  made.weights = van::ServerWeights::of_job(members, hosts);
   for (std::uint32_t rank = 0; members.has_embedded_servers() && rank < members.workers; ++rank) {
     made.own_server.push_back(static_cast<std::uint32_t>(members.worker(rank)->server_rank));
   }

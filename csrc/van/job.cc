@@ -162,8 +162,7 @@ void Job::start(Rendezvous::Seating seating) {
   suspicions_.clear();
   is_whole_ = true;
   const Terms terms = seating.membership.nodes.front().terms;
-  const Placement placement = parse_placement(terms.placement);
-  if (terms.min_workers == 0) add_embedded_servers(seating.membership, placement);
+  add_embedded_servers(seating.membership);
   seating.membership.epoch = epoch_;
   seating.membership.take_slots(members_ && !begins_anew ? members_->membership().slots : std::vector<std::uint64_t>());
   // Who connects from here on will be in the next view, if in any.
@@ -179,9 +178,10 @@ void Job::start(Rendezvous::Seating seating) {
   registry.servers = static_cast<std::uint32_t>(members_->membership().slots.size());
   if (calls_) registry.before = calls_->placements();
   registry.balanced = terms.key_hash == "balanced";
-  if (registry.balanced && terms.min_workers == 0) {
-    registry.weights = [members = members_->membership(), placement](const Group& group) {
-      return ServerWeights(members, Hosts(members), placement).by_slot(group, members.server_of_slot());
+  const Membership& members = members_->membership();
+  if (const auto weights = ServerWeights::of_job(members, Hosts(members)); weights && registry.balanced) {
+    registry.weights = [weights = *weights, slots = members.server_of_slot()](const Group& group) {
+      return weights.by_slot(group, slots);
     };
   }
   registry.cut.server_loops = members_->membership().all_server_loops();

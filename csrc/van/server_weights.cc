@@ -13,21 +13,29 @@ Placement parse_placement(std::string_view name) {
   return name == "embedded" ? Placement::kEmbedded : Placement::kAuto;
 }
 
-void add_embedded_servers(Membership& members, Placement placement) {
+void add_embedded_servers(Membership& members) {
   Membership with = members;
   for (std::uint32_t rank = 0; rank < members.workers; ++rank) {
     Node& node = with.nodes[rank];
     if (!node.may_serve || node.server_rank >= 0) return;
     node.server_rank = static_cast<std::int32_t>(with.servers++);
   }
-  const std::vector<std::uint32_t> weights = ServerWeights(with, Hosts(with), placement).of(members.all());
+  const auto all = ServerWeights::of_job(with, Hosts(with));
+  if (!all) return;
+  const std::vector<std::uint32_t> weights = all->of(members.all());
   if (std::ranges::any_of(weights.begin() + members.servers, weights.end(), [](auto weight) { return weight > 0; })) {
     members = std::move(with);
   }
 }
 
-ServerWeights::ServerWeights(const Membership& members, const Hosts& hosts, Placement placement)
+std::optional<ServerWeights> ServerWeights::of_job(const Membership& members, const Hosts& hosts) {
+  if (members.nodes.front().terms.min_workers > 0) return std::nullopt;
+  return ServerWeights(members, hosts);
+}
+
+ServerWeights::ServerWeights(const Membership& members, const Hosts& hosts)
     : servers_(members.servers), sums_on_hosts_(hosts.active()) {
+  const Placement placement = parse_placement(members.nodes.front().terms.placement);
   std::map<std::string, std::size_t> known;
   std::vector<std::vector<std::uint32_t>> embedded;
   bool any_dedicated = false;
@@ -87,6 +95,18 @@ std::vector<std::uint32_t> ServerWeights::by_slot(const Group& group,
   std::vector<std::uint32_t> by_slot;
   for (const std::uint32_t server : server_of_slot) by_slot.push_back(server < weights.size() ? weights[server] : 0);
   return by_slot;
+}
+
+double ServerWeights::load_of_loop(const Membership& members, std::uint32_t server) {
+  const auto weights = of_job(members, Hosts(members));
+  if (!weights) return 1;
+  const std::vector<std::uint32_t> all = weights->of(members.all());
+  const auto load = [&](std::uint32_t rank) {
+    return all[rank] / static_cast<double>(members.server(rank)->server_loops);
+  };
+  double most = 0;
+  for (std::uint32_t rank = 0; rank < members.servers; ++rank) most = std::max(most, load(rank));
+  return load(server) / most;
 }
 
 }  // namespace bps::van

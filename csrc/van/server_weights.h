@@ -4,6 +4,8 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
+#include <span>
 #include <string_view>
 #include <vector>
 
@@ -23,20 +25,24 @@ enum class Placement : std::uint8_t {
 Placement parse_placement(std::string_view name);
 
 // Makes servers of the workers that offer it, if those would sum anything for the group of all.
-void add_embedded_servers(Membership& members, Placement placement);
+void add_embedded_servers(Membership& members);
 
 class ServerWeights {
  public:
   static constexpr std::uint32_t kAll = 1U << 16;
 
-  ServerWeights() = default;
-  ServerWeights(const Membership& members, const Hosts& hosts, Placement placement);
+  // Nothing for a job whose servers take turns: where members come and go, keys would move at each loss.
+  static std::optional<ServerWeights> of_job(const Membership& members, const Hosts& hosts);
   // By server rank, kAll together but for rounding. A server without a weight sums nothing.
   std::vector<std::uint32_t> of(const Group& group) const;
   // The same by slot of the membership.
   std::vector<std::uint32_t> by_slot(const Group& group, std::span<const std::uint32_t> server_of_slot) const;
+  // What a loop of the server sums for all workers, as a part of what the busiest loop sums.
+  static double load_of_loop(const Membership& members, std::uint32_t server);
 
  private:
+  ServerWeights(const Membership& members, const Hosts& hosts);
+
   struct Host {
     double link = 0;                     // bytes per second; 0: unknown
     std::vector<std::uint32_t> servers;  // those that may sum
