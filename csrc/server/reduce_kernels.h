@@ -12,12 +12,12 @@ namespace {
 
 template <typename Math>
 struct Plain : Math {
-  using typename Math::WorkerLoops;
+  using typename Math::Lanes;
   static constexpr std::size_t kParts = 1;
   static constexpr std::size_t kUnitBytes = kVectorBytes;
 
-  static void load(const std::byte* from, WorkerLoops* to) { *to = load_vector<typename Math::WorkerLoop>(from); }
-  static void store(std::byte* to, const WorkerLoops* from) { store_vector<typename Math::WorkerLoop>(to, *from); }
+  static void load(const std::byte* from, Lanes* to) { *to = load_vector<typename Math::Lane>(from); }
+  static void store(std::byte* to, const Lanes* from) { store_vector<typename Math::Lane>(to, *from); }
 };
 
 // 16-bit floats that share 32-bit words: even elements become one vector of float32 and odd ones another, which takes
@@ -72,7 +72,7 @@ struct Float16Bits {
 };
 
 template <typename Element, ReduceOp kOp>
-typename Element::WorkerLoops combine(typename Element::WorkerLoops a, typename Element::WorkerLoops b) {
+typename Element::Lanes combine(typename Element::Lanes a, typename Element::Lanes b) {
   if constexpr (kOp == ReduceOp::kMin) return Element::minimum(a, b);
   if constexpr (kOp == ReduceOp::kMax) return Element::maximum(a, b);
   if constexpr (kOp == ReduceOp::kProduct) return Element::multiply(a, b);
@@ -82,17 +82,17 @@ typename Element::WorkerLoops combine(typename Element::WorkerLoops a, typename 
 // How step() touches memory: whole units, or one last, incomplete unit by way of a copy padded with zeros.
 template <typename Element>
 struct Whole {
-  static void load(const std::byte* from, typename Element::WorkerLoops* to) { Element::load(from, to); }
-  static void store(std::byte* to, const typename Element::WorkerLoops* from) { Element::store(to, from); }
+  static void load(const std::byte* from, typename Element::Lanes* to) { Element::load(from, to); }
+  static void store(std::byte* to, const typename Element::Lanes* from) { Element::store(to, from); }
 };
 template <typename Element>
 struct Rest {
-  void load(const std::byte* from, typename Element::WorkerLoops* to) const {
+  void load(const std::byte* from, typename Element::Lanes* to) const {
     std::byte unit[Element::kUnitBytes] = {};
     __builtin_memcpy(unit, from, bytes);
     Element::load(unit, to);
   }
-  void store(std::byte* to, const typename Element::WorkerLoops* from) const {
+  void store(std::byte* to, const typename Element::Lanes* from) const {
     std::byte unit[Element::kUnitBytes];
     Element::store(unit, from);
     __builtin_memcpy(to, unit, bytes);
@@ -121,7 +121,7 @@ template <typename Element, ReduceOp kOp, std::size_t kUnits, typename Memory>
 [[gnu::always_inline]] inline void step(const isa::Job& job, std::size_t offset,
                                         const typename DivisorOf<Element>::Type& divisor, Memory memory) {
   constexpr std::size_t kParts = Element::kParts;
-  typename Element::WorkerLoops sum[kUnits * kParts];
+  typename Element::Lanes sum[kUnits * kParts];
   const std::byte* source = job.sources[0] + offset;
 #pragma GCC unroll 8
   for (std::size_t u = 0; u < kUnits; ++u) memory.load(source + u * Element::kUnitBytes, sum + u * kParts);
@@ -129,7 +129,7 @@ template <typename Element, ReduceOp kOp, std::size_t kUnits, typename Memory>
     source = job.sources[s] + offset;
 #pragma GCC unroll 8
     for (std::size_t u = 0; u < kUnits; ++u) {
-      typename Element::WorkerLoops next[kParts];
+      typename Element::Lanes next[kParts];
       memory.load(source + u * Element::kUnitBytes, next);
 #pragma GCC unroll 8
       for (std::size_t p = 0; p < kParts; ++p) {

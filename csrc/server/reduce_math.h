@@ -44,8 +44,8 @@ using Words = Vector<std::uint32_t>;
 
 template <typename T>
 struct FloatMath {
-  using WorkerLoop = T;
-  using WorkerLoops = Vector<T>;
+  using Lane = T;
+  using Lanes = Vector<T>;
 
   // Both ways round the exact quotient once, so the result is sum / divisor to the bit; multiplying is faster, and
   // right only where the reciprocal is exact.
@@ -57,14 +57,12 @@ struct FloatMath {
     bool is_power_of_two;
   };
 
-  static WorkerLoops add(WorkerLoops a, WorkerLoops b) { return a + b; }
-  static WorkerLoops multiply(WorkerLoops a, WorkerLoops b) { return a * b; }
+  static Lanes add(Lanes a, Lanes b) { return a + b; }
+  static Lanes multiply(Lanes a, Lanes b) { return a * b; }
   // As numpy.minimum and numpy.maximum: NaN wins.
-  static WorkerLoops minimum(WorkerLoops a, WorkerLoops b) { return ((a < b) | (a != a)) ? a : b; }
-  static WorkerLoops maximum(WorkerLoops a, WorkerLoops b) { return ((a > b) | (a != a)) ? a : b; }
-  static WorkerLoops divide(WorkerLoops a, const Divisor& by) {
-    return by.is_power_of_two ? a * by.reciprocal : a / by.value;
-  }
+  static Lanes minimum(Lanes a, Lanes b) { return ((a < b) | (a != a)) ? a : b; }
+  static Lanes maximum(Lanes a, Lanes b) { return ((a > b) | (a != a)) ? a : b; }
+  static Lanes divide(Lanes a, const Divisor& by) { return by.is_power_of_two ? a * by.reciprocal : a / by.value; }
 };
 
 template <typename T>
@@ -86,27 +84,27 @@ struct UnsignedOf<std::int64_t> {
   using Type = std::uint64_t;
 };
 
-// WorkerLoops are unsigned: wrap-around is then defined. Means are made by integer_mean.h.
+// Lanes are unsigned: wrap-around is then defined. Means are made by integer_mean.h.
 template <typename T>
 struct IntegerMath {
-  using WorkerLoop = typename UnsignedOf<T>::Type;
-  using WorkerLoops = Vector<WorkerLoop>;
+  using Lane = typename UnsignedOf<T>::Type;
+  using Lanes = Vector<Lane>;
   using Signed = Vector<T>;  // as the type itself orders them
 
-  static WorkerLoops add(WorkerLoops a, WorkerLoops b) { return a + b; }
-  static WorkerLoops multiply(WorkerLoops a, WorkerLoops b) { return a * b; }
-  static WorkerLoops minimum(WorkerLoops a, WorkerLoops b) { return (Signed)a < (Signed)b ? a : b; }
-  static WorkerLoops maximum(WorkerLoops a, WorkerLoops b) { return (Signed)a > (Signed)b ? a : b; }
+  static Lanes add(Lanes a, Lanes b) { return a + b; }
+  static Lanes multiply(Lanes a, Lanes b) { return a * b; }
+  static Lanes minimum(Lanes a, Lanes b) { return (Signed)a < (Signed)b ? a : b; }
+  static Lanes maximum(Lanes a, Lanes b) { return (Signed)a > (Signed)b ? a : b; }
 };
 
 // Bytes of 0 and 1. They have no mean: the operation is refused before it gets here.
 struct BoolMath {
-  using WorkerLoop = std::uint8_t;
-  using WorkerLoops = Vector<std::uint8_t>;
-  static WorkerLoops add(WorkerLoops a, WorkerLoops b) { return a | b; }
-  static WorkerLoops multiply(WorkerLoops a, WorkerLoops b) { return a & b; }
-  static WorkerLoops minimum(WorkerLoops a, WorkerLoops b) { return a & b; }
-  static WorkerLoops maximum(WorkerLoops a, WorkerLoops b) { return a | b; }
+  using Lane = std::uint8_t;
+  using Lanes = Vector<std::uint8_t>;
+  static Lanes add(Lanes a, Lanes b) { return a | b; }
+  static Lanes multiply(Lanes a, Lanes b) { return a & b; }
+  static Lanes minimum(Lanes a, Lanes b) { return a & b; }
+  static Lanes maximum(Lanes a, Lanes b) { return a | b; }
 };
 
 }  // namespace

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // How deep the queues are, and why none of them can overflow, whatever the number of peers.
 //
-//   send queue     an endpoint posts only while fewer than its window are unfinished; the queue is as deep as the
-//   window. send CQ        holds one entry for each request of each send queue: that many even when a broken queue pair
-//   flushes
-//                  requests that asked for no completion. It grows with every queue pair, or the queue pair is refused.
-//   receive CQ     holds one entry for each posted receive request: the shared ones, and those of each control
-//   endpoint. SRQ            is never posted more than its depth. When it runs empty the NIC makes the sender wait and
-//   try again,
-//                  for ever (rnr_retry 7): slower, never lost.
+// - send queue: an endpoint posts only while fewer than its window are unfinished, and the queue is as deep as the
+//   window.
+// - send CQ: it holds one entry for each request of each send queue. A broken queue pair needs that many when it
+//   flushes requests that asked for no completion. It grows with every queue pair, or the queue pair is refused.
+// - receive CQ: it holds one entry for each posted receive request: the shared ones, and those of each control
+// endpoint.
+// - SRQ: never more is posted than its depth. When it runs empty the NIC makes the sender wait and try again, for ever
+//   (rnr_retry 7): that is slower, and nothing is lost.
 #pragma once
 
 #include <algorithm>
@@ -25,7 +25,7 @@ inline constexpr std::uint32_t kForeverRetry = 7;  // rnr_retry: 7 means without
 // A longer write is cut into pieces of this length. It is the smallest limit of a device that is known (rxe's), and the
 // same on all devices: the receiver is told the length of the last piece, and so knows whether that fits the whole.
 inline constexpr std::uint64_t kLongestPiece = 8 << 20;
-// Requests in entry per data queue pair. The largest partition (1 GiB) and its header must fit in; a worker loop has
+// Requests in flight per data queue pair. The largest partition (1 GiB) and its header must fit in; a worker loop has
 // 136 landing slots per server loop (ServerLoop), so that a larger window would stand empty.
 inline constexpr std::uint32_t kDataWindow = 144;
 inline constexpr std::uint64_t kLargestWrite = (std::uint64_t{1} << 30) + kMaxHeader;

@@ -31,7 +31,7 @@ bool next_event(rdma_event_channel* channel, CmEvent& event);
 // What happened, and what it may mean.
 std::string in_words(const CmEvent& event);
 
-// An address of an RDMA network: numeric, IPv4 or IPv6. RcConnection-local addresses need the interface.
+// An address of an RDMA network: numeric, IPv4 or IPv6. Link-local addresses need the interface.
 class CmAddress {
  public:
   CmAddress(const std::string& host, std::uint16_t port, const std::string& interface);

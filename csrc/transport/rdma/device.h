@@ -23,7 +23,7 @@ VerbsContext open_rdma_device(const std::string& name);
 // then wait for every process to let go of it.
 bool is_removed(const ibv_context& device);
 
-// librdmacm keeps a device of its own for each device, which it closes at no time. Puts /dev/null in the place of its
+// librdmacm keeps a context of its own for each device, which it closes at no time. Puts /dev/null in the place of its
 // descriptors, so that a removed device can go; what the library still does with them fails, harmlessly.
 void let_go(ibv_context& context_of_library);
 

@@ -52,7 +52,7 @@ struct GidChoice {
 };
 
 // The best of `table`, in this order: the wished index; an active port; the wished address; RoCE v2 or InfiniBand
-// before v1; the wished interface; IPv4, then global, then connection-local addresses; the first.
+// before v1; the wished interface; IPv4, then global, then link-local addresses; the first.
 GidChoice choose_gid(std::span<const GidEntry> table, const GidWish& wish);
 
 }  // namespace bps::transport::rdma

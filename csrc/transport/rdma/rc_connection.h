@@ -2,9 +2,10 @@
 // A queue pair with the identifier that the connection manager connects it by.
 //
 // The states are ours to change (the connection manager knows the numbers, but not the queue pair), so that the
-// settings of the user apply and the device's device is our own. Life of a connection: make() and the request, on the
-// caller's thread; establish() on the loop's, from where on bytes move; or, on the called side, make() and accept() on
-// the loop's. break_off(): from its return on the device touches no memory for this connection.
+// settings of the user apply and the verbs context is our own. The calling side makes a connection and sends its
+// request() on the caller's thread, and establish() on the loop's, from where on bytes move. The called side makes it
+// and accepts it on the loop's thread. From the return of break_off() on the device touches no memory for this
+// connection.
 #pragma once
 
 #include <memory>

@@ -2,7 +2,7 @@
 // Processes anywhere, by RDMA over one rail: a reliable queue pair for the control plane, several for data, between two
 // loops. See rails_transport.h for several rails.
 //
-// Each transport has an context of its own: a loop shares nothing of the device with another loop. Receives of data are
+// Each transport has a context of its own: a loop shares nothing of the device with another loop. Receives of data are
 // shared by all queue pairs and are empty, since a write brings its own address; what wakes us is the immediate. Bytes
 // are looked at only after that completion, so that writes may land in any order.
 //

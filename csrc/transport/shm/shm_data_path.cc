@@ -54,8 +54,8 @@ bool ShmData::peer_maps(const Region& region) const {
   return static_cast<const ShmRegion&>(region).piece != nullptr;
 }
 
-// The peer must know a region before a entry names it. Its socket holds the record by the time it sees the
-// entry, because the record is sent first.
+// The peer must know a region before an entry names it. Its socket holds the record by the time it sees the entry,
+// because the record is sent first.
 bool ShmData::announce(const Region& region) {
   if (announced_.contains(region.key())) return true;
   const auto& shm = static_cast<const ShmRegion&>(region);

@@ -48,7 +48,7 @@ inline std::string name_of(const ::testing::TestParamInfo<Way>& info) {
 // RDMA as the tests use it: the device of BPS_TEST_HCA, or whichever there is. A test that needs it and finds none is
 // skipped with the reason, unless BPS_TEST_HCA promised one.
 inline const rdma::RdmaRails& test_rdma() {
-  static const rdma::RdmaRails post = [] {
+  static const rdma::RdmaRails rails = [] {
     rdma::RdmaOptions options;
     const char* device = std::getenv("BPS_TEST_HCA");
     if (device != nullptr) options.hca = rdma::HcaFilter::parse(std::string("=") + device);
@@ -56,7 +56,7 @@ inline const rdma::RdmaRails& test_rdma() {
     if (device != nullptr && !found.usable()) throw Error(ErrorCode::kTransport, found.why_not, found.hint);
     return found;
   }();
-  return post;
+  return rails;
 }
 
 class Recorder final : public ControlSink, public DataSink {

@@ -26,7 +26,7 @@ GidEntry entry(unsigned index, const std::string& address, GidType type = GidTyp
       .device = "mlx5_0", .index = index, .type = type, .gid = bytes, .address = ip_of(bytes), .interface = interface};
 }
 
-// As Linux fills it: every address of the interface in both versions, connection-local first.
+// As Linux fills it: every address of the interface in both versions, link-local first.
 std::vector<GidEntry> usual() {
   return {entry(0, "fe80::1", GidType::kRoceV1),  entry(1, "fe80::1"),
           entry(2, "fd00::1", GidType::kRoceV1),  entry(3, "fd00::1"),
