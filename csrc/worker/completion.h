@@ -2,8 +2,9 @@
 // The state of an operation, and the waits for its end.
 //
 //   kPending ──► kFailing ──► kFailed
-//       │            └──────► kCompleteAnyway
-//       └───────────────────► kComplete
+//     ▲  │           └──────► kCompleteAnyway
+//     │  └──────────────────► kComplete
+//     └─────── restart() ─────────┘
 //
 // docs/internals.md has a sentence for each transition. Threading: any thread; the state is a futex, on which callers
 // sleep.

@@ -26,8 +26,8 @@ std::size_t Connections::place_of(const ServerConnection& server) const {
   return static_cast<std::size_t>(found - by_place_.begin());
 }
 
-ServerConnection* Connections::find_open(std::size_t place) const {
-  if (place >= by_place_.size() || !by_place_[place] || !by_place_[place]->is_open()) return nullptr;
+ServerConnection* Connections::find_connected(std::size_t place) const {
+  if (place >= by_place_.size() || !by_place_[place] || !by_place_[place]->has_connections()) return nullptr;
   return by_place_[place].get();
 }
 

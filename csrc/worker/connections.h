@@ -32,7 +32,7 @@ class Connections {
   ServerConnection& at(std::size_t place) { return *by_place_[place]; }
   std::size_t place_of(const ServerConnection& server) const;
   // A connection that has been opened, or nullptr; then one that has not been lost either.
-  ServerConnection* find_open(std::size_t place) const;
+  ServerConnection* find_connected(std::size_t place) const;
   ServerConnection* find_usable(std::size_t place) const;
   // All that there are, by place.
   const std::vector<ServerConnection*>& all() const { return all_; }

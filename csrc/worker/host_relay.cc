@@ -8,7 +8,7 @@ namespace bps::worker {
 void HostRelay::contribute(std::uint32_t number, const tensor::PushHeader& header, std::int32_t priority,
                            std::uint32_t place) {
   const auto fail = [&](const Error& why) { contributions_.source()->fail(number, why, {}); };
-  ServerConnection* server = connections_.find_open(place);
+  ServerConnection* server = connections_.find_connected(place);
   if (server == nullptr) {
     return fail(Error(ErrorCode::kTransport, "this rank does not speak to that server for its host",
                       "install the same bps_rdma version everywhere and use the same settings on all ranks"));
@@ -35,7 +35,7 @@ void HostRelay::note_landed(std::uint32_t number) {
 }
 
 void HostRelay::refuse(const tensor::PushHeader& header, std::uint32_t place, const Error& why) {
-  ServerConnection* server = connections_.find_open(place);
+  ServerConnection* server = connections_.find_connected(place);
   if (server == nullptr || server->loss.is_known()) return;
   HostContribution& nobodys = contributions_.make(HostContributions::kNobody, header, 0, *server);
   cancellation_.abort(nobodys, *server, why);

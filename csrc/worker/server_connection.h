@@ -48,7 +48,7 @@ class ServerConnection final : public transport::ControlSink, public transport::
 
   // Set-up: takes the connections, once they are attached with this as their sink.
   void open(std::vector<ServerPath> all);
-  bool is_open() const { return !paths.streams().empty(); }
+  bool has_connections() const { return !paths.streams().empty(); }
   bool send(const tensor::ControlMessage& message);
   // Same-host servers read partitions in place; others need landing slots to write into.
   bool needs_slots() const { return !paths.is_direct(); }

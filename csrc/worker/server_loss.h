@@ -2,9 +2,10 @@
 // The state of a server that a loop loses: from the broken connection to the moment when nothing of the server can come
 // any more.
 //
-//   kOpen -> kReported or kClosed -> kKnown -> kEnding -> kGone
+//   kOpen -> kReported -> kKnown -> kEnding -> kGone
+//   kOpen or kReported -> kClosed -> kGone
 //
-// docs/internals.md has the diagram. Threading: the loop's.
+// Of these steps the first ones may be left out: docs/internals.md has the diagram. Threading: the loop's.
 #pragma once
 
 #include <cassert>

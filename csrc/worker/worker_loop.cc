@@ -42,7 +42,7 @@ WorkerLoop::~WorkerLoop() {
   for (bool again = true; again;) {
     again = false;
     for (ServerConnection* server : connections_.all()) {
-      if (!server->is_open()) continue;
+      if (!server->has_connections()) continue;
       losses_.end_all_of(*server);
       again |= server->loss.is_ending();
     }
