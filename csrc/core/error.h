@@ -2,7 +2,8 @@
 // The two error regimes of the library, never mixed.
 //
 // Set-up and bad input throw Error: a code (one Python exception class each), what went wrong, and a hint that is an
-// action. The data path returns Status and never throws, allocates or exits.
+// action. The data path returns Status and throws nothing to its callers. The one thing that ends the process there is
+// a defect of this program: a change of state that has no arrow (server/state.h).
 #pragma once
 
 #include <cstdint>

@@ -32,7 +32,7 @@ struct Counters {
   Counter operations;       // operations finished
   Counter operation_bytes;  // bytes of the tensors of those
   Counter failed;           // operations failed
-  Counter credit_stalls;    // times a push loop had work and no landing slot
+  Counter credit_stalls;    // times a worker loop could not send yet what it had to push: see Sender
   // Server
   Counter pushes;          // arrivals accepted
   Counter rounds;          // rounds summed and answered

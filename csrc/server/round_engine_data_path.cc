@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The hot part of the round engine: a push comes in, and a complete round is summed. Nothing here throws, registers
-// memory or takes a lock.
+// The hot part of the round engine: a push comes in, and a complete round is summed. Nothing here registers memory or
+// takes a lock, and nothing is thrown to callers: without memory for a new key or round the sender is lost.
 #include <cstring>
 #include <new>
 

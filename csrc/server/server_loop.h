@@ -40,7 +40,7 @@ struct ServerLoopOptions {
   RoundTable::Limits table{};             // of what one worker may make it keep
   std::uint32_t epoch = 1;                // what carries another one is dropped and counted
   std::uint32_t node = 0;                 // of this process in the membership
-  transport::Reactor* reactor = nullptr;  // is told when memory is made, which takes as long as it is large
+  transport::Reactor* reactor = nullptr;  // has the timers, and is told when memory is made, which takes long
 };
 
 class ServerLoop final : public transport::Actor, private SessionOwner {

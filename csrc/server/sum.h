@@ -2,8 +2,9 @@
 // One pass over a complete round: read every payload, write every result, block by block through the cache.
 //
 // Payloads are read where they are: in a landing slot, in mapped memory of a worker, or, by cross-memory copy, in its
-// plain memory. Results go straight into the workers' tensors where those can be reached, and into `result` where an
-// answer has to travel. Sums run in the order of the group's ranks, so that a result never depends on who came first.
+// plain memory. Results go to all targets of the plan: straight into the workers' tensors where those can be reached,
+// and into a slot where an answer has to travel. Threading: the server loop's. Sums run in the order of the group's
+// ranks, so that a result never depends on who came first.
 #pragma once
 
 #include <cstddef>

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which bytes of a partition travel, and where they belong: a pure function that the way out and the way back share.
 //
-// Five kinds of operation differ only in this. For each partition of the cut, a member of the group may contribute
-// bytes from its input, may want bytes in its output, or both. Offsets count from the start of the memory that the
-// caller passed, which is the whole tensor or the member's own shard.
+// For the worker most kinds of operation differ only in this. For each partition of the cut, a member of the group may
+// contribute bytes from its input, may want bytes in its output, or both. Offsets count from the start of the memory
+// that the caller passed, which is the whole tensor or the member's own shard.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The 64 bytes in front of every push. They say everything that the server needs, so that it keeps no table per worker.
+// The 64 bytes in front of every push. They say all that the server needs to know of it.
 //
 // A rank sends one for each (tensor, partition, round), with or without payload, and asks either for the result or only
 // for word that the round is complete. The list of fields checks what holds for every header; the server checks the

@@ -8,8 +8,8 @@
 // DataEndpoint::direct() then gives post(), which names a range to be read in place, and get()/put() on the other side.
 //
 // Threading: a Transport and its endpoints belong to the thread of its event loop; connect_control() and connect_data()
-//            alone may be called from another one, and the endpoint they return enters the loop by attach(). Nothing
-//            here takes a lock.
+//            alone may be called from another one, and the endpoint they return enters the loop by attach(). The data
+//            path takes no lock.
 // Errors:    set-up throws Error. A lost peer is reported once through the sink's on_lost(); see endpoint.h.
 #pragma once
 

@@ -3,8 +3,9 @@
 //
 // Ranks of one host share its links. For a group on several hosts the ranks of a host therefore sum among themselves
 // first, at one of them, the relay, which sends one contribution for all of them and receives one answer. Each server
-// loop has a relay of its own on each host, so that the work is spread over the ranks, and a server needs few
-// connections. Pure functions of the membership: every process computes the same.
+// loop has a relay of its own on each host, or several that share its partitions where the host has more ranks than
+// there are servers. So the work is spread over the ranks, and a server needs few connections. Pure functions of the
+// membership: every process computes the same.
 #pragma once
 
 #include <cstdint>

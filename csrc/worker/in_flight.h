@@ -37,11 +37,11 @@ struct InFlight {
   std::uint8_t generation = 0;
   Stage stage = Stage::kSent;
   End end = End::kOpen;
-  bool unsent_bytes = false;        // the transport still reads the caller's memory to send them
+  bool unsent_bytes = false;        // the transport still reads the payload, in the caller's memory or in `staged`
   std::uint64_t length = 0;         // bytes that travel to the server,
   std::uint64_t answer_length = 0;  // and back
   std::uint64_t cut_off = 0;        // bytes of the answer that had come over the input when a connection ended
-  StagingBuffer* staged = nullptr;  // the copy that the server works on, when it cannot reach the tensor
+  StagingBuffer* staged = nullptr;  // where the payload is read, the answer lands, or both: see Route
   // The server owes this since the partition was cancelled. Without an end to this wait, a server that replies to
   // everything else would keep the caller's memory for ever.
   enum class Owed : std::uint8_t { kNothing, kReply, kAnswer, kOutcome };

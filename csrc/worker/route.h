@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // How the partitions of an operation reach one server and come back, and what makes their results final.
 //
-// A worker loop decides both once, when it admits the operation, by a pure function of the facts below. All that
-// follows is a switch over the two answers. docs/internals.md has the table.
+// A worker loop decides both when it admits the operation, by a pure function of the facts below. All that follows is a
+// switch over the two answers. One of them changes later: when the last answer of a portion lands, kBulkCommit becomes
+// kCommit (Receiver::note_landed). docs/internals.md has the table.
 #pragma once
 
 #include <cstdint>

@@ -2,8 +2,9 @@
 // The way out of a worker loop: takes the most urgent partition for a server that has room, and writes it into a
 // landing slot, or posts a descriptor to a server on the same host that reads it in place.
 //
-// Partitions go out in batches that cost one doorbell. Everything that could fail was set up before an operation
-// entered the send queue, so that nothing here allocates, registers or throws. Threading: the loop's.
+// Partitions go out in batches that cost one doorbell. What could fail was set up before an operation entered the send
+// queue, so that nothing here registers or throws, and only a table allocates, when it grows to a new largest size.
+// Without a free staging buffer a partition waits until Admission has made another one. Threading: the loop's.
 #pragma once
 
 #include <array>

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The memory that a worker loop has registered with one transport: the callers' blocks, and staging buffers for tensors
-// that the servers behind that transport cannot reach.
+// The memory that a worker loop has registered with one transport: the callers' blocks, and staging buffers.
 //
-// Staging: plain memory where the kernel forbids copies between processes. A partition is copied into a buffer before
-// the push and out of it after the answer. A relay sums what its host contributes straight into one. Buffers are made,
-// and registered, by reserve() when an operation is admitted, and one by one by add_buffer(): up to the budget when a
-// partition could be sent, beyond it only when waiting for a free one could last for ever because ranks push in
-// different orders. They are never given back. Threading: one thread.
+// Staging: payload or answer take a buffer where the tensor's memory cannot be used, or not yet (choose_route() tells
+// when), and where they are encoded. A partition is copied, or encoded, into it before the push and out of it after the
+// answer. A relay sums what its host contributes straight into one. Buffers are made, and registered, by reserve() when
+// an operation is admitted, and one by one by add_buffer(): up to the budget when a partition could be sent, beyond it
+// only when waiting for a free one could last for ever because ranks push in different orders. They are never given
+// back. Threading: one thread.
 #pragma once
 
 #include <algorithm>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The worker's face: declares tensors, starts operations, and tells them when a peer is lost.
+// The worker's face: declares tensors, starts operations, and aborts those that a lost peer had a part in.
 //
-// Threading: every public function may be called from any thread. Names, groups and rounds are kept here under a mutex
-// that the data path never sees.
+// Threading: every public function may be called from any thread. Names, groups and losses are kept here under a mutex
+// that the data path never sees; the numbers of rounds are atomic members of their tensors.
 #pragma once
 
 #include <atomic>

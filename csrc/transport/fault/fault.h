@@ -3,7 +3,9 @@
 //
 // Within: it accepts only part of a batch, refuses for a while, holds writes back and delivers them in another order.
 // Beyond: it loses a data endpoint after so many writes. What is built on a transport must bear the former without a
-// trace and turn the latter into an error. Deterministic for a seed. For tests; BPS_FAULT switches it on in a process.
+// trace and turn the latter into an error. It promises less than what it decorates may: because writes overtake each
+// other, they do not land in order, and paths cannot be lost one by one (Transport::fails_over). Deterministic for a
+// seed. For tests; BPS_FAULT switches it on in a process.
 #pragma once
 
 #include <cstdint>
