@@ -34,7 +34,7 @@ class SelfControl final : public ControlEndpoint, public Paired<SelfControl> {
   SelfControl(const Hello& opened_by, Counters& counters) : ControlEndpoint(opened_by), counters_(counters) {}
 
   Status send(std::span<const std::byte> message) override {
-    if (other_ == nullptr) return Status::kPeerLost;
+    if (other_ == nullptr || is_lost()) return Status::kPeerLost;
     if (message.size() > kMaxMessage) return Status::kProtocol;
     counters_.control_messages.add();
     counters_.control_bytes.add(message.size());
@@ -44,7 +44,9 @@ class SelfControl final : public ControlEndpoint, public Paired<SelfControl> {
   int deliver() {
     if (idle()) return 0;
     std::swap(messages_, delivering_);
-    for (const Bytes& message : delivering_) sink->on_message(*this, message);
+    for (const Bytes& message : delivering_) {
+      if (!is_lost()) sink->on_message(*this, message);
+    }
     const int count = static_cast<int>(delivering_.size());
     delivering_.clear();
     return count;
@@ -64,7 +66,7 @@ class SelfData final : public DataEndpoint, public DirectAccess, public Paired<S
   SelfData(const Hello& opened_by, Counters& counters) : DataEndpoint(opened_by, this), counters_(counters) {}
 
   std::size_t write(std::span<const WriteOp> ops) override {
-    if (other_ == nullptr) return 0;
+    if (other_ == nullptr || is_lost()) return 0;
     for (const WriteOp& op : ops) {
       std::byte* target = to_pointer(op.target.address);
       copy_bytes(op.header, target);
@@ -79,7 +81,7 @@ class SelfData final : public DataEndpoint, public DirectAccess, public Paired<S
     return ops.size();
   }
   std::size_t post(std::span<const Descriptor> descriptors) override {
-    if (other_ == nullptr) return 0;
+    if (other_ == nullptr || is_lost()) return 0;
     for (const Descriptor& what : descriptors) {
       other_->queued_.descriptors.emplace_back(what);
       counters_.data_writes.add();
@@ -109,10 +111,11 @@ class SelfData final : public DataEndpoint, public DirectAccess, public Paired<S
   int deliver() {
     int count = 0;
     count += deliver(queued_.descriptors, delivering_.descriptors, [this](const Posted& posted) {
-      sink->on_descriptor(*this, {posted.header.data(), posted.header_size}, posted.span);
+      if (!is_lost()) sink->on_descriptor(*this, {posted.header.data(), posted.header_size}, posted.span);
     });
-    count += deliver(queued_.writes, delivering_.writes,
-                     [this](const Written& one) { sink->on_write(*this, one.immediate, one.length); });
+    count += deliver(queued_.writes, delivering_.writes, [this](const Written& one) {
+      if (!is_lost()) sink->on_write(*this, one.immediate, one.length);
+    });
     count += deliver(queued_.written, delivering_.written, [this](auto token) { sink->on_written(*this, token); });
     return count;
   }
