@@ -69,7 +69,7 @@ enum class Payload : std::uint8_t {
 enum class AnswerBytes : std::uint8_t {
   kNone,     // the member only wants to know that the round is complete
   kPosted,   // they travel, or are copied, when the answer is posted
-  kInPlace,  // the pass over the payloads writes them straight into the worker's memory
+  kInPlace,  // the pass writes them straight into the worker's memory: SumPlan::write_to() makes kPosted this
 };
 
 struct Arrival {

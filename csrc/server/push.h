@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A push that has come in, and how long its payload is.
+// A push that has come in, and how long its payload is. Threading: the server loop's.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One partition in one round: who has pushed, where the bytes lie, and who waits for the result.
+// One partition in one round: who has pushed, where the bytes lie, and who waits for the result. Threading: the server
+// loop's.
 #pragma once
 
 #include <cstdint>

@@ -3,7 +3,7 @@
 //
 // A key remembers its rounds that are over, so that a late or repeated push is recognised. Rounds of one key may end in
 // any order. Memory: one small entry per key, which is never freed, and one Round per open round, which is reused. Both
-// are bounded for each worker session that opens them.
+// are bounded for each worker session that opens them. Threading: the server loop's, but for recorder().
 #pragma once
 
 #include <cstdint>

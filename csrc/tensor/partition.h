@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a tensor is cut into partitions: [1] of the walk. Pure functions; every rank computes the same cut.
+// How a tensor is cut into partitions: step 1 of the walk. Pure functions; every rank computes the same cut.
 //
 // A tensor is `shards` equal runs of elements (the last ones shorter, possibly empty: like torch.chunk), so that
 // reduce_scatter and all_gather can name one owner per partition; each run is cut into partitions of at most

@@ -32,7 +32,7 @@ enum class OperationKind : std::uint8_t {
 constexpr bool is_valid(OperationKind kind) {
   return kind <= OperationKind::kWriteFeedback;
 }
-// Of which one member's bytes are the result.
+// True where the bytes of one member are the result.
 constexpr bool copies(OperationKind kind) {
   return kind == OperationKind::kAllGather || kind == OperationKind::kBroadcast;
 }
@@ -87,10 +87,12 @@ struct PushHeader {
   std::uint64_t length;      // bytes of the partition, with or without payload
   std::uint64_t answer_key;  // where the answer goes
   std::uint64_t answer_address;
-  // kForHost: of the operation, for the queue of the relay. kAccumulate: see stored_by(). Else zero.
+  // What the next two mean depends on the push; both are zero in all others:
+  // - kForHost: the priority of the operation, for the queue of the relay; the server loop that the host's contribution
+  //   goes on to, among all.
+  // - kAccumulate: the group that has stored the weights, see stored_by(); an Addition.
+  // - kTwoPhase: zero; kLogged, if the sender shares memory with the server and reads its redo log when it is lost.
   std::int32_t priority;
-  // kForHost: the server loop that the host's contribution goes on to, among all. kAccumulate: see Addition. kTwoPhase:
-  // kLogged, if the sender shares memory with the server and reads its redo log when it is lost. Else zero.
   std::uint32_t place;
 
   static constexpr std::uint32_t kLogged = 1;

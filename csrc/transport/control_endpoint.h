@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The control plane of a connection: short messages, in order. Payload never travels here.
+// The control plane of a connection: short messages, in order. Payload never travels here. Threading: the loop's.
 #pragma once
 
 #include <cstddef>

@@ -5,6 +5,7 @@
 //           visible, and that is the only promise; callers make every partition self-contained.
 // Errors:   write() and post() accept a prefix of what they are given, none of it while the window is full or after the
 //           peer is lost. They never block and never throw.
+// Threading: the loop's.
 #pragma once
 
 #include <cstddef>
@@ -101,8 +102,8 @@ class DataSink {
   // whose writes pass through this process. 0: it may not; that goes nowhere, and is counted as stale. Else it lands in
   // units of so many bytes, which divide its length; on_write() tells its end, or on_cut_off() how far it has come.
   virtual std::size_t allows_write(DataEndpoint& /*from*/, const RemoteSpan&, std::uint32_t /*immediate*/) { return 1; }
-  // The connection ends in the middle of a write, of which the first `bytes` have landed, which are whole units. Where
-  // Transport::lands_in_order(), in units that are larger than a byte or not.
+  // The connection ends in the middle of a write, of which the first `bytes` have landed, which are whole units,
+  // however large these are. Called where Transport::lands_in_order().
   virtual void on_cut_off(DataEndpoint& /*from*/, std::uint32_t /*immediate*/, std::uint64_t /*bytes*/) {}
   // A write has come in, of which `landed` bytes are here, header and payload together: as the transport knows it, and
   // not as its peer says. DataEndpoint::is_whole() compares it with what is due.
@@ -125,7 +126,8 @@ class DataEndpoint : public Endpoint {
   // Peers on the same host only, else nullptr.
   DirectAccess* direct() const { return direct_; }
   std::uint64_t longest_piece() const { return longest_piece_; }
-  // Whether all of a write of `total` bytes is here, when DataSink::on_write() has told of `landed` bytes.
+  // Whether all of a write of `total` bytes is here, when DataSink::on_write() has told of `landed` bytes. A NIC tells
+  // the length of the last piece only, so of a write in pieces no more can be checked than that this length is right.
   bool is_whole(std::uint64_t landed, std::uint64_t total) const {
     return landed == total || (total > longest_piece_ && landed == (total - 1) % longest_piece_ + 1);
   }

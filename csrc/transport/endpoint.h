@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One connection to a peer, on one plane. What the two kinds of endpoint share: whom they lead to, and how a peer is
-// lost.
+// One end of a connection to a peer, on one plane. What the two kinds of endpoint share: whom they lead to, and how a
+// peer is lost. Threading: the loop's.
 //
 // Loss is one state machine for all transports. A loss is noted where it is found, possibly deep inside a caller's
 // write(); from then on the endpoint accepts nothing. It is told later, from the transport's poll() or from the event

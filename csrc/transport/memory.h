@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory that takes part in transfers: regions of this process, and spans of a peer's.
+// Memory that takes part in transfers: regions of this process, and spans of a peer's. Threading: a region belongs to
+// the loop whose transport has registered it.
 #pragma once
 
 #include <cstddef>
@@ -35,12 +36,12 @@ class Region {
     return {rail == 0 || other_keys_.empty() ? key_ : other_keys_[rail - 1], origin_ + offset, length};
   }
   std::uint64_t key() const { return key_; }
-  // Of memory that is the caller's and that a device uses directly.
+  // Takes the watch of memory that is the caller's and that a device uses directly.
   void watch_by(std::unique_ptr<MemoryWatch> watch) { watch_ = std::move(watch); }
   const MemoryWatch* watch() const { return watch_.get(); }
   // Whether the device has the pages that the process has. See core/memory_watch.h.
   bool is_current() const { return watch_ == nullptr || watch_->is_intact(); }
-  // Of the rails after the first, where each has a key of its own.
+  // The keys on the rails after the first, where each rail has one of its own; else none.
   const std::vector<std::uint64_t>& other_keys() const { return other_keys_; }
 
  protected:

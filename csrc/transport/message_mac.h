@@ -25,7 +25,7 @@ class MessageSigner {
   MessageSigner(const Digest& connection, std::string_view direction)
       : key_(hmac_sha256(connection, {as_bytes(direction)})) {}
 
-  // Of the next message, whose bytes follow their length.
+  // Makes the code of the next message, whose bytes follow their length.
   MessageMac sign(std::span<const std::byte> length_and_bytes) {
     const Digest whole = key_.sign({std::as_bytes(std::span(&number_, 1)), length_and_bytes});
     ++number_;

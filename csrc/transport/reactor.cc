@@ -137,14 +137,15 @@ void Reactor::disarm() {
   for (const auto& transport : transports_) transport->disarm();
 }
 
-// At descriptors, without sleep. What is seen here does not wake a caller that sleeps: it must have been let go.
+// Looks at descriptors, and does not sleep. What is seen here does not wake a caller that sleeps: it must have been let
+// go.
 int Reactor::look(std::unique_lock<std::mutex>& progress) {
   if (progress_->called_back_.load(std::memory_order_relaxed)) let_caller_go(progress);
   return loop_.turn(Duration::zero());
 }
 
-// Until the caller that sleeps, and has been called back or is to leave, is awake. Nobody else sleeps in the event loop
-// meanwhile, so that the doorbell wakes the caller.
+// Waits until the caller that sleeps, and has been called back or is to leave, is awake. Nobody else sleeps in the
+// event loop meanwhile, so that the doorbell wakes the caller.
 void Reactor::let_caller_go(std::unique_lock<std::mutex>& progress) {
   if (!progress_->caller_sleeps_) return;
   progress_->ring();
@@ -195,7 +196,7 @@ bool Reactor::progress_once(std::unique_lock<std::mutex>& progress, ProgressLock
   return sleep_in_stead(progress);
 }
 
-// A caller in the thread's stead, also where what it finds throws.
+// Marks that a caller sleeps in the thread's stead, and ends that also where what it finds throws.
 class Reactor::Asleep {
  public:
   explicit Asleep(Reactor& reactor) : reactor_(reactor) { reactor_.progress_->caller_sleeps_ = true; }

@@ -29,7 +29,8 @@ class Actor {
   virtual ~Actor() = default;
   virtual bool step() = 0;             // true when it did something
   virtual bool arm() { return true; }  // before sleep: from now on, wake() wakes the loop; false: there is work
-  virtual bool blocked() const { return false; }  // has work that no event announces: look again soon
+  // True: there is work that no event will announce, so the loop sleeps for a millisecond at most.
+  virtual bool blocked() const { return false; }
 };
 
 // How long to look for work before sleep, in microseconds; 0 where cores are scarce.

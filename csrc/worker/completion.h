@@ -26,12 +26,12 @@ class Completion {
   Completion(const Completion&) = delete;
   Completion& operator=(const Completion&) = delete;
 
-  // The memory is the caller's again.
+  // Done: the caller has its memory again, and its thread may return.
   bool is_done() const { return is_end(state_.load(std::memory_order_acquire)); }
   // Something has failed, and what is left of the operation is being cancelled.
   bool is_failing() const { return state_.load(std::memory_order_acquire) == State::kFailing; }
   bool has_failed() const { return state_.load(std::memory_order_acquire) == State::kFailed; }
-  // Nobody in the worker loops will touch the operation again.
+  // Over: no worker loop touches the operation any more, so that it may be used again or vanish.
   bool is_over() const { return is_over_.load(std::memory_order_acquire); }
   // It may be made pending again: no loop has been told to cancel it.
   bool is_reusable() const;

@@ -18,13 +18,16 @@ namespace bps::worker {
 
 class ServerConnection;
 
+// The diagram in docs/internals.md has states beside these: a partition that is queued has no entry yet, and one that
+// is complete or ended has none any more.
 struct InFlight {
+  // What has come of it.
   enum class Stage : std::uint8_t {
     kSent,
     kLanded,     // in two phases: the answer is here, and counts once the server commits it
     kNeverSent,  // it was cancelled before: no answer belongs to it
   };
-  // Without an answer it is over as soon as the transport has read what it reads.
+  // How it ends, once it cannot complete. Without an answer it is over as soon as the transport has read what it reads.
   enum class End : std::uint8_t {
     kOpen,
     kAborted,

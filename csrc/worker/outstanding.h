@@ -31,8 +31,8 @@ class Outstanding {
     take_back(bytes);
     has_answered_ = true;
   }
-  // The answer of an operation in two phases is here, and makes room for others. note_answered() follows, with no
-  // bytes.
+  // The answer of an operation in two phases is here, and makes room for others: its bytes are no longer under way. The
+  // partition is, until note_answered() follows with no bytes.
   void note_landed(std::uint64_t bytes) {
     bytes_ -= bytes;
     has_answered_ = true;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The portion of an operation that one loop sends to one server. It belongs to that loop.
+// What one worker loop sends to one place on behalf of an operation: the first of the two kinds of Transfer. It belongs
+// to that loop.
 #pragma once
 
 #include "worker/transfer.h"

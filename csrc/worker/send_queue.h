@@ -3,6 +3,7 @@
 //
 // Entries are transfers, not partitions: one entry walks through all partitions that an operation has for this server,
 // so queueing costs O(log operations) once per operation. A more urgent operation overtakes between two partitions.
+// Threading: the loop's.
 #pragma once
 
 #include <algorithm>
@@ -35,9 +36,10 @@ class SendQueue {
   // Takes out everything, for a server that is gone.
   std::vector<Transfer*> take_all() { return std::exchange(heap_, {}); }
 
-  // Bytes that are sent before the loop looks at what has come.
+  // Bytes that are sent before the loop looks at what has come. Set once, by the worker loop.
   std::uint64_t most_per_turn = ~std::uint64_t{0};
-  // The first transfer waits for another staging buffer, which the loop's next turn adds.
+  // The first transfer waits for another staging buffer, which the loop adds after the batch. The sender sets this and
+  // clears it; Admission clears it when no buffer can be made.
   bool needs_buffer = false;
 
  private:

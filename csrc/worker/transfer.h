@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The bytes that a worker loop sends to one server on behalf of an operation or a host: the entry of a send queue.
 //
-// There are two kinds: a part of an operation, that is the partitions of a tensor which this server sums, or the
-// contribution of a host to one partition, when this process is its host's relay. The sender, the table of partitions
-// in flight and the handling of losses treat both alike. Threading: the loop's.
+// There are two kinds: a Portion of an operation, that is the partitions which this loop sends to this place, or the
+// contribution of a host to one partition, when this process is its host's relay. An Operation has one Portion for each
+// worker loop and place, empty ones included; the parts of a transfer are partitions. The sender, the table of
+// partitions in flight and the handling of losses treat both kinds alike. Threading: the loop's.
 #pragma once
 
 #include <cstddef>
@@ -26,7 +27,7 @@ namespace bps::worker {
 class Operation;
 struct StagingBuffer;
 
-// One partition, and whether it goes to the server itself or to the relay of this host.
+// One partition of a transfer, and whether it goes to the server itself or to the relay of this host.
 struct Part {
   static constexpr std::uint32_t kDirect = ~std::uint32_t{0};
   std::uint32_t partition = 0;

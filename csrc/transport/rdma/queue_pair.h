@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A reliable queue pair, with its entries in the completion queues.
+// A reliable queue pair, with its entries in the completion queues. Threading: made by the thread that connects, then
+// the loop's.
 #pragma once
 
 #include <cstdint>

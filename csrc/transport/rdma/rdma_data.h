@@ -9,6 +9,8 @@
 // Signalling: the last request of a batch, and every 16th in a long one, asks for a completion, which stands for those
 // before it. So a completion comes soon for every write, as tokens, windows and registrations want it, and a batch of
 // 16 partitions costs one.
+//
+// Threading: the loop's.
 #pragma once
 
 #include <array>

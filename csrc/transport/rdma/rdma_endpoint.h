@@ -3,6 +3,7 @@
 //
 // RcEndpoint is what the transport works with, whichever the plane; RdmaEndpoint joins it to the plane's interface. A
 // loss is told only after the queue pair is gone, so that nothing reads or writes the user's memory any more.
+// Threading: the loop's.
 #pragma once
 
 #include <string>
@@ -40,7 +41,7 @@ class RcEndpoint {
   virtual void on_arrived(const ibv_wc& completion) = 0;
   // A turn of the loop begins. Returns how many messages of the turns before it has handled, and still holds.
   virtual int begin_turn() { return 0; }
-  // Arrived, and waits for a later turn: a loss is told after it.
+  // True: messages have arrived and wait for a later turn. A loss is told after them.
   virtual bool holds_messages() const { return false; }
   // Somebody waits for a request to be finished.
   virtual bool awaits_completions() const = 0;

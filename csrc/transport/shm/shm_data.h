@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The data endpoint of shm. Set-up is in shm_transport.cc, the hot part in shm_data_path.cc.
+// The data endpoint of shm. Set-up is in shm_transport.cc, the hot part in shm_data_path.cc. Threading: the loop's.
 #pragma once
 
 #include <array>

@@ -6,6 +6,8 @@
 // (process_vm_readv) where the kernel allows it, which a probe at set-up finds out. The endpoint's Unix socket carries
 // the announcements of regions and shows when the peer is gone. Before a lost peer's mappings of our memory may be
 // forgotten it must be fenced: it has closed its socket, or it is ended through a pidfd that was opened at set-up.
+//
+// Threading: the loop's, but for connect_control() and connect_data().
 #pragma once
 
 #include <memory>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The data endpoint of tcp: one connection, a bounded queue of writes out, and frames in.
+// The data endpoint of tcp: one connection, a bounded queue of writes out, and frames in. Threading: the loop's.
 #pragma once
 
 #include <array>

@@ -4,6 +4,8 @@
 // A data endpoint is one TCP connection. A write is a frame: 32 bytes that name the region, then the bytes, which go
 // straight from the source into the peer's region. The receiver checks every frame against the regions it registered;
 // keys are random, so a region that was withdrawn is never mistaken for another.
+//
+// Threading: the loop's, but for connect_control() and connect_data().
 #pragma once
 
 #include <memory>
