@@ -38,7 +38,7 @@ constexpr bool is_small_slot(std::uint64_t capacity) {
   return capacity <= kSmallSlot;
 }
 
-// Of a server, which has no more of them: workers keep tables by it.
+// The number of a landing slot of a server, which has no more than that: workers keep tables by it.
 using SlotNumber = Below<std::uint32_t, 1 << 20>;
 
 // A landing slot that the worker may fill once; its number is the write's immediate.
@@ -120,13 +120,14 @@ struct Cancelled {
   std::vector<std::uint32_t> aborted;    // no answer was sent, and none will be
   std::vector<std::uint32_t> answered;   // the answer has been sent, or an error that was sent before
   std::vector<std::uint32_t> missing;    // worker ranks that had not pushed one of the aborted partitions
-  std::vector<std::uint32_t> pending{};  // a relay's: the host has contributed; an answer or a failure will follow
+  std::vector<std::uint32_t> pending{};  // an answer or a failure will follow: its host has contributed, or in
+                                         // two phases the members have been sent answers
   static constexpr void fields(auto& io, auto& m) { io(m.aborted, m.answered, m.pending, m.missing); }
   bool operator==(const Cancelled&) const = default;
 };
 
-// Either way, while a worker waits for answers and hears nothing: the other side replies with an Echo of the same
-// number, which proves that its loop makes progress and that the network carries messages both ways.
+// Worker to server, while it waits for answers and hears nothing: the server replies with an Echo of the same number,
+// which proves that its loop makes progress and that the network carries messages both ways.
 struct Ping {
   std::uint32_t number = 0;
   static constexpr void fields(auto& io, auto& m) { io(m.number); }

@@ -28,7 +28,7 @@
 
 namespace bps::transport {
 
-// Of everything that the processes of a job send to each other.
+// The version of everything that the processes of a job send to each other.
 inline constexpr std::uint16_t kProtocolVersion = 16;
 
 using JobId = std::array<std::byte, 16>;
