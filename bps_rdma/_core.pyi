@@ -47,7 +47,6 @@ __all__: list[str] = [
     "prepare_operation",
     "rdma_report",
     "rdma_self_transfer",
-    "reduce_isa",
     "register_awaiting",
     "register_view_hooks",
     "release_orphans",
@@ -751,11 +750,6 @@ def rdma_self_transfer(
 ) -> dict[str, typing.Any]:
     """
     Sends `bytes` bytes to this process over the NIC and compares them.
-    """
-
-def reduce_isa() -> str:
-    """
-    Instruction set of the reducer on this machine.
     """
 
 def register_awaiting(awaiting: typing.Any) -> None:

@@ -15,7 +15,6 @@
 #include "python/handle.h"
 #include "python/interruptible.h"
 #include "python/memory.h"
-#include "server/reduce.h"
 #include "van/van.h"
 #include "worker/worker.h"
 
@@ -403,10 +402,6 @@ void bind_process(py::module_& module) {
           "awaited: the caller waits next. timeout_s: None is the job's. survives: with BPS_SERVER_FAILOVER the loss "
           "of "
           "a server does not abort it.");
-
-  module.def(
-      "reduce_isa", [] { return std::string(server::reduce_isa()); },
-      "Instruction set of the reducer on this machine.");
 }
 
 }  // namespace bps::python

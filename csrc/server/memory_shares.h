@@ -31,10 +31,6 @@ class MemoryShares {
   void give_back(std::span<const std::uint32_t> ranks, std::uint64_t bytes) {
     for (const std::uint32_t rank : ranks) used_[rank] -= part_of(ranks, bytes);
   }
-  std::uint64_t used(std::uint32_t rank) const {
-    const auto found = used_.find(rank);
-    return found == used_.end() ? 0 : found->second;
-  }
 
  private:
   // The tables and the allocator add so much to each partition. It is counted, so that small ones are not free.

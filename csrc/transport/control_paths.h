@@ -38,7 +38,6 @@ class ControlPaths {
   // It is lost, or given up. What was sent and not confirmed goes out again by another one, if there is one.
   void remove(ControlEndpoint* endpoint);
   bool empty() const { return endpoints_.empty(); }
-  const std::vector<ControlEndpoint*>& endpoints() const { return endpoints_; }
 
   Status send(Bytes message);
   // What to handle of what has come in: nothing for what came twice, for a confirmation, and for what is malformed.

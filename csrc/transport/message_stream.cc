@@ -2,7 +2,6 @@
 #include "transport/message_stream.h"
 
 #include <fcntl.h>
-#include <poll.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
 
@@ -90,15 +89,6 @@ void MessageStream::transmit() {
   if (want != want_write_ && loop_ != nullptr) {
     want_write_ = want;
     loop_->change(socket_.get(), want ? EPOLLIN | EPOLLOUT : EPOLLIN);
-  }
-}
-
-void MessageStream::flush(int timeout_ms) {
-  const Deadline deadline = Deadline::after(timeout_ms / 1e3);
-  while (socket_ && !out_.empty() && !deadline.passed()) {
-    pollfd wait{socket_.get(), POLLOUT, 0};
-    if (::poll(&wait, 1, deadline.left_ms()) <= 0 || (wait.revents & (POLLERR | POLLHUP)) != 0) return;
-    transmit();
   }
 }
 

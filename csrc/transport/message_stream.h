@@ -40,8 +40,6 @@ class MessageStream {
   Status send(std::span<const std::byte> message);
   // Closes without on_closed.
   void close();
-  // Sends what is queued, waiting up to the deadline: for a last message before close().
-  void flush(int timeout_ms);
   // Whether the peer's system has all of it.
   bool is_flushed() const;
   int fd() const { return socket_.get(); }

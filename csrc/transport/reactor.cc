@@ -53,13 +53,6 @@ Reactor::~Reactor() {
   stop();
 }
 
-Transport* Reactor::transport(std::string_view name) const {
-  for (const auto& transport : transports_) {
-    if (transport->name() == name) return transport.get();
-  }
-  return nullptr;
-}
-
 void Reactor::start() {
   thread_ = start_thread([this] {
     name_thread(name_);

@@ -54,7 +54,6 @@ class Reactor {
   void add(std::unique_ptr<Transport> transport) { transports_.push_back(std::move(transport)); }
   void add(Actor* actor) { actors_.push_back(actor); }
   void remove(Actor* actor) { std::erase(actors_, actor); }
-  Transport* transport(std::string_view name) const;
 
   void start();
   void stop();

@@ -10,11 +10,9 @@ namespace bps::transport {
 
 RegionPtr RegionCache::find(const Allocation& block) {
   if (const auto found = regions_.find(block.identity); found != regions_.end()) {
-    ++hits_;
     by_use_.splice(by_use_.begin(), by_use_, found->second);
     return found->second->region;
   }
-  ++misses_;
   by_use_.push_front({block.identity, make(block.bytes)});
   regions_[block.identity] = by_use_.begin();
   RegionPtr region = by_use_.front().region;  // held, so that it stays

@@ -41,11 +41,8 @@ class RegionCache {
   // The block is gone.
   void forget(std::uint64_t identity);
 
-  std::size_t size() const { return regions_.size(); }
   // Of all regions. Walks through them.
   std::uint64_t bytes() const;
-  std::uint64_t hits() const { return hits_; }
-  std::uint64_t misses() const { return misses_; }
 
  private:
   struct Entry {
@@ -61,8 +58,6 @@ class RegionCache {
   std::uint32_t changes_ = 0;  // MemoryWatch::changes(), of which all is known
   std::list<Entry> by_use_;    // the last used first
   std::unordered_map<std::uint64_t, std::list<Entry>::iterator> regions_;
-  std::uint64_t hits_ = 0;
-  std::uint64_t misses_ = 0;
 };
 
 }  // namespace bps::transport

@@ -32,8 +32,6 @@ class SocketControl final : public ControlEndpoint {
   }
   bool is_silent() const override { return !is_lost() && is_network_silent(stream_.fd()); }
   bool is_flushed() const override { return is_lost() || stream_.is_flushed(); }
-  // Sends what is queued, waiting up to `timeout_ms`, before the endpoint is destroyed.
-  void flush(int timeout_ms) { stream_.flush(timeout_ms); }
 
  private:
   void sever() override { stream_.close(); }

@@ -96,7 +96,6 @@ class InFlightTable {
   }
 
   std::uint32_t size() const { return static_cast<std::uint32_t>(entries_.size()); }
-  std::size_t in_use() const { return entries_.size() - free_.size(); }
   InFlight& operator[](std::uint32_t index) { return entries_[index]; }
   const InFlight& operator[](std::uint32_t index) const { return entries_[index]; }
 

@@ -33,7 +33,6 @@ bool next_event(rdma_event_channel* channel, CmEvent& event) {
   event.status = raw->status;
   event.id = raw->id;
   event.listener = raw->listen_id;
-  event.peer_qp = raw->param.conn.qp_num;
   const auto* data = static_cast<const std::byte*>(raw->param.conn.private_data);
   event.private_data.assign(data, data + (data == nullptr ? 0 : raw->param.conn.private_data_len));
   ::rdma_ack_cm_event(raw);

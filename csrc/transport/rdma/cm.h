@@ -19,7 +19,6 @@ struct CmEvent {
   int status = 0;
   rdma_cm_id* id = nullptr;
   rdma_cm_id* listener = nullptr;  // that a request came to
-  std::uint32_t peer_qp = 0;
   Bytes private_data;
 };
 

@@ -83,7 +83,6 @@ class NonceMemory {
   static constexpr std::size_t kMost = 1 << 17;  // 2 MiB of nonces; a job makes a few connections per pair of loops
   // False for a nonce that is there already, or when full.
   bool remember(const Nonce& nonce);
-  std::size_t size() const { return seen_.size(); }
 
  private:
   struct Hash {

@@ -30,7 +30,6 @@ class Registrations {
   void release(Registration* registration);
   // The device goes: gives all memory back. Regions that are left name nothing any more.
   void drop_all();
-  std::size_t size() const { return all_.size(); }
   bool has_device() const { return context_ != nullptr; }
 
  private:

@@ -204,7 +204,6 @@ TEST(MemoryShares, EachMemberBearsItsPart) {
   EXPECT_FALSE(shares.take(one, ~std::uint64_t{0} - 1000));
   EXPECT_TRUE(shares.take(one, 1'000));
   EXPECT_FALSE(shares.take(all, 8'000)) << "rank 2 has no room";
-  EXPECT_EQ(shares.used(0), (30'000U + 512) / 4);
   shares.give_back(one, 1'000);
   EXPECT_TRUE(shares.take(all, 8'000));
 }

@@ -30,8 +30,6 @@ TEST_F(RegionCacheTest, ABlockIsRegisteredOnceAndExactly) {
   RegionCache cache(transport, 8);
   const RegionPtr region = cache.find(block(1, 100, 500000));
   EXPECT_EQ(cache.find(block(1, 100, 500000)), region);
-  EXPECT_EQ(cache.misses(), 1U);
-  EXPECT_EQ(cache.hits(), 1U);
   EXPECT_EQ(region->bytes().data(), memory.data() + 100);
   EXPECT_EQ(region->bytes().size(), 500000U);
 }
@@ -42,14 +40,13 @@ TEST_F(RegionCacheTest, AnotherBlockAtTheSameAddressIsRegisteredAnew) {
   const RegionPtr first = cache.find(block(1));
   const RegionPtr second = cache.find(block(2));
   EXPECT_NE(first, second);
-  EXPECT_EQ(cache.misses(), 2U);
 }
 
 TEST_F(RegionCacheTest, StaysBoundedAndKeepsWhatIsHeld) {
   RegionCache cache(transport, 4);
   const RegionPtr held = cache.find(block(100));
   for (std::uint64_t i = 1; i < 50; ++i) cache.find(block(i));
-  EXPECT_EQ(cache.size(), 4U);
+  EXPECT_EQ(cache.bytes(), 4 * held->bytes().size());
   EXPECT_EQ(cache.find(block(100)), held);
 }
 
@@ -77,7 +74,7 @@ TEST_F(RegionCacheTest, ForgetsWhatIsGoneButNotUnderItsUsers) {
   for (const std::uint64_t identity : {1, 2, 3}) cache.forget(identity);
   EXPECT_TRUE(unused.expired());
   EXPECT_EQ(used.use_count(), 1);
-  EXPECT_EQ(cache.size(), 0U);
+  EXPECT_EQ(cache.bytes(), 0U);
 }
 
 // As a NIC is: it keeps the pages of what it has registered.
@@ -126,7 +123,7 @@ TEST_F(DeviceMemoryTest, RegistersAnewWhatWasUnmappedAndMapped) {
   EXPECT_TRUE(second->is_current());
   EXPECT_EQ(cache.drop_changed(), 0U);
   EXPECT_EQ(cache.find(plain), second);
-  EXPECT_EQ(cache.size(), 1U);
+  EXPECT_EQ(cache.bytes(), kSize);
 }
 
 // As long as a device has them, nobody else gets these pages.

@@ -129,7 +129,7 @@ TEST(PrivateData, ANonceIsGoodOnce) {
   EXPECT_TRUE(memory.remember(nonce(1)));
   EXPECT_TRUE(memory.remember(nonce(2)));
   EXPECT_FALSE(memory.remember(nonce(1)));
-  for (unsigned i = 0; memory.size() < NonceMemory::kMost; ++i) {
+  for (unsigned i = 0; i < NonceMemory::kMost; ++i) {
     Nonce n{};
     std::memcpy(n.data(), &i, sizeof i);
     memory.remember(n);
