@@ -27,14 +27,14 @@ class GoneRanks {
   }
   void leave(std::uint32_t rank, const std::string& why) { ranks_.try_emplace(rank, Gone{why, Departure::kLeft}); }
   // Makes this the cause of every failure that follows.
-  void end_view(const Error& why) { view_ended_ = RoundFailure{why.code(), why.what(), why.hint()}; }
+  void end_view(const Error& why) { view_ended_ = why; }
 
   bool has_view_ended() const { return view_ended_.has_value(); }
   bool is_empty() const { return ranks_.empty(); }
   bool contains(std::uint32_t rank) const { return ranks_.contains(rank); }
   // Members are told this. One may hear of the end of the view here before the scheduler tells it.
-  RoundFailure failure_of(const std::string& loss) const {
-    return view_ended_.value_or(RoundFailure{ErrorCode::kPeerLost, loss, kRestartJob});
+  Error failure_of(const std::string& loss) const {
+    return view_ended_.value_or(Error(ErrorCode::kPeerLost, loss, kRestartJob));
   }
 
   // The reason why a round of the group cannot complete; nullptr if it can. Without `round` it is about a new one.
@@ -62,7 +62,7 @@ class GoneRanks {
 
   const RoundGroups& groups_;
   std::unordered_map<std::uint32_t, Gone> ranks_;
-  std::optional<RoundFailure> view_ended_;
+  std::optional<Error> view_ended_;
 };
 
 }  // namespace bps::server

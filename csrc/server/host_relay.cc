@@ -2,7 +2,6 @@
 #include "server/host_relay.h"
 
 #include <cstring>
-#include <utility>
 
 namespace bps::server {
 
@@ -17,14 +16,14 @@ bool HostRelay::fits(Round& round) {
     return false;
   }
   const std::string type(to_string(round.first.dtype));
-  RoundFailure failure = RoundSums::no_memory();
+  Error failure = RoundSums::no_memory();
   if (status == Status::kOverflow) {
     failure = {ErrorCode::kInvalidArgument,
                "a mean of " + type + " over several hosts needs the sum of each host, and one does not fit " + type,
                "use a wider type, or BPS_HOST_SUM=0 on all ranks"};
   }
   decline(round, failure);
-  ends_.fail(round, std::move(failure));
+  ends_.fail(round, failure);
   return false;
 }
 
@@ -77,7 +76,7 @@ bool HostRelay::keep_result(Round& round, const std::byte* result) {
   try {
     pool_.reserve(round.first.length, 1);
   } catch (const Error& error) {
-    ends_.fail(round, {error.code(), error.what(), error.hint()});
+    ends_.fail(round, error);
     return false;
   }
   round.result = pool_.take(round.first.length);
@@ -86,27 +85,25 @@ bool HostRelay::keep_result(Round& round, const std::byte* result) {
 }
 
 void HostRelay::fail(std::uint32_t contribution, const Error& why, std::span<const std::uint32_t> missing) {
-  ends_.fail(table_.by_token(contribution), {why.code(), why.what(), why.hint()}, missing);
+  ends_.fail(table_.by_token(contribution), why, missing);
 }
 
 void HostRelay::fail_round(std::uint32_t group, std::uint32_t tensor, std::uint32_t partition, std::uint32_t number,
                            const Error& why) {
   Round* round = table_.find({group, tensor, partition, true}, number);
   if (round == nullptr || (!round->is(RoundPhase::kOpen) && !round->is(RoundPhase::kComplete))) return;
-  RoundFailure failure{why.code(), why.what(), why.hint()};
-  decline(*round, failure);  // the server keeps the failed round until every contributor has come or given up
-  ends_.fail(*round, std::move(failure));
+  decline(*round, why);  // the server keeps the failed round until every contributor has come or given up
+  ends_.fail(*round, why);
 }
 
-void HostRelay::decline(const RoundKey& key, std::uint32_t number, std::uint32_t onward_server,
-                        const RoundFailure& why) {
+void HostRelay::decline(const RoundKey& key, std::uint32_t number, std::uint32_t onward_server, const Error& why) {
   if (network_ == nullptr) return;
   tensor::PushHeader header{};
   header.group = key.group;
   header.tensor = key.tensor;
   header.partition = key.partition;
   header.round = number;
-  network_->refuse(header, onward_server, Error(why.code, why.what, why.hint));
+  network_->refuse(header, onward_server, why);
 }
 
 }  // namespace bps::server

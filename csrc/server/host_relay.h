@@ -32,14 +32,12 @@ class HostRelay final : public tensor::ContributionSource {
   // All ranks of the host have pushed. Their payloads are summed when the contribution can be sent.
   void contribute(Round& round);
   // The servers decide what becomes of a contribution that is with them. The round may be over when this returns.
-  void cancel(const Round& round, const RoundFailure& why) {
-    network_->cancel(round.token(), Error(why.code, why.what, why.hint));
-  }
+  void cancel(const Round& round, const Error& why) { network_->cancel(round.token(), why); }
   // Tells the servers that this host will not contribute: the other hosts need not wait.
-  void decline(const Round& round, const RoundFailure& why) {
+  void decline(const Round& round, const Error& why) {
     decline(round.key, round.number, round.peers.onward_server, why);
   }
-  void decline(const RoundKey& key, std::uint32_t number, std::uint32_t onward_server, const RoundFailure& why);
+  void decline(const RoundKey& key, std::uint32_t number, std::uint32_t onward_server, const Error& why);
 
   Status sum(std::uint32_t contribution, std::byte* into) override;
   void propose(std::uint32_t contribution, const std::byte* result) override;

@@ -85,7 +85,7 @@ bool PushAdmission::refuse_gone(const Push& push, const RoundGroup& group) {
   const std::string* why = parts_.gone.why_incomplete(group, key, nullptr, header.kind);
   if (why == nullptr) return false;
   if (parts_.table.find(key, header.round) != nullptr) return false;
-  const RoundFailure failure = parts_.gone.failure_of(*why);
+  const Error failure = parts_.gone.failure_of(*why);
   // Nobody else knows that a rank has left, and so that this host does not contribute. When a view ends, everybody is
   // told.
   if (push.is_for_host() && !group.ends_on_host && !parts_.gone.has_view_ended()) {
@@ -113,11 +113,11 @@ void PushAdmission::disagree(Round& round, const Push& push) {
     others = "rank " + std::to_string(one.session->worker_rank()) + " and ";
     break;
   }
-  const RoundFailure why{ErrorCode::kMismatch,
-                         "ranks disagree in round " + std::to_string(round.number) + ": " + others + "rank " +
-                             std::to_string(session.worker_rank()) +
-                             " called different operations, or with different dtype, size or reduction",
-                         "call the same operation with the same arguments for a name on every rank of the group"};
+  const Error why{ErrorCode::kMismatch,
+                  "ranks disagree in round " + std::to_string(round.number) + ": " + others + "rank " +
+                      std::to_string(session.worker_rank()) +
+                      " called different operations, or with different dtype, size or reduction",
+                  "call the same operation with the same arguments for a name on every rank of the group"};
   parts_.ends.refuse(push.session, header.immediate, why);
   Arrival& arrival = round.arrivals[push.contributor];
   if (!arrival.awaits_answer()) round.end(arrival);

@@ -2,8 +2,6 @@
 // Rounds in two phases, and rounds that fail.
 #include "server/round_ends.h"
 
-#include <utility>
-
 #include "server/worker_session.h"
 
 namespace bps::server {
@@ -76,13 +74,13 @@ void RoundEnds::commit(Round& round) {
 
 // ---- Failures
 
-void RoundEnds::fail(Round& round, RoundFailure why, std::span<const std::uint32_t> missing) {
-  round.fail(std::move(why));
+void RoundEnds::fail(Round& round, const Error& why, std::span<const std::uint32_t> missing) {
+  round.fail(why);
   parts_.log.note_failed(round);
   parts_.compressed.forget(round);
   const auto tell = [&](WorkerSession& session, std::uint32_t immediate, bool is_given_up) {
     // With the end of the view nobody knows what becomes of the contribution of a host.
-    const bool is_known = round.failure().code != ErrorCode::kRoundAborted;
+    const bool is_known = round.failure().code() != ErrorCode::kRoundAborted;
     if (!is_given_up || !is_known) return refuse(session, immediate, round.failure());
     tensor::Cancelled outcome;
     outcome.aborted = {immediate};
@@ -110,9 +108,9 @@ void RoundEnds::fail(Round& round, RoundFailure why, std::span<const std::uint32
   close_if_over(round);
 }
 
-void RoundEnds::refuse(WorkerSession& session, std::uint32_t immediate, const RoundFailure& why) {
+void RoundEnds::refuse(WorkerSession& session, std::uint32_t immediate, const Error& why) {
   parts_.counters.stale.add();
-  session.send(tensor::PushFailed{immediate, why.code, why.what, why.hint});
+  session.send(tensor::PushFailed{immediate, why.code(), why.what(), why.hint()});
 }
 
 void RoundEnds::end_for_absent(Round& round) {
@@ -123,7 +121,7 @@ void RoundEnds::end_for_absent(Round& round) {
 void RoundEnds::note_failure(const Round& round) {
   const auto& [group, tensor, partition, for_host] = round.key;
   last_failure_ = "round " + std::to_string(round.number) + " of tensor " + std::to_string(tensor) + ", partition " +
-                  std::to_string(partition) + ", group " + std::to_string(group) + ": " + round.failure().what;
+                  std::to_string(partition) + ", group " + std::to_string(group) + ": " + round.failure().what();
   if (when_failed) when_failed();
 }
 
@@ -134,7 +132,7 @@ void RoundEnds::tell_relays(const Round& round) {
     if (!(*round.contributors)[i].is_host() || round.arrivals[i].has_pushed()) continue;
     if (WorkerSession* relay = parts_.groups.session_of(round, i)) {
       relay->send(tensor::RoundFailed{round.key.group, round.key.tensor, round.key.partition, round.number,
-                                      round.failure().code, round.failure().what, round.failure().hint});
+                                      round.failure().code(), round.failure().what(), round.failure().hint()});
     }
   }
 }

@@ -79,8 +79,8 @@ class RoundEnds {
 
   // Tells everyone who waits for something. A member whose push was acknowledged learns of it when it pulls. `missing`:
   // worker ranks that the servers still waited for.
-  void fail(Round& round, RoundFailure why, std::span<const std::uint32_t> missing = {});
-  void refuse(WorkerSession& session, std::uint32_t immediate, const RoundFailure& why);
+  void fail(Round& round, const Error& why, std::span<const std::uint32_t> missing = {});
+  void refuse(WorkerSession& session, std::uint32_t immediate, const Error& why);
   // Members of a failed round that perhaps never come are not waited for.
   void end_for_absent(Round& round);
 

@@ -64,7 +64,7 @@ bool RoundEngine::resume() {
       queue_.provide(round);
     } catch (const Error& error) {
       if (round.is_with_servers()) continue;  // their answer acknowledges pushes, too
-      ends_.fail(round, {error.code(), error.what(), error.hint()});
+      ends_.fail(round, error);
       continue;
     }
     proceed(round);
@@ -165,13 +165,13 @@ void RoundEngine::fail_cancelled(Round& round, std::uint32_t contributor, const 
                                  std::vector<std::uint32_t>& missing) {
   const std::vector<std::uint32_t> late = ranks_without_push(round, contributor);
   if (missing.empty()) missing = late;
-  RoundFailure why{
+  const Error why{
       cancel.code,
       cancel.what +
           (late.empty() || cancel.code != ErrorCode::kTimeout ? "" : "; it still waited for " + van::name_ranks(late)),
       cancel.hint};
   if (round.is_contribution()) relay_.decline(round, why);
-  ends_.fail(round, std::move(why));
+  ends_.fail(round, why);
 }
 
 std::vector<std::uint32_t> RoundEngine::ranks_without_push(const Round& round, std::uint32_t except) const {
@@ -211,7 +211,7 @@ void RoundEngine::fail_lost() {
       ends_.end_for_absent(round);
       ends_.close_if_over(round);
     } else {
-      const RoundFailure failure = gone_.failure_of(*why);
+      const Error failure = gone_.failure_of(*why);
       if (round.is_contribution() && !gone_.has_view_ended()) relay_.decline(round, failure);
       ends_.fail(round, failure);
     }

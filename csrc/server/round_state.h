@@ -5,8 +5,6 @@
 #include <array>
 #include <cstdint>
 #include <memory>
-#include <string>
-#include <utility>
 
 #include "core/error.h"
 #include "server/state.h"
@@ -39,13 +37,6 @@ inline constexpr std::array<std::uint16_t, 8> kArrows<RoundPhase> = {
     arrows_to(),
 };
 
-// Why a round has no result. Each member is told once.
-struct RoundFailure {
-  ErrorCode code;
-  std::string what;
-  std::string hint;
-};
-
 class RoundState {
  public:
   RoundPhase phase() const { return phase_.now(); }
@@ -56,22 +47,22 @@ class RoundState {
 
   // Any phase but those that the next two bring.
   void enter(RoundPhase next) { phase_.enter(next); }
-  void fail(RoundFailure why) {
+  void fail(const Error& why) {
     phase_.enter(RoundPhase::kFailed);
-    failure_ = std::make_unique<const RoundFailure>(std::move(why));
+    failure_ = std::make_unique<const Error>(why);
   }
   // `additions`: of its rank, this one included.
   void hold(std::uint64_t additions) {
     phase_.enter(RoundPhase::kHeld);
     held_at_ = additions;
   }
-  const RoundFailure& failure() const { return *failure_; }  // of kFailed
-  std::uint64_t held_at() const { return held_at_; }         // of kHeld
+  const Error& failure() const { return *failure_; }  // of kFailed
+  std::uint64_t held_at() const { return held_at_; }  // of kHeld
 
  private:
   State<RoundPhase> phase_;
   std::uint64_t held_at_ = 0;
-  std::unique_ptr<const RoundFailure> failure_;
+  std::unique_ptr<const Error> failure_;
 };
 
 }  // namespace bps::server

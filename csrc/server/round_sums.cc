@@ -114,7 +114,7 @@ void RoundSums::end_pass(Round& round, Status status, WorkerSession* broken) {
                                            : "its memory cannot be reached");
 }
 
-RoundFailure RoundSums::no_memory() {
+Error RoundSums::no_memory() {
   return {ErrorCode::kInternal, "the server has no memory for this sum", "use more servers, or give them more memory"};
 }
 

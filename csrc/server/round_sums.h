@@ -49,7 +49,7 @@ class RoundSums {
   Status check_fit(Round& round, WorkerSession*& broken);
 
   void end_pass(Round& round, Status status, WorkerSession* broken);
-  static RoundFailure no_memory();
+  static Error no_memory();
 
  private:
   bool plan_slot(Round& round);

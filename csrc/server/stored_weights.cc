@@ -25,12 +25,12 @@ Reduction added_to(const StoredPartition& stored) {
   return {stored.dtype, ReduceOp::kSum, 1};
 }
 
-RoundFailure nothing_is_kept() {
+Error nothing_is_kept() {
   return {ErrorCode::kInvalidArgument, "the servers keep no weights of this name and group",
           "call store() with it first, on every rank"};
 }
 
-RoundFailure is_not_alike() {
+Error is_not_alike() {
   return {ErrorCode::kMismatch, "the servers keep weights of another dtype or size under this name",
           "pass arrays like the one that was stored"};
 }
