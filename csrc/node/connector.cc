@@ -229,7 +229,7 @@ bool Connector::try_restore(std::size_t index, std::size_t place, std::size_t pa
   });
   if (by == nullptr) return true;  // the server itself is lost
   transport::Transport& transport = *by;
-  const Kind kind = *transport::parse_kind(transport.name());
+  const Kind kind = transport.kind();
   const Target target = target_at(index, place);
   const double most_s = kind == Kind::kRdma ? kTryAgainRdma_s : kTryAgain_s;
   const transport::ConnectRequest request = request_for(kind, target, Deadline::after(most_s));

@@ -18,12 +18,12 @@
 #include <memory>
 #include <span>
 #include <string>
-#include <string_view>
 
 #include "core/clock.h"
 #include "core/metrics.h"
 #include "transport/control_endpoint.h"
 #include "transport/data_endpoint.h"
+#include "transport/kind.h"
 
 namespace bps::transport {
 
@@ -48,7 +48,7 @@ class IncomingSocket final : public IncomingConnection {
 };
 
 struct ConnectRequest {
-  std::span<const std::byte> address;  // what the peer's transport of the same name published
+  std::span<const std::byte> address;  // what the peer's transport of the same kind published
   Hello hello;                         // its plane is set by the transport
   Deadline deadline;
   std::string whom;            // names the peer in errors
@@ -72,7 +72,7 @@ enum class CallersMemory : std::uint8_t {
 class Transport {
  public:
   virtual ~Transport() = default;
-  virtual std::string_view name() const = 0;  // "shm", "tcp", "rdma", "self"
+  virtual Kind kind() const = 0;
   virtual RegionPtr register_memory(std::span<std::byte> bytes) = 0;
   virtual CallersMemory callers_memory() const { return CallersMemory::kInPlace; }
   // How many connections it takes to use each rail of this process, and of the peer that published `address`.

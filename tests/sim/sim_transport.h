@@ -23,7 +23,7 @@ class SimTransport final : public transport::Transport {
   SimTransport(Network& network, Machine machine, Counters& counters);
   ~SimTransport() override;
 
-  std::string_view name() const override { return "sim"; }
+  transport::Kind kind() const override { return transport::Kind::kTcp; }
   bool lands_in_order() const override { return network_.conditions.by_process; }
   transport::RegionPtr register_memory(std::span<std::byte> bytes) override;
   std::unique_ptr<transport::ControlEndpoint> connect_control(const transport::ConnectRequest& request) override;

@@ -37,7 +37,7 @@ class FaultTransport final : public Transport {
   FaultTransport(std::unique_ptr<Transport> inner, FaultPlan plan);
   ~FaultTransport() override;
 
-  std::string_view name() const override { return inner_->name(); }
+  Kind kind() const override { return inner_->kind(); }
   RegionPtr register_memory(std::span<std::byte> bytes) override { return inner_->register_memory(bytes); }
   CallersMemory callers_memory() const override { return inner_->callers_memory(); }
   std::size_t rail_pairs(std::span<const std::byte> address) const override { return inner_->rail_pairs(address); }

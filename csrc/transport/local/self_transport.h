@@ -25,7 +25,7 @@ class SelfTransport : public Transport {
   // The other end of the connection that was made last; nullptr when it has been taken.
   std::unique_ptr<IncomingConnection> incoming();
 
-  std::string_view name() const override { return "self"; }
+  Kind kind() const override { return Kind::kSelf; }
   RegionPtr register_memory(std::span<std::byte> bytes) override;
   std::unique_ptr<ControlEndpoint> connect_control(const ConnectRequest& request) override;
   std::unique_ptr<DataEndpoint> connect_data(const ConnectRequest& request) override;

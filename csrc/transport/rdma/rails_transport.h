@@ -17,7 +17,7 @@ class RailsTransport final : public Transport {
   explicit RailsTransport(std::vector<std::unique_ptr<RdmaTransport>> transports)
       : transports_(std::move(transports)) {}
 
-  std::string_view name() const override { return "rdma"; }
+  Kind kind() const override { return Kind::kRdma; }
   RegionPtr register_memory(std::span<std::byte> bytes) override;
   CallersMemory callers_memory() const override { return transports_.front()->callers_memory(); }
   std::size_t rail_pairs(std::span<const std::byte> address) const override;

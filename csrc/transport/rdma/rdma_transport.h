@@ -26,7 +26,7 @@ class RdmaTransport final : public Transport {
                 std::uint8_t rail_number, const RdmaOptions& options);
   ~RdmaTransport() override;
 
-  std::string_view name() const override { return "rdma"; }
+  Kind kind() const override { return Kind::kRdma; }
   RegionPtr register_memory(std::span<std::byte> bytes) override;
   CallersMemory callers_memory() const override { return callers_memory_; }
   const std::shared_ptr<Registrations>& registrations() const { return registrations_; }

@@ -30,7 +30,7 @@ class ShmTransport final : public Transport {
   ShmTransport(EventLoop& loop, const Credentials& credentials, Counters& counters, const ShmOptions& options);
   ~ShmTransport() override;
 
-  std::string_view name() const override { return "shm"; }
+  Kind kind() const override { return Kind::kShm; }
   RegionPtr register_memory(std::span<std::byte> bytes) override;
   std::unique_ptr<ControlEndpoint> connect_control(const ConnectRequest& request) override;
   std::unique_ptr<DataEndpoint> connect_data(const ConnectRequest& request) override;

@@ -36,7 +36,7 @@ class TcpTransport final : public Transport {
                std::vector<TcpRail> rails = {});
   ~TcpTransport() override;
 
-  std::string_view name() const override { return "tcp"; }
+  Kind kind() const override { return Kind::kTcp; }
   RegionPtr register_memory(std::span<std::byte> bytes) override;
   // `address`: see to_text(TcpAddress).
   std::size_t rail_pairs(std::span<const std::byte> address) const override;

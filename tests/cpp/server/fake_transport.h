@@ -106,7 +106,7 @@ class FakeRegion final : public transport::Region {
 
 class FakeTransport final : public transport::Transport {
  public:
-  std::string_view name() const override { return "fake"; }
+  transport::Kind kind() const override { return transport::Kind::kTcp; }
   bool lands_in_order() const override { return in_order; }
   transport::RegionPtr register_memory(std::span<std::byte> bytes) override {
     if (out_of_memory) throw Error(ErrorCode::kTransport, "no memory", "add some");

@@ -179,7 +179,7 @@ class Side {
   // Lets callers in; returns the address to call.
   Bytes open() {
     return call([&] {
-      if (transport->name() == "rdma") {
+      if (transport->kind() == Kind::kRdma) {
         rdma_listener_ = rdma::open_rdma_listener(
             reactor_.loop(), credentials_, rails_,
             [this](std::unique_ptr<IncomingConnection> incoming) { accept_connection(std::move(incoming)); });
@@ -187,7 +187,7 @@ class Side {
       }
       std::string address;
       Fd listener;
-      if (transport->name() == "tcp") {
+      if (transport->kind() == Kind::kTcp) {
         listener = Listener::listen_tcp("127.0.0.1", 0);
         address = tcp::to_text({{{"127.0.0.1", Listener::port_of(listener.get()), 0}}});
       } else {
