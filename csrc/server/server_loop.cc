@@ -67,7 +67,7 @@ WorkerSession* ServerLoop::admit(const transport::Hello& hello, transport::Trans
     log_warning("rejected a connection of " + (*found)->name() + ", which is lost");
     return nullptr;
   }
-  if (&(*found)->connections() != &transport) {  // each transport knows connections of its own only
+  if (&(*found)->transport() != &transport) {  // each transport knows connections of its own only
     log_warning("rejected a connection of " + (*found)->name() + ", which is connected by another transport");
     return nullptr;
   }
@@ -114,7 +114,7 @@ void ServerLoop::attach(WorkerSession& session, const tensor::Attach& attach) {
   if (attach.largest_payload > options_.largest_partition || !session.attach(attach)) return;
   if (attach.wants_log) share_log(session);
   if (!attach.needs_slots) return;
-  if (!pool_.serves(session.connections())) {
+  if (!pool_.serves(session.transport())) {
     counters_.stale.add();
     log_warning(session.name() + " asks for landing slots although it shares memory with this server; it gets none");
     return;
@@ -139,8 +139,8 @@ void ServerLoop::share_log(WorkerSession& session) {
       shared_log_.memory = transport::shm::SharedMemory::create(tensor::RedoLog::bytes());
       shared_log_.log = std::make_unique<tensor::RedoLog>(shared_log_.memory->bytes());
     }
-    transport::RegionPtr& region = shared_log_.regions[&session.connections()];
-    if (!region) region = session.connections().register_memory(shared_log_.memory->bytes());
+    transport::RegionPtr& region = shared_log_.regions[&session.transport()];
+    if (!region) region = session.transport().register_memory(shared_log_.memory->bytes());
     if (!direct->share(*region)) return;
     rounds_.log_to(shared_log_.log.get());
     const transport::RemoteSpan all = region->remote(0, region->bytes().size());
@@ -155,7 +155,7 @@ void ServerLoop::share_log(WorkerSession& session) {
 void ServerLoop::settle(WorkerSession& session, const tensor::PathLost& lost) {
   std::vector<transport::Endpoint*> closed = session.settle(lost);
   if (closed.empty() || options_.reactor == nullptr) return;  // without a loop they stay until their transport goes
-  options_.reactor->loop().post([&transport = session.connections(), closed = std::move(closed)] {
+  options_.reactor->loop().post([&transport = session.transport(), closed = std::move(closed)] {
     for (transport::Endpoint* endpoint : closed) transport.close(endpoint);
   });
 }

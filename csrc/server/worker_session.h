@@ -55,7 +55,7 @@ class WorkerSession final : public transport::ControlSink, public transport::Dat
   std::uint32_t worker_rank() const { return worker_rank_; }
   std::uint16_t worker_loop() const { return worker_loop_; }
   const std::string& name() const { return name_; }  // for errors
-  const transport::Transport& transport() const { return transport_; }
+  transport::Transport& transport() const { return transport_; }
   SlotWindow& window() { return window_; }
   TableShare& share() { return share_; }
   bool is_lost() const { return lost_; }
@@ -79,7 +79,6 @@ class WorkerSession final : public transport::ControlSink, public transport::Dat
   // The worker has closed a path: replies, and sends by the others what has not arrived. Returns the connections, which
   // nobody needs any more.
   std::vector<transport::Endpoint*> settle(const tensor::PathLost& lost);
-  transport::Transport& connections() { return transport_; }
   // Memory that both share; null where they share none.
   transport::DirectAccess* direct();
 
