@@ -26,22 +26,22 @@ OpenRound::Waits waits_of(RoundPhase phase) {
 
 }  // namespace
 
-RoundEngine::RoundEngine(const Limits& limits, const van::Hosts& hosts, const Sessions& sessions, SlotPool& pool,
+RoundEngine::RoundEngine(const Options& options, const van::Hosts& hosts, const Sessions& sessions, SlotPool& pool,
                          Counters& counters)
-    : epoch_(limits.epoch),
+    : epoch_(options.epoch),
       pool_(pool),
       counters_(counters),
-      groups_(hosts, limits.here, sessions),
+      groups_(hosts, options.here, sessions),
       gone_(groups_),
-      table_(limits.table),
-      shares_(limits.kept_bytes),
+      table_(options.table),
+      shares_(options.kept_bytes),
       compressed_(shares_),
       ends_({table_, pool, counters, groups_, gone_, log_, compressed_}),
       queue_(pool, groups_, counters),
-      sums_(ends_, queue_, pool, compressed_, limits.name),
+      sums_(ends_, queue_, pool, compressed_, options.name),
       stored_(table_, ends_, sums_, shares_, gone_),
       relay_(table_, ends_, sums_, pool, counters),
-      admission_({table_, groups_, gone_, ends_, relay_, compressed_, counters, limits.largest_partition}) {}
+      admission_({table_, groups_, gone_, ends_, relay_, compressed_, counters, options.largest_partition}) {}
 
 void RoundEngine::reroute(const transport::DataEndpoint& closed,
                           const std::function<void(transport::DataEndpoint*& data, std::uint64_t& key)>& change) {

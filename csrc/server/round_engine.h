@@ -33,7 +33,7 @@ namespace bps::server {
 
 class RoundEngine {
  public:
-  struct Limits {
+  struct Options {
     std::uint64_t largest_partition = 0;
     std::uint32_t epoch = 1;
     Location here{};
@@ -41,8 +41,8 @@ class RoundEngine {
     RoundTable::Limits table{};
     std::uint64_t kept_bytes = ~std::uint64_t{0};  // between rounds, for each rank: see MemoryShares
   };
-  // All of these but the limits must outlive it.
-  RoundEngine(const Limits& limits, const van::Hosts& hosts, const Sessions& sessions, SlotPool& pool,
+  // All of these but the options must outlive it.
+  RoundEngine(const Options& options, const van::Hosts& hosts, const Sessions& sessions, SlotPool& pool,
               Counters& counters);
 
   void add_group(const van::Group& group) { groups_.add(group); }
