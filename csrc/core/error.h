@@ -46,6 +46,8 @@ class Error : public std::runtime_error {
 
 // The hint where nothing of the job can be saved.
 inline constexpr const char* kRestartJob = "restart the job from its last checkpoint";
+// The hint where an operation has not ended in time.
+inline constexpr const char* kRaiseTimeout = "check that every rank of the group calls it, or raise BPS_TIMEOUT";
 
 // What a data-path call came to.
 enum class [[nodiscard]] Status : std::uint8_t {

@@ -83,8 +83,6 @@ void bind_declared(py::module_& module) {
           "Bytes of push_pull by [loop of this worker x loop of a server, or of a relay of this host].");
 }
 
-constexpr const char* kRaiseTimeout = "check that every rank of the group calls it, or raise BPS_TIMEOUT";
-
 // Without the name of the operation, which each rank says itself.
 std::string lateness(const worker::Operation& operation) {
   const auto why = operation.failure();

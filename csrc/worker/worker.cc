@@ -8,11 +8,6 @@
 #include <utility>
 
 namespace bps::worker {
-namespace {
-
-constexpr const char* kRaiseTimeout = "check that every rank of the group calls it, or raise BPS_TIMEOUT";
-
-}  // namespace
 
 Worker::Worker(WorkerOptions options, van::Van& van)
     : options_(std::move(options)),

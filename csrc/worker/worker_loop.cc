@@ -76,7 +76,7 @@ void WorkerLoop::open(ServerConnection& server, std::vector<ServerPath> paths) {
   sender_.set_credit((options_.scheduling_credit + met - 1) / met);
   // The server of this process sums in the order in which it gets the pushes. They need no time on their way, so that a
   // few at a time are enough, and what is urgent overtakes the rest of the credit.
-  if (options_.scheduling_credit > 0 && server.memory.transport().name() == "self") {
+  if (options_.scheduling_credit > 0 && server.memory.transport().kind() == transport::Kind::kSelf) {
     server.queue.most_per_turn = kOwnTurnBytes;
   }
 }
@@ -178,9 +178,9 @@ void WorkerLoop::check_deadlines() {
       cancellation_.abort(*operation, Error(ErrorCode::kPeerLost, "its caller was interrupted",
                                             "call it again on every rank of the group"));
     } else if (operation->deadline.passed()) {
-      cancellation_.abort(*operation,
-                          Error(ErrorCode::kTimeout, "not complete within " + in_words(operation->request.timeout_s),
-                                "check that every rank of the group calls it, or raise BPS_TIMEOUT"));
+      cancellation_.abort(
+          *operation,
+          Error(ErrorCode::kTimeout, "not complete within " + in_words(operation->request.timeout_s), kRaiseTimeout));
     }
   }
   connections_.send_landed();  // where the rest of an operation takes long
