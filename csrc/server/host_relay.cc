@@ -91,7 +91,7 @@ void HostRelay::fail(std::uint32_t contribution, const Error& why, std::span<con
 void HostRelay::fail_round(std::uint32_t group, std::uint32_t tensor, std::uint32_t partition, std::uint32_t number,
                            const Error& why) {
   Round* round = table_.find({group, tensor, partition, true}, number);
-  if (round == nullptr || (!round->is(RoundPhase::kOpen) && !round->is(RoundPhase::kComplete))) return;
+  if (round == nullptr || (!round->is(RoundPhase::kOpen) && !round->is(RoundPhase::kGathered))) return;
   decline(*round, why);  // the server keeps the failed round until every contributor has come or given up
   ends_.fail(*round, why);
 }

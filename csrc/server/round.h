@@ -92,7 +92,7 @@ struct Round : RoundState {
   bool is_contribution() const { return key.for_host && !group->ends_on_host; }
 
   void count_push() {
-    if (++counts.pushed == contributors->size()) enter(RoundPhase::kComplete);
+    if (++counts.pushed == contributors->size()) enter(RoundPhase::kGathered);
   }
   // A member that waits has its answer.
   void end_answered(Arrival& arrival) {

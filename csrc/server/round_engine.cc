@@ -15,7 +15,7 @@ OpenRound::Waits waits_of(RoundPhase phase) {
     case RoundPhase::kOpen: return OpenRound::Waits::kForPushes;
     case RoundPhase::kContributed:
     case RoundPhase::kHostProposed: return OpenRound::Waits::kForNetwork;
-    case RoundPhase::kComplete:
+    case RoundPhase::kGathered:
     case RoundPhase::kProposed:
     case RoundPhase::kAnswered: return OpenRound::Waits::kForAnswers;
     case RoundPhase::kHeld:
@@ -73,8 +73,8 @@ bool RoundEngine::resume() {
 }
 
 void RoundEngine::proceed(Round& round) {
-  // A pass over a complete round reads the payloads where they are, and acknowledges them.
-  if (round.is(RoundPhase::kComplete)) return complete(round);
+  // A pass over a gathered round reads the payloads where they are, and acknowledges them.
+  if (round.is(RoundPhase::kGathered)) return complete(round);
   for (Arrival& arrival : round.arrivals) {
     if (!arrival.awaits_acknowledgement()) continue;
     if (keep(arrival) != Status::kOk) return arrival.session->lose("its memory cannot be read");
@@ -151,7 +151,7 @@ RoundEngine::Outcome RoundEngine::cancel(Round& round, std::uint32_t contributor
       return is_answered ? Outcome::kAnswered : Outcome::kAborted;
     }
     case RoundPhase::kOpen:
-    case RoundPhase::kComplete:
+    case RoundPhase::kGathered:
     case RoundPhase::kHeld: break;
   }
   if (pushes) arrival.end_push();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The hot part of the round engine: a push comes in, and a complete round is summed. Nothing here registers memory or
+// The hot part of the round engine: a push comes in, and a gathered round is summed. Nothing here registers memory or
 // takes a lock, and nothing is thrown to callers: without memory for a new key or round the sender is lost.
 #include <cstring>
 #include <new>
@@ -83,7 +83,7 @@ void RoundEngine::take(Push& push) try {
       return push.session.lose("its memory cannot be read");
     }
   }
-  if (round.is(RoundPhase::kComplete)) {
+  if (round.is(RoundPhase::kGathered)) {
     complete(round);
   } else if (round.is(RoundPhase::kAnswered) && pulls) {
     ends_.answer(round, arrival, RoundSums::result_of(round));

@@ -34,7 +34,7 @@ Round* RoundQueue::next() {
 }
 
 void RoundQueue::provide(const Round& round) {
-  std::size_t slots = round.is(RoundPhase::kComplete) && !round.is_contribution() ? 1 : 0;
+  std::size_t slots = round.is(RoundPhase::kGathered) && !round.is_contribution() ? 1 : 0;
   for (const Arrival& arrival : round.arrivals) slots += arrival.awaits_acknowledgement() ? 1 : 0;
   if (slots > 0) pool_.reserve(round.first.length, slots);
   if (!is_starved(round)) return;

@@ -13,7 +13,7 @@ namespace bps::server {
 
 enum class RoundPhase : std::uint8_t {
   kOpen,          // pushes are missing
-  kComplete,      // all have come and are not summed: the round may have to wait for memory, or for the redo log
+  kGathered,      // all have come and are not summed: the round may have to wait for memory, or for the redo log
   kHeld,          // an addition is made, and its rank has to wait for slower ones
   kContributed,   // of a host: its contribution is with the servers
   kHostProposed,  // of a host, in two phases: the servers' result goes to its ranks, and the servers have not committed
@@ -26,7 +26,7 @@ constexpr const char* name_of(RoundPhase) {
 }
 template <>
 inline constexpr std::array<std::uint16_t, 8> kArrows<RoundPhase> = {
-    arrows_to(RoundPhase::kComplete, RoundPhase::kFailed),
+    arrows_to(RoundPhase::kGathered, RoundPhase::kFailed),
     arrows_to(RoundPhase::kHeld, RoundPhase::kContributed, RoundPhase::kProposed, RoundPhase::kAnswered,
               RoundPhase::kFailed),
     arrows_to(RoundPhase::kAnswered, RoundPhase::kFailed),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One pass over a complete round: read every payload, write every result, block by block through the cache.
+// One pass over a gathered round: read every payload, write every result, block by block through the cache.
 //
 // Payloads are read where they are: in a landing slot, in mapped memory of a worker, or, by cross-memory copy, in its
 // plain memory. Results go to all targets of the plan: straight into the workers' tensors where those can be reached,

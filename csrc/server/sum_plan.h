@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The memory that one pass over a complete round reads and writes.
+// The memory that one pass over a gathered round reads and writes.
 #pragma once
 
 #include <vector>
@@ -20,7 +20,7 @@ struct SumMemory {
   bool divide = false;     // a source that is to be averaged before it is added to others that have been
 };
 
-// The reduction that makes the payloads of a complete round its sum.
+// The reduction that makes the payloads of a gathered round its sum.
 Reduction reduction_of(const Round& round);
 
 // Keeps its capacity between uses.

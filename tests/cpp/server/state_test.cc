@@ -28,7 +28,7 @@ TEST(StateTest, WhatHasEndedChangesNoMore) {
 }
 
 TEST(StateTest, WhateverHasNotEndedMayFail) {
-  for (const auto phase : {RoundPhase::kOpen, RoundPhase::kComplete, RoundPhase::kHeld, RoundPhase::kContributed,
+  for (const auto phase : {RoundPhase::kOpen, RoundPhase::kGathered, RoundPhase::kHeld, RoundPhase::kContributed,
                            RoundPhase::kHostProposed, RoundPhase::kProposed}) {
     EXPECT_TRUE(State<RoundPhase>::has_arrow(phase, RoundPhase::kFailed));
   }
