@@ -48,7 +48,7 @@ class Worker {
  public:
   Worker(WorkerOptions options, van::Van& van);
 
-  // Set-up: one per push loop, in order, with the places (places.h) that it is connected to; both outlive the worker's
+  // Set-up: each worker loop, in order, with the places (places.h) that it is connected to; both outlive the worker's
   // last operation.
   void add_loop(WorkerLoop* worker_loop, transport::Reactor* reactor, std::span<const std::size_t> connected);
   const Places& places() const { return places_; }
