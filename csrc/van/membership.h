@@ -96,9 +96,9 @@ struct Membership {
   std::uint32_t workers = 0;
   std::uint32_t servers = 0;
   std::uint32_t epoch = 1;  // of this view: what another epoch's members send is dropped
-  // Keys belong to slots. There are as many as the first view had servers, and more when more enter. Each is named by
-  // the identity of the server that has it, or had it until it was lost: a process that enters takes the first of
-  // those. Empty: slot i is that of server i.
+  // Keys belong to key slots. There are as many as the first view had servers, and more when more enter. Each is named
+  // by the identity of the server that has it, or had it until it was lost: a process that enters takes the first of
+  // those. Empty: number i is that of server i.
   std::vector<std::uint64_t> slots{};
 
   // nullptr for a rank or an id that does not exist.
@@ -110,11 +110,11 @@ struct Membership {
   Group all() const;
   // True when each worker is a server, too.
   bool has_embedded_servers() const { return workers > 0 && nodes.front().server_rank >= 0; }
-  // The rank of each slot's server, or tensor::kNoServer.
+  // The rank of each key slot's server, or tensor::kNoServer.
   std::vector<std::uint32_t> server_of_slot() const;
-  // Deals slots to the servers of this view. `before`: the slots of the view before, none for the first one.
+  // Deals key slots to the servers of this view. `before`: those of the view before, none for the first one.
   void take_slots(std::vector<std::uint64_t> before);
-  // Loops of all servers together, and of as many for each slot without a server: tensors are cut as they were.
+  // Loops of all servers together, and of as many for each key slot without one: tensors are cut as they were.
   std::uint32_t all_server_loops() const;
   // Every rank once, ids and order as promised above: what holds of each membership that comes off the wire.
   bool is_consistent() const;
