@@ -4,7 +4,8 @@
 //
 // Partitions go out in batches that cost one doorbell. What could fail was set up before an operation entered the send
 // queue, so that nothing here registers or throws, and only a table allocates, when it grows to a new largest size.
-// Without a free staging buffer a partition waits until Admission has made another one. Threading: the loop's.
+// A partition that needs a staging buffer waits until one is free, or Admission has made another one. Threading: the
+// loop's.
 #pragma once
 
 #include <array>
