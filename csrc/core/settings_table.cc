@@ -206,7 +206,8 @@ constexpr Setting kTable[] = {
      "server loops; 0: one per core and at most 4 on a dedicated server, as many as "
      "BPS_PUSH_THREAD in a worker that is a server too"},
     {"BPS_SERVER_WINDOW", "", "4", whole(1, 4096), server<&ServerSettings::window>,
-     "partitions a worker may have in flight to one server loop (landing slots)"},
+     "partitions a worker may have in flight to one server loop (landing slots); servers that sum less than others "
+     "grant less in proportion, 2 at least"},
     {"BPS_SERVER_MEMORY", "", "4294967296", whole(0), server<&ServerSettings::slot_memory>,
      "bytes of landing slots on one server; many workers get smaller windows, one slot at least; 0: no limit"},
     // Deadlines
