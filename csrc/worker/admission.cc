@@ -92,6 +92,25 @@ void Admission::admit(Operation& operation) {
     Portion& portion = cancellation_.portion(operation, place);
     if (!portion.parts.empty()) admit(portion, connections_.at(place));
   }
+  set_pace(operation);
+}
+
+// In two phases an answer is not the end of a partition, and servers take turns there.
+void Admission::set_pace(Operation& operation) {
+  if (!operation.paces) return;
+  const std::uint8_t number = cancellation_.loop();
+  std::uint64_t parts = 0;
+  std::uint64_t servers = 0;
+  for (std::size_t place = 0; place < connections_.places(); ++place) {
+    Portion& portion = cancellation_.portion(operation, place);
+    portion.pace = Transfer::kNoPace;
+    if (portion.parts.empty() || portion.finality != Finality::kAnswer || !connections_.at(place).needs_slots())
+      continue;
+    portion.pace = number;
+    parts += portion.parts.size();
+    ++servers;
+  }
+  operation.paces[number].begin(servers > 1 ? parts : 0, servers * operation.tensor->ahead);
 }
 
 void Admission::admit(Portion& portion, ServerConnection& server) {

@@ -48,6 +48,7 @@ class Admission {
   void add_buffer(ServerConnection& server);
 
  private:
+  void set_pace(Operation& operation);
   void admit(Portion& portion, ServerConnection& server);
   void prepare(Portion& portion, ServerConnection& server);
   bool register_memory(Portion& portion, ServerConnection& server);

@@ -44,6 +44,7 @@ class Cancellation {
   Portion& portion(Operation& operation, std::size_t place) const {
     return operation.portions[index_ * connections_.places() + place];
   }
+  std::uint8_t loop() const { return static_cast<std::uint8_t>(index_); }
 
  private:
   void cancel_transfer(Transfer& transfer, ServerConnection& server);

@@ -33,6 +33,7 @@ Operation::Operation(std::shared_ptr<Tensor> declared, const Request& what, std:
       header_(make_header()) {
   const Plan& plan = continuation ? continuation->plan() : plan_of(*tensor, what.kind);
   portions.resize(worker_loops * places);
+  if (tensor->ahead != 0 && layout.cut->count() > tensor->ahead) paces = std::make_unique<Pace[]>(worker_loops);
   for (std::size_t i = 0; i < portions.size(); ++i) {
     Portion& portion = portions[i];
     portion.operation = this;

@@ -24,6 +24,7 @@
 #include "core/metrics.h"
 #include "worker/completion.h"
 #include "worker/failure.h"
+#include "worker/pace.h"
 #include "worker/partition_layout.h"
 #include "worker/portion.h"
 #include "worker/request.h"
@@ -82,6 +83,7 @@ class Operation : public std::enable_shared_from_this<Operation> {
 
   const std::shared_ptr<Tensor> tensor;
   const Request request;
+  bool is_watched = false;  // WatchedOperations has it; of the loop that watches its deadline
   // These three change from round to round: rearm().
   std::uint32_t round;
   std::uint64_t sequence;  // order of the calls, for equal priorities
@@ -91,7 +93,7 @@ class Operation : public std::enable_shared_from_this<Operation> {
   Completion completion;
   std::atomic<std::uint64_t> remaining;
   std::vector<Portion> portions;  // [loop * places + place]
-  bool is_watched = false;        // WatchedOperations has it; of the loop that watches its deadline
+  std::unique_ptr<Pace[]> paces;  // [loop], where more partitions than one server may have under way could need one
 
  private:
   void begin(std::uint64_t shares, Clock::time_point now);

@@ -85,6 +85,7 @@ bool Portion::suspend(std::uint32_t partition, const Landed& landed, bool failed
 
 void Portion::finish(std::uint32_t count, bool answered, Counters& counters) {
   unfinished -= count;
+  if (pace != kNoPace) operation->paces[pace].note_answered(count);
   if (unfinished == 0) [[unlikely]]
     release_memory();
   if (!answered) operation->completion.mark_incomplete();

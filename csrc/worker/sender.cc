@@ -81,6 +81,10 @@ bool Sender::add(ServerConnection& server, Transfer& transfer) {
   tensor::Placement placement = transfer.place(part);
   const std::size_t n = batch_.size;
 
+  if (transfer.pace != Transfer::kNoPace &&
+      !transfer.operation->paces[transfer.pace].allows(transfer.next, transfer.parts.size())) {
+    return false;
+  }
   bool yields = false;  // both limits at once, or each would wait for the other one to yield
   const std::uint64_t travels = placement.payload_bytes();
   if (!is_within_credit(server, travels, yields)) return false;

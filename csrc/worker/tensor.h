@@ -53,7 +53,8 @@ struct Tensor {
   std::string compression;                   // as it was declared
   std::unique_ptr<Compressor> compressor;    // of one that was declared with a compression
   Exactness exactness = Exactness::kNone;    // of its sums
-  bool is_timed = false;                     // its operations are: Counters::operation_times
+  std::uint64_t ahead = 0;  // partitions under way to each server over a network, on average; 0: no limit
+  bool is_timed = false;    // its operations are: Counters::operation_times
 
   Tensor(tensor::Partitioning whole_cut, tensor::Partitioning sharded_cut) : whole(whole_cut), sharded(sharded_cut) {}
 };

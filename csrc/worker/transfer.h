@@ -44,6 +44,8 @@ struct Landed {
 
 class Transfer {
  public:
+  static constexpr std::uint8_t kNoPace = 0xff;
+
   virtual ~Transfer() = default;
 
   Operation* operation = nullptr;  // whose part it is; null for a contribution
@@ -54,6 +56,7 @@ class Transfer {
   Route route = Route::kStaged;
   Finality finality = Finality::kAnswer;
   bool cancelled = false;                      // nothing more is sent, and the server has been told
+  std::uint8_t pace = kNoPace;                 // which of the paces of its operation it keeps
   std::uint64_t sequence = 0;                  // of equal priorities, the earlier one first
   const tensor::PushHeader* header = nullptr;  // of each push, but for what the sender adds
   // Encoding changes what is remembered of the tensor, and so is done once: partitions that were encoded and could not

@@ -5,6 +5,7 @@
 
 #include "compress/label.h"
 #include "tensor/unrounded.h"
+#include "worker/pace.h"
 #include "worker/worker.h"
 
 namespace bps::worker {
@@ -148,6 +149,7 @@ std::shared_ptr<Tensor> Worker::make_tensor(const van::TensorSpec& spec, const v
   tensor->view_ended = view_ended_;
   tensor->recorder = recorder_;
   tensor->is_timed = options_.times_operations;
+  tensor->ahead = Pace::each_of(options_.cut.partition_bytes);
   if (options_.trace != nullptr) options_.trace->name_tensor(id.id, spec.name);
   tensor->name = spec.name;
   tensor->id = id.id;

@@ -142,3 +142,20 @@ def test_servers_may_run_different_numbers_of_loops():
     env = {"BPS_SERVER_ENGINE_THREAD": "3", "BYTEPS_PUSH_THREAD": "1"}
     found = same_on_all(run("abc", 1, env=env))
     assert found == pytest.approx([0.4] + [0.2] * 3, abs=1.5 / PIECES)
+
+
+def in_other_orders(bps: Any) -> None:
+    """Each rank starts with another tensor, and all have more pieces than may be under way."""
+    tensors = [np.full(PIECES * ELEMENTS, bps.rank() + number, np.float32) for number in range(bps.size())]
+    turn = bps.rank()
+    for _ in range(3):
+        handles = {i: bps.push_pull_async(tensors[i], False, f"t{i}") for i in np.roll(range(bps.size()), turn)}
+        for number, handle in handles.items():
+            ranks = bps.size()
+            assert (bps.synchronize(handle) == ranks * (ranks - 1) / 2 + ranks * number).all()
+
+
+@pytest.mark.parametrize("servers", [None, 1])
+def test_ranks_that_start_in_different_orders(servers):
+    """No server waits for others that wait for it: servers of an operation are kept in step only while they answer."""
+    run("abcd", servers, in_other_orders)
