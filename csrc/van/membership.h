@@ -61,8 +61,9 @@ struct Node {
   // A worker without a loop, or a server, could not do anything. Everybody has tables of all loops.
   static constexpr std::uint16_t kMostLoops = 64;  // as the settings allow
   bool has_loops() const {
-    return (worker_rank == kNoRank || worker_loops > 0) && (server_rank == kNoRank || server_loops > 0) &&
-           worker_loops <= kMostLoops && server_loops <= kMostLoops;
+    return (worker_rank == kNoRank || worker_loops > 0) &&
+           ((server_rank == kNoRank && !may_serve) || server_loops > 0) && worker_loops <= kMostLoops &&
+           server_loops <= kMostLoops;
   }
   // "worker 1 and server 1 (host, pid 42)": how errors name a peer.
   std::string describe() const;

@@ -41,6 +41,10 @@ TEST(Rendezvous, AProcessWithoutLoopsIsRefused) {
     EXPECT_EQ(refused->code, ErrorCode::kInvalidArgument);
     EXPECT_EQ(refused->text, "this process has no loop to work on");
   }
+  Join join = wish(0, kNoRank, 1, 1);
+  join.node.may_serve = true;
+  join.node.server_loops = 0;
+  EXPECT_TRUE(rendezvous.add(10, join)) << "it would be made a server that sums nothing";
   EXPECT_TRUE(rendezvous.empty());
 }
 
