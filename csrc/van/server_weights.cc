@@ -106,7 +106,7 @@ double ServerWeights::load_of_loop(const Membership& members, std::uint32_t serv
   };
   double most = 0;
   for (std::uint32_t rank = 0; rank < members.servers; ++rank) most = std::max(most, load(rank));
-  return load(server) / most;
+  return most > 0 ? load(server) / most : 1;  // without weights servers take turns
 }
 
 }  // namespace bps::van
