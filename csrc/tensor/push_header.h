@@ -87,7 +87,7 @@ struct PushHeader {
   std::uint64_t length;      // bytes of the partition, with or without payload
   std::uint64_t answer_key;  // where the answer goes
   std::uint64_t answer_address;
-  // What the next two mean depends on the push; both are zero in all others:
+  // The kind of push gives the next two their meaning; both are zero in all other kinds:
   // - kForHost: the priority of the operation, for the queue of the relay; the server loop that the host's contribution
   //   goes on to, among all.
   // - kAccumulate: the group that has stored the weights, see stored_by(); an Addition.

@@ -126,7 +126,7 @@ class DataEndpoint : public Endpoint {
   // Peers on the same host only, else nullptr.
   DirectAccess* direct() const { return direct_; }
   std::uint64_t longest_piece() const { return longest_piece_; }
-  // Whether all of a write of `total` bytes is here, when DataSink::on_write() has told of `landed` bytes. A NIC tells
+  // True when all of a write of `total` bytes is here, of which DataSink::on_write() has told `landed`. A NIC tells
   // the length of the last piece only, so of a write in pieces no more can be checked than that this length is right.
   bool is_whole(std::uint64_t landed, std::uint64_t total) const {
     return landed == total || (total > longest_piece_ && landed == (total - 1) % longest_piece_ + 1);

@@ -17,7 +17,7 @@ class Loads {
     for (const Site& site : sites) all_ += site.contributions;
   }
 
-  // What each byte of the tensor puts on the site's link.
+  // Returns the bytes that each byte of the tensor puts on the site's link.
   double load(const Site& site, double share) const {
     return site.contributions + (all_ - 2.0 * site.contributions) * share;
   }

@@ -15,7 +15,7 @@
 
 namespace bps::van {
 
-// Which servers sum (BPS_PLACEMENT).
+// The servers that sum (BPS_PLACEMENT).
 enum class Placement : std::uint8_t {
   kAuto,       // what is best for the links, by their speeds
   kMixed,      // the same, as if all links were equal: BytePS's formula
@@ -37,7 +37,7 @@ class ServerWeights {
   std::vector<std::uint32_t> of(const Group& group) const;
   // The same by slot of the membership.
   std::vector<std::uint32_t> by_slot(const Group& group, std::span<const std::uint32_t> server_of_slot) const;
-  // What a loop of the server sums for all workers, as a part of what the busiest loop sums.
+  // Compares what a loop of the server sums for all workers with the busiest loop: 1 for that one, 0 for no sums.
   static double load_of_loop(const Membership& members, std::uint32_t server);
 
  private:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the settings of all members of a job must say alike. Each worker finds out by itself which server sums a piece
+// The settings that must be alike for all members of a job. Each worker finds out by itself which server sums a piece
 // of a tensor: workers that differ would wait for each other. The scheduler refuses the one that comes later.
 #pragma once
 

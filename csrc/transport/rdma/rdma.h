@@ -17,7 +17,7 @@
 
 namespace bps::transport::rdma {
 
-// What this machine offers under these settings: the rails to use, or why there are none and what to do about it.
+// This machine offers these rails under its settings, or says why there are none and what to do about it.
 struct RdmaRails {
   std::vector<Rail> rails;
   std::string why_not;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What stands behind RdmaListener: a listening identifier per rail, and the callers that it lets in.
+// RdmaListener has a listening identifier per rail, and keeps the callers that it lets in.
 #pragma once
 
 #include <memory>
