@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -12,12 +13,14 @@ from checks.run import run_all
 from checks.steps import Step
 
 BUSY = 4  # processes of normal priority, on machines with two processors
+# Until its parent has ended, which may have been killed.
+LOOP = "import os, sys\nwhile os.getppid() == int(sys.argv[1]):\n    for _ in range(10**6): pass"
 
 
 @contextmanager
 def busy_machine() -> Iterator[None]:
     """Loops beside what runs meanwhile."""
-    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(BUSY)]
+    loops = [subprocess.Popen([sys.executable, "-c", LOOP, str(os.getpid())]) for _ in range(BUSY)]
     try:
         yield
     finally:

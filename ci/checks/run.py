@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import os
 import shlex
-import signal
 import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from checks.steps import Step
 CLOSING = Path("build/ci/closing")
 MOST_WAITING = 2  # of the steps that wait: each has two processes of pytest for the two processors
 SAY_SO_S = 60.0  # how often the output says what is running
-GRACE_S = 10.0  # a step gets this long to end what it has started
+SUPERVISE = Path(__file__).with_name("supervise.py")
 MOST_LINES = 3000  # of the log of a step that failed
 
 
@@ -41,7 +40,7 @@ class Outcome:
 
 
 class Running:
-    """A step that runs, as the leader of a session of its own, which can be ended as a whole."""
+    """A step that runs. It ends with this process, whatever ends that, and so does all that it has started."""
 
     def __init__(self, step: Step, log: Path, env: Mapping[str, str], *, shown: bool) -> None:
         self.step = step
@@ -55,9 +54,10 @@ class Running:
         if step.computes and not shown:
             words = ["chrt", "--idle", "0", *words]
         out = f"2>&1 | tee {shlex.quote(str(log))}" if shown else f"> {shlex.quote(str(log))} 2>&1"
+        line = f"set -o pipefail; . ci/ccache.sh; {shlex.join(words)} {out}"
         self._process = subprocess.Popen(
-            ["bash", "-c", f"set -o pipefail; . ci/ccache.sh; {shlex.join(words)} {out}"],
-            stdin=subprocess.DEVNULL, start_new_session=True, env=os.environ | env,
+            [sys.executable, "-I", SUPERVISE, "bash", "-c", line],
+            stdin=subprocess.PIPE, start_new_session=True, env=os.environ | env,
         )  # fmt: skip
 
     @property
@@ -69,24 +69,16 @@ class Running:
         """Waits for its end."""
         _, status, usage = os.wait4(self._process.pid, 0)
         self._process.returncode = code = os.waitstatus_to_exitcode(status)
+        self.end()
         closing = self._closing.read_text().splitlines() if self._closing.exists() else []
         note = f"status {code}" if code else "" if closing else "it ran nothing"
         used = usage.ru_utime + usage.ru_stime
         return Outcome(self.step.name, note, self.seconds, used, self.log, closing)
 
-    def send(self, signum: int) -> None:
-        """Sends a signal to all that the step has started in its session's group."""
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signum)
-
-
-def end(running: Mapping[Future[Outcome], Running]) -> None:
-    """Interrupts steps; what does not end is killed."""
-    left = set(running)
-    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
-        for future in left:
-            running[future].send(signum)
-        left = wait(left, GRACE_S).not_done
+    def end(self) -> None:
+        """Lets the supervisor interrupt the step; what does not end is killed."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
 
 
 def print_log(outcome: Outcome) -> None:
@@ -146,6 +138,7 @@ def run_all(steps: Sequence[Step], *, shown: bool, logs: str = "build/ci/logs/{}
                 if not done and not shown:
                     print("... " + ", ".join(f"{r.step.name} {r.seconds:.0f} s" for r in running.values()), flush=True)
         except BaseException:
-            end(running)
-            raise
+            for one in running.values():
+                one.end()
+            raise  # once the pool has seen the end of each
     return [over[step.name] for step in steps]

@@ -3,11 +3,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import shutil
+import signal
 import subprocess
 from pathlib import Path
 
+import harness
 import pytest
 from checks import subjects
+from checks.complaints import MOST, complaints
 from checks.run import may_start, run_all
 from checks.steps import STEPS, Step
 
@@ -74,11 +80,85 @@ def test_steps_go_on_after_a_failure_but_for_those_that_need_it(repository, capf
     assert idle.note == "not run: needy failed"
 
 
+def test_the_end_says_what_failed_and_why():
+    log = """
+[ RUN      ] Codec.RoundTrip
+/somewhere/codec_test.cc:12: Failure
+Expected equality of these values:
+  a
+    Which is: 1
+  2
+[  FAILED  ] Codec.RoundTrip (0 ms)
+[       OK ] Codec.Other (3 ms)
+==12==ERROR: AddressSanitizer: heap-use-after-free on address 0x1
+>       assert outcome == 3
+E       AssertionError: rank 1 hangs
+FAILED tests/python/test_it.py::test_that - AssertionError: rank 1 hangs
+[  FAILED  ] 1 test, listed below:
+[  FAILED  ] Codec.RoundTrip
+1/2 Test #1: bps_tests_0 ......................***Exception: SegFault  5.52 sec
+[ RUN      ] Rounds.End
+2/2 Test #2: bps_tests_1 ......................   Passed    1.00 sec
+""".splitlines()
+    assert complaints(log) == [
+        "/somewhere/codec_test.cc:12: Failure",
+        "Expected equality of these values:",
+        "  a",
+        "    Which is: 1",
+        "  2",
+        "[  FAILED  ] Codec.RoundTrip (0 ms)",
+        "==12==ERROR: AddressSanitizer: heap-use-after-free on address 0x1",
+        "E       AssertionError: rank 1 hangs",
+        "FAILED tests/python/test_it.py::test_that - AssertionError: rank 1 hangs",
+        "1/2 Test #1: bps_tests_0 ......................***Exception: SegFault  5.52 sec",
+        "[ RUN      ] Rounds.End, and no end of it",
+    ]
+    assert complaints(["all is well", "0 errors"]) == []
+    assert len(complaints(f"E   {n}" for n in range(1000))) == MOST + 1
+
+
 def test_the_seconds_of_processes_that_a_step_has_waited_for_are_its_own(repository):
     spins = "import time\nwhile time.process_time() < 0.3: pass"
     write_step(repository, "busy", f"echo done > $1\npython3 -c '{spins}'")
     (outcome,) = run_all([Step("busy", "all")], shown=False)
     assert outcome.processor >= 0.3
+
+
+LEAVES = """
+setsid sh -c 'trap "" HUP INT TERM; sleep 1000; sleep 1000' &
+sh -c 'setsid sleep 1000 &'
+: > begun
+wait
+"""
+
+
+def marked(mark: str) -> list[str]:
+    """What runs with this text among its variables."""
+    found = []
+    for environ in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):  # it has ended
+            if mark.encode() in environ.read_bytes():
+                found.append((environ.parent / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+    return found
+
+
+@pytest.mark.parametrize(
+    ("signum", "options"),
+    [(signal.SIGKILL, []), (signal.SIGKILL, ["--repeat", "1"]), (signal.SIGTERM, []), (signal.SIGHUP, [])],
+)
+def test_a_step_ends_with_whoever_runs_it(signum, options, repository):
+    """So do its processes in sessions of their own, those whose parent has ended, and those that ignore signals."""
+    shutil.copy(ROOT / "ci" / "test", repository / "ci")
+    shutil.copytree(ROOT / "ci" / "checks", repository / "ci" / "checks")
+    (repository / ".venv" / "bin").mkdir(parents=True)
+    (repository / ".venv" / "bin" / "python").touch()
+    write_step(repository, "ray", LEAVES)
+    mark = f"BPS_TEST_MARK={repository}"
+    with subprocess.Popen(["ci/test", *options, "ray"], env=dict(os.environ, BPS_TEST_MARK=str(repository))) as test:
+        harness.eventually((repository / "begun").exists, what="the step")
+        harness.eventually(lambda: marked(mark).count("sleep 1000 ") == 2, what="two processes that sleep")
+        test.send_signal(signum)
+    harness.eventually(lambda: marked(mark), what="the end of all", until=lambda left: not left)
 
 
 def test_an_expensive_step_runs_where_its_subject_has_changed(repository, capsys):
