@@ -88,6 +88,11 @@ class Network:
                 for name in others:
                     self._ip(name, [self._lost(victim, one)])
 
+    def part(self, one: str, other: str, plane: str) -> None:
+        """From now on these two do not reach each other there."""
+        self._ip(one, [self._lost(other, plane)])
+        self._ip(other, [self._lost(one, plane)])
+
     def mend(self, plane: str) -> None:
         """Ends what cut() has done there."""
         for name in self.members:
