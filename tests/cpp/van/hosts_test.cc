@@ -94,13 +94,13 @@ TEST(Contributors, AHostContributesOnceInTheOrderOfLowestRanks) {
   const Hosts hosts(members("babac", 0));
   const Contributors all = Contributors::by_host(world("babac"), hosts);
   ASSERT_EQ(all.size(), 3U);
-  EXPECT_EQ(all[0].members, (std::vector<std::uint32_t>{0, 2}));
-  EXPECT_EQ(all[1].members, (std::vector<std::uint32_t>{1, 3}));
-  EXPECT_EQ(all[2].members, (std::vector<std::uint32_t>{4}));
+  EXPECT_EQ(all[0].positions, (std::vector<std::uint32_t>{0, 2}));
+  EXPECT_EQ(all[1].positions, (std::vector<std::uint32_t>{1, 3}));
+  EXPECT_EQ(all[2].positions, (std::vector<std::uint32_t>{4}));
   EXPECT_TRUE(all[0].is_host());
   EXPECT_FALSE(all[2].is_host());
-  EXPECT_EQ(all.of_member(3), 1U);
-  EXPECT_EQ(all.of_member(5), Contributors::kNone);
+  EXPECT_EQ(all.of_position(3), 1U);
+  EXPECT_EQ(all.of_position(5), Contributors::kNone);
   EXPECT_TRUE(all.has_hosts());
 }
 
@@ -109,11 +109,11 @@ TEST(Contributors, PlacesAreThoseInTheGroup) {
   const Group group{7, {1, 2, 3}};
   const Contributors network = Contributors::by_host(group, hosts);
   ASSERT_EQ(network.size(), 2U);
-  EXPECT_EQ(network[1].members, (std::vector<std::uint32_t>{1, 2}));
+  EXPECT_EQ(network[1].positions, (std::vector<std::uint32_t>{1, 2}));
   const Contributors here = Contributors::on_host(group, hosts, 1);
   ASSERT_EQ(here.size(), 2U);
-  EXPECT_EQ(here[0].members, (std::vector<std::uint32_t>{1}));
-  EXPECT_EQ(here.of_member(0), Contributors::kNone) << "rank 1 is on the other host";
+  EXPECT_EQ(here[0].positions, (std::vector<std::uint32_t>{1}));
+  EXPECT_EQ(here.of_position(0), Contributors::kNone) << "rank 1 is on the other host";
   EXPECT_EQ(Contributors::on_host({8, {2, 3}}, hosts, 0).size(), 0U);
 }
 

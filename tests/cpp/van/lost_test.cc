@@ -22,16 +22,16 @@ std::uint16_t free_port() {
 }
 
 TEST(Lost, WhoWaitedLongForTheOthersIsNotSilent) {
-  const auto scheduler = make_scheduler(1, 1, [](SchedulerOptions& options) { options.heartbeat_timeout_s = 2; });
+  const auto scheduler = make_scheduler(1, 1, [](SchedulerOptions& options) { options.heartbeat_timeout_s = 4; });
   TestNode server({scheduler->port()});
   TestNode worker({scheduler->port()});
   together({[&] { server.join(kNoRank, kAnyRank, 1, 1); },
             [&] {
-              std::this_thread::sleep_for(std::chrono::milliseconds(2500));
+              std::this_thread::sleep_for(std::chrono::milliseconds(4500));
               worker.join(0, kNoRank, 1, 1);
             }});
-  // The scheduler looks twice a second, the server's first sign of life is due after half of one.
-  std::this_thread::sleep_for(std::chrono::milliseconds(1200));
+  // The scheduler looks twice a second, the server's first sign of life is due after a quarter of its time-out.
+  std::this_thread::sleep_for(std::chrono::milliseconds(2000));
   EXPECT_TRUE(worker.lost().empty()) << worker.lost().begin()->second;
   EXPECT_TRUE(worker->leave(10));
 }
@@ -161,6 +161,22 @@ TEST(Lost, WhoHasLeftIsNotWaitedFor) {
                                                   {2, "worker 1 and server 1 (a, pid 42) has left the job"}}));
 }
 
+// The others may have left because of it.
+TEST(Lost, TheFirstThatHasLeftIsNamed) {
+  JointJob job(3);
+  std::thread first([&] { (void)job[1]->leave(10); });
+  ASSERT_TRUE(soon([&] { return !job[0].left().empty() && !job[2].left().empty(); }));
+  std::thread second([&] { (void)job[0]->leave(10); });
+  ASSERT_TRUE(soon([&] { return job[2].left().size() == 2; }));
+  EXPECT_EQ(thrown_by([&] { (void)job[2]->new_group({0, 1, 2}, "all", 10); }).what,
+            "group 'all': worker 1 and server 1 (a, pid 42) has left the job");
+  EXPECT_EQ(thrown_by([&] { job[2]->barrier(job[2].all(), 10); }).what,
+            "barrier of group 0: worker 1 and server 1 (a, pid 42) has left the job");
+  (void)job[2]->leave(10);
+  first.join();
+  second.join();
+}
+
 // What they sum for others must not wait for what a member that has left will not push.
 TEST(Lost, LeavingIsToldToThoseThatHaveLeftToo) {
   JointJob job(3);
@@ -224,9 +240,9 @@ TEST(Lost, KilledProcessesAreSeenAtOnce) {
   TestNode node({port});
   node.join(0, kNoRank, 2, 0);
   child.signal(SIGKILL);
-  const auto start = now_ns();
-  EXPECT_EQ(thrown_by([&] { node->barrier(node.all(), 20); }).code, ErrorCode::kPeerLost);
-  EXPECT_LT(now_ns() - start, 3'000'000'000U) << "no need to wait for silence, which takes five seconds here";
+  const Thrown thrown = thrown_by([&] { node->barrier(node.all(), 20); });
+  EXPECT_EQ(thrown.code, ErrorCode::kPeerLost);
+  EXPECT_EQ(thrown.what.find("silent"), std::string::npos) << "no need to wait for silence: " << thrown.what;
 }
 
 TEST(Lost, AShortStopIsForgiven) {
@@ -288,15 +304,14 @@ TEST(Lost, AStopWhileTheNextViewBeginsIsForgiven) {
 
 // A scheduler that is stopped has been silent since its last heartbeat, and not since the stop.
 TEST(Lost, TheSchedulerSaysOftenThatItLives) {
-  const auto scheduler = make_scheduler(1, 1, [](auto& options) { options.heartbeat_timeout_s = 10; });
+  const auto scheduler = make_scheduler(1, 1, [](auto& options) { options.heartbeat_timeout_s = 100; });
   TestNode node({scheduler->port()});
   node.join(0, 0, 1, 1);
-  Duration longest{};
-  for (const Deadline deadline = Deadline::after(4); !deadline.passed();) {
-    longest = std::max(longest, Duration(Clock::now() - node->heard()));
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  for (int signs = 0; signs < 3; ++signs) {
+    const auto before = node->heard();
+    EXPECT_TRUE(soon([&] { return node->heard() > before; }))
+        << "it answers heartbeats, which are due every 25 seconds";
   }
-  EXPECT_LT(longest, std::chrono::seconds(2));
 }
 
 TEST(Lost, ALongStopIsNot) {

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <ctime>
 #include <set>
 
 #include "core/clock.h"
@@ -220,9 +221,9 @@ TEST(Registry, TenThousandTensorsInOneCall) {
   Registry registry({.workers = 2});
   std::vector<TensorSpec> specs;
   for (int i = 0; i < 10'000; ++i) specs.push_back(spec("model.layers." + std::to_string(i) + ".weight"));
-  const auto start = now_ns();
+  const std::clock_t start = std::clock();  // processor time: the machine may be busy
   const auto ids = declare(registry, 0, specs).ids;
-  EXPECT_LT(now_ns() - start, 2'000'000'000U);  // a few milliseconds; the sanitizers take longer
+  EXPECT_LT(std::clock() - start, 5 * CLOCKS_PER_SEC) << "a few milliseconds; the sanitizers take longer";
   std::set<std::uint32_t> different;
   for (const TensorId& id : ids) {
     EXPECT_GT(id.id, 0U);
