@@ -9,8 +9,8 @@
 #include <array>
 #include <cstdint>
 
+#include "core/state.h"
 #include "server/slot_pool.h"
-#include "server/state.h"
 #include "transport/transport.h"
 
 namespace bps::server {
@@ -26,13 +26,14 @@ enum class PushStage : std::uint8_t {
 constexpr const char* name_of(PushStage) {
   return "a push";
 }
-template <>
-inline constexpr std::array<std::uint16_t, 4> kArrows<PushStage> = {
-    arrows_to(PushStage::kUnacknowledged, PushStage::kTaken),
-    arrows_to(PushStage::kGivenUp, PushStage::kTaken),
-    arrows_to(PushStage::kGivenUp, PushStage::kTaken),
-    arrows_to(),
-};
+constexpr std::array<std::uint16_t, 4> arrows_of(PushStage) {
+  return {
+      arrows_to(PushStage::kUnacknowledged, PushStage::kTaken),
+      arrows_to(PushStage::kGivenUp, PushStage::kTaken),
+      arrows_to(PushStage::kGivenUp, PushStage::kTaken),
+      arrows_to(),
+  };
+}
 
 enum class AnswerStage : std::uint8_t {
   kNotAsked,  // the pull has not come
@@ -46,16 +47,17 @@ enum class AnswerStage : std::uint8_t {
 constexpr const char* name_of(AnswerStage) {
   return "an answer";
 }
-template <>
-inline constexpr std::array<std::uint16_t, 7> kArrows<AnswerStage> = {
-    arrows_to(AnswerStage::kAwaited, AnswerStage::kEnded),
-    arrows_to(AnswerStage::kGivenUp, AnswerStage::kLanding, AnswerStage::kAnswered, AnswerStage::kEnded),
-    arrows_to(AnswerStage::kGivenUp, AnswerStage::kLanding, AnswerStage::kAnswered, AnswerStage::kEnded),
-    arrows_to(AnswerStage::kLanded, AnswerStage::kAnswered, AnswerStage::kEnded),
-    arrows_to(AnswerStage::kAnswered, AnswerStage::kEnded),
-    arrows_to(),
-    arrows_to(),
-};
+constexpr std::array<std::uint16_t, 7> arrows_of(AnswerStage) {
+  return {
+      arrows_to(AnswerStage::kAwaited, AnswerStage::kEnded),
+      arrows_to(AnswerStage::kGivenUp, AnswerStage::kLanding, AnswerStage::kAnswered, AnswerStage::kEnded),
+      arrows_to(AnswerStage::kGivenUp, AnswerStage::kLanding, AnswerStage::kAnswered, AnswerStage::kEnded),
+      arrows_to(AnswerStage::kLanded, AnswerStage::kAnswered, AnswerStage::kEnded),
+      arrows_to(AnswerStage::kAnswered, AnswerStage::kEnded),
+      arrows_to(),
+      arrows_to(),
+  };
+}
 
 // The bytes that a push has brought.
 enum class Payload : std::uint8_t {

@@ -7,7 +7,7 @@
 #include <memory>
 
 #include "core/error.h"
-#include "server/state.h"
+#include "core/state.h"
 
 namespace bps::server {
 
@@ -24,18 +24,19 @@ enum class RoundPhase : std::uint8_t {
 constexpr const char* name_of(RoundPhase) {
   return "a round";
 }
-template <>
-inline constexpr std::array<std::uint16_t, 8> kArrows<RoundPhase> = {
-    arrows_to(RoundPhase::kGathered, RoundPhase::kFailed),
-    arrows_to(RoundPhase::kHeld, RoundPhase::kContributed, RoundPhase::kProposed, RoundPhase::kAnswered,
-              RoundPhase::kFailed),
-    arrows_to(RoundPhase::kAnswered, RoundPhase::kFailed),
-    arrows_to(RoundPhase::kHostProposed, RoundPhase::kProposed, RoundPhase::kAnswered, RoundPhase::kFailed),
-    arrows_to(RoundPhase::kAnswered, RoundPhase::kFailed),
-    arrows_to(RoundPhase::kAnswered, RoundPhase::kFailed),
-    arrows_to(),
-    arrows_to(),
-};
+constexpr std::array<std::uint16_t, 8> arrows_of(RoundPhase) {
+  return {
+      arrows_to(RoundPhase::kGathered, RoundPhase::kFailed),
+      arrows_to(RoundPhase::kHeld, RoundPhase::kContributed, RoundPhase::kProposed, RoundPhase::kAnswered,
+                RoundPhase::kFailed),
+      arrows_to(RoundPhase::kAnswered, RoundPhase::kFailed),
+      arrows_to(RoundPhase::kHostProposed, RoundPhase::kProposed, RoundPhase::kAnswered, RoundPhase::kFailed),
+      arrows_to(RoundPhase::kAnswered, RoundPhase::kFailed),
+      arrows_to(RoundPhase::kAnswered, RoundPhase::kFailed),
+      arrows_to(),
+      arrows_to(),
+  };
+}
 
 class RoundState {
  public:

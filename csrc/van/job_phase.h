@@ -2,13 +2,16 @@
 // The phases of a job as the scheduler sees it, each with what is valid in it alone. docs/internals.md has the diagram.
 #pragma once
 
+#include <array>
 #include <chrono>
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <utility>
 #include <variant>
 
 #include "core/clock.h"
+#include "core/state.h"
 #include "van/rendezvous.h"
 #include "van/reunion.h"
 
@@ -42,15 +45,32 @@ struct Over {
   bool well = false;  // every worker left and nobody was lost
 };
 
+enum class PhaseName : std::uint8_t { kGathering, kReuniting, kRunning, kRenewing, kSuspended, kOver };
+constexpr const char* name_of(PhaseName) {
+  return "a job";
+}
+constexpr std::array<std::uint16_t, 6> arrows_of(PhaseName) {
+  return {
+      arrows_to(PhaseName::kReuniting, PhaseName::kRunning, PhaseName::kOver),
+      arrows_to(PhaseName::kGathering, PhaseName::kRenewing),
+      arrows_to(PhaseName::kRenewing, PhaseName::kSuspended, PhaseName::kOver),
+      arrows_to(PhaseName::kRunning, PhaseName::kSuspended, PhaseName::kOver),
+      arrows_to(PhaseName::kRunning, PhaseName::kOver),
+      arrows_to(),
+  };
+}
+
 class JobPhase {
  public:
-  enum class Name : std::uint8_t { kGathering, kReuniting, kRunning, kRenewing, kSuspended, kOver };
+  using Name = PhaseName;
 
   explicit JobPhase(Gathering first) : now_(std::move(first)) {}
   Name name() const { return static_cast<Name>(now_.index()); }
   template <typename Phase>
   void begin(Phase phase) {
+    const Name before = name();
     now_ = std::move(phase);
+    check_arrow(before, name());
   }
   template <typename Phase>
   bool is() const {

@@ -45,7 +45,7 @@ void SchedulerSession::open(FoundScheduler scheduler, Join join) {
 
 void SchedulerSession::retire() {
   loop_.post([this] {
-    state_ = State::kRetired;
+    if (!state_.is(SessionState::kRetired)) state_.enter(SessionState::kRetired);
     search_.reset();
     line_.open.reset();
   });
@@ -124,6 +124,10 @@ bool SchedulerSession::receive_news(const Message& message) {
     answer_suspicion(reachable->node);
   } else if (const auto* all = std::get_if<AllLeft>(&message)) {
     finish(all->well ? End::kWell : End::kBadly, all->text);
+  } else if (const auto* begun = std::get_if<BeginShift>(&message)) {
+    if (events_.on_shift_begun) events_.on_shift_begun(*begun);
+  } else if (const auto* shifted = std::get_if<EndShift>(&message)) {
+    if (events_.on_shift_ended) events_.on_shift_ended(*shifted);
   } else if (const auto* failed = std::get_if<TensorFailed>(&message)) {
     if (events_.on_tensor_failed) events_.on_tensor_failed(failed->tensor, failed->text);
   } else {
@@ -155,7 +159,7 @@ void SchedulerSession::welcome(Welcome&& welcome) {
   seat_.membership = std::move(welcome.membership);
   seat_.self = seat_.membership.by_id(welcome.you);
   report_.begin(welcome.run);
-  state_ = State::kJoined;
+  state_.enter(SessionState::kJoined);
   if (self().sums() && events_.on_group) {
     Group all{0, std::vector<std::uint32_t>(membership().workers)};
     std::iota(all.ranks.begin(), all.ranks.end(), 0);
@@ -169,7 +173,11 @@ void SchedulerSession::welcome(Welcome&& welcome) {
   heartbeats_.emplace(loop_, std::min(options_.heartbeat_interval_s, told_silence_s / 3), silence,
                       Heartbeats::Events{.find_stuck = events_.find_stuck,
                                          .can_send = [this] { return line_.open != nullptr; },
-                                         .send = [this] { line_.open->send(Heartbeat{}); },
+                                         .send =
+                                             [this] {
+                                               line_.open->send(Heartbeat{});
+                                               if (events_.on_beat) events_.on_beat();
+                                             },
                                          .on_due = [this](bool was_stopped) { on_beat(was_stopped); }});
   calls_.answer(0, Welcome{});
 }
@@ -210,7 +218,7 @@ void SchedulerSession::answer_suspicion(std::uint32_t node) {
   const Node* peer = membership().by_id(node);
   const std::string name = peer == nullptr ? "a peer" : peer->describe();
   const std::string text = "the connection to " + name + " was lost: " + *suspected;
-  const bool is_alone = state_ == State::kAlone;
+  const bool is_alone = state_.is(SessionState::kAlone);
   lose(node, is_alone ? text + "; no other view can follow, because " + line_.why_lost : text);
 }
 

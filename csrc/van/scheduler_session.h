@@ -6,12 +6,15 @@
 // is told at the welcome (membership, self) never changes afterwards.
 #pragma once
 
+#include <array>
 #include <atomic>
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
 #include <thread>
 
+#include "core/state.h"
 #include "van/connection.h"
 #include "van/find_scheduler.h"
 #include "van/heartbeats.h"
@@ -23,6 +26,28 @@
 #include "van/van.h"
 
 namespace bps::van {
+
+enum class SessionState : std::uint8_t {
+  kJoining,
+  kJoined,
+  kSearching,  // the scheduler is lost, and another one in its place is looked for
+  kAlone,      // the scheduler is lost, and this node goes on without one
+  kExpelled,   // the job goes on without this node, if at all
+  kRetired,    // the process is in the next view, by another session
+};
+constexpr const char* name_of(SessionState) {
+  return "a session with the scheduler";
+}
+constexpr std::array<std::uint16_t, 6> arrows_of(SessionState) {
+  return {
+      arrows_to(SessionState::kJoined, SessionState::kRetired),
+      arrows_to(SessionState::kSearching, SessionState::kAlone, SessionState::kExpelled, SessionState::kRetired),
+      arrows_to(SessionState::kJoined, SessionState::kAlone, SessionState::kExpelled, SessionState::kRetired),
+      arrows_to(SessionState::kRetired),
+      arrows_to(SessionState::kRetired),
+      arrows_to(),
+  };
+}
 
 class SchedulerSession {
  public:
@@ -56,22 +81,14 @@ class SchedulerSession {
   // This node leaves the job: the scheduler is told, now or as soon as there is one.
   void leave(const Leave& message);
   void suspect(std::uint32_t node, const std::string& why);
-  bool joined() const { return state_ != State::kJoining; }
+  bool joined() const { return !state_.is(SessionState::kJoining); }
   Clock::time_point heard() const { return Clock::time_point(Duration(heard_ns_)); }
   const Membership& membership() const { return seat_.membership; }  // once joined
   const Node& self() const { return *seat_.self; }                   // once joined
   // True while it looks for another scheduler.
-  bool is_away() const { return state_ == State::kSearching; }
+  bool is_away() const { return state_.is(SessionState::kSearching); }
 
  private:
-  enum class State : std::uint8_t {
-    kJoining,
-    kJoined,
-    kSearching,  // the scheduler is lost, and another one in its place is looked for
-    kAlone,      // the scheduler is lost, and this node goes on without one
-    kExpelled,   // the job goes on without this node, if at all
-    kRetired,    // the process is in the next view, by another session
-  };
   struct Seat {
     Membership membership;
     const Node* self = nullptr;
@@ -117,7 +134,7 @@ class SchedulerSession {
   PeerSuspicions peers_;
   RejoinReport report_;
   std::unique_ptr<SchedulerSearch> search_;  // kSearching
-  std::atomic<State> state_{State::kJoining};
+  State<SessionState, std::atomic<SessionState>> state_;
   std::atomic<Duration::rep> heard_ns_{0};
   std::atomic<bool> stopping_{false};
   SessionEnd end_;

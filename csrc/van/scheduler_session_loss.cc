@@ -14,7 +14,7 @@ std::string SchedulerSession::describe_loss(const std::string& why) const {
 
 // The connection to the scheduler has ended, or is silent.
 void SchedulerSession::lose_scheduler(const std::string& why) {
-  if (state_ == State::kRetired) return line_.open.reset();
+  if (state_.is(SessionState::kRetired)) return line_.open.reset();
   const End end = end_.so_far();
   const bool may_follow = end == End::kNotYet || end == End::kViewEnded;
   if (options_.outlives_scheduler && options_.scheduler_patience_s > 0 && joined() && may_follow) return search(why);
@@ -27,7 +27,7 @@ void SchedulerSession::lose_scheduler(const std::string& why) {
 void SchedulerSession::search(const std::string& why) {
   line_.open.reset();
   line_.why_lost = why;
-  state_ = State::kSearching;
+  state_.enter(SessionState::kSearching);
   const std::string text = describe_loss(why);
   end_.note_scheduler_lost(text + "; another one in its place is looked for");
   log_warning(text + "; sums of declared names go on, and everything else waits for a scheduler in its place, for " +
@@ -41,7 +41,7 @@ void SchedulerSession::search(const std::string& why) {
 // The next view begins with other credentials; this one keeps its own.
 void SchedulerSession::come_back(FoundScheduler&& scheduler) {
   search_.reset();
-  state_ = State::kJoined;
+  state_.enter(SessionState::kJoined);
   end_.note_scheduler_lost("");
   connect(std::move(scheduler));
   line_.open->send(report_.make(self().id, membership(), calls_.requests()));
@@ -62,7 +62,7 @@ void SchedulerSession::give_up_search() {
 void SchedulerSession::go_on_alone(const std::string& why) {
   line_.open.reset();
   line_.why_lost = describe_loss(why);
-  state_ = State::kAlone;
+  state_.enter(SessionState::kAlone);
   end_.note_scheduler_lost(line_.why_lost);
   const std::string effect = line_.why_lost +
                              "; sums of declared names go on, but barriers, commits, new names, new groups and the " +
@@ -75,7 +75,7 @@ void SchedulerSession::go_on_alone(const std::string& why) {
 // Without a scheduler nobody else tells a server that the last worker has left.
 void SchedulerSession::end_if_unused() {
   const bool is_used = !events_.is_in_use || events_.is_in_use();
-  if (state_ != State::kAlone || self().worker_rank != kNoRank || is_used) return;
+  if (!state_.is(SessionState::kAlone) || self().worker_rank != kNoRank || is_used) return;
   finish(End::kSchedulerLost, line_.why_lost);
 }
 
@@ -88,7 +88,7 @@ void SchedulerSession::expel(const std::string& why) {
   if (!first.empty()) text = first + "; after that, " + text;
   line_.open.reset();
   if (!joined()) return calls_.break_all(scheduler_lost(text));
-  state_ = State::kExpelled;
+  state_.enter(SessionState::kExpelled);
   if (end_.so_far() == End::kNotYet) lose(0, text);
   while (const auto node = peers_.any()) lose(*node, text);
   finish(End::kSchedulerLost, text);

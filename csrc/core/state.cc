@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "server/state.h"
+#include "core/state.h"
 
 #include <cstdlib>
 #include <string>
 
 #include "core/log.h"
 
-namespace bps::server {
+namespace bps {
 
 void end_process(const char* what, unsigned from, unsigned to) noexcept {
   log_line(LogLevel::kError, std::string("defect: the state of ") + what + " cannot change from " +
@@ -14,4 +14,4 @@ void end_process(const char* what, unsigned from, unsigned to) noexcept {
   std::abort();
 }
 
-}  // namespace bps::server
+}  // namespace bps

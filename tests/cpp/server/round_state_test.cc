@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "server/state.h"
+#include "server/round_state.h"
 
 #include <gtest/gtest.h>
 
@@ -14,12 +14,12 @@ template <typename Enum>
 std::vector<int> next_of(Enum from, Enum last) {
   std::vector<int> found;
   for (int to = 0; to <= static_cast<int>(last); ++to) {
-    if (State<Enum>::has_arrow(from, static_cast<Enum>(to))) found.push_back(to);
+    if (has_arrow(from, static_cast<Enum>(to))) found.push_back(to);
   }
   return found;
 }
 
-TEST(StateTest, WhatHasEndedChangesNoMore) {
+TEST(RoundStateTest, WhatHasEndedChangesNoMore) {
   EXPECT_TRUE(next_of(PushStage::kTaken, PushStage::kTaken).empty());
   EXPECT_TRUE(next_of(AnswerStage::kAnswered, AnswerStage::kEnded).empty());
   EXPECT_TRUE(next_of(AnswerStage::kEnded, AnswerStage::kEnded).empty());
@@ -27,23 +27,23 @@ TEST(StateTest, WhatHasEndedChangesNoMore) {
   EXPECT_TRUE(next_of(RoundPhase::kFailed, RoundPhase::kFailed).empty());
 }
 
-TEST(StateTest, WhateverHasNotEndedMayFail) {
+TEST(RoundStateTest, WhateverHasNotEndedMayFail) {
   for (const auto phase : {RoundPhase::kOpen, RoundPhase::kGathered, RoundPhase::kHeld, RoundPhase::kContributed,
                            RoundPhase::kHostProposed, RoundPhase::kProposed}) {
-    EXPECT_TRUE(State<RoundPhase>::has_arrow(phase, RoundPhase::kFailed));
+    EXPECT_TRUE(has_arrow(phase, RoundPhase::kFailed));
   }
   for (const auto stage : {AnswerStage::kNotAsked, AnswerStage::kAwaited, AnswerStage::kGivenUp, AnswerStage::kLanding,
                            AnswerStage::kLanded}) {
-    EXPECT_TRUE(State<AnswerStage>::has_arrow(stage, AnswerStage::kEnded));
+    EXPECT_TRUE(has_arrow(stage, AnswerStage::kEnded));
   }
 }
 
-TEST(StateTest, AResultIsNeverTakenBack) {
-  EXPECT_FALSE(State<RoundPhase>::has_arrow(RoundPhase::kAnswered, RoundPhase::kFailed));
-  EXPECT_FALSE(State<RoundPhase>::has_arrow(RoundPhase::kOpen, RoundPhase::kAnswered));
+TEST(RoundStateTest, AResultIsNeverTakenBack) {
+  EXPECT_FALSE(has_arrow(RoundPhase::kAnswered, RoundPhase::kFailed));
+  EXPECT_FALSE(has_arrow(RoundPhase::kOpen, RoundPhase::kAnswered));
 }
 
-TEST(StateDeathTest, AChangeWithoutAnArrowEndsTheProcess) {
+TEST(RoundStateDeathTest, AChangeWithoutAnArrowEndsTheProcess) {
   Round round;
   round.fail({ErrorCode::kTimeout, "", ""});
   EXPECT_DEATH(round.enter(RoundPhase::kAnswered), "the state of a round cannot change from 7 to 6");

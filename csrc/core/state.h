@@ -3,18 +3,18 @@
 //
 // A change without an arrow is a defect of this program. It ends the process with a line that names both states,
 // because a round in a wrong state could deliver a wrong sum in silence. The check is one test of a constant.
+//
+// Beside an enum stand arrows_of(), which has for each state those that may follow it, and name_of(), which names what
+// is in that state. Threading: the owner's; of a State<Enum, std::atomic<Enum>> other threads may ask for the state.
 #pragma once
 
 #include <array>
 #include <cstddef>
 #include <cstdint>
 
-namespace bps::server {
+namespace bps {
 
-// For each state of an enum, the states that may follow it, as bits. An enum specialises it.
-template <typename Enum>
-inline constexpr int kArrows = 0;
-
+// States that may follow, as bits.
 constexpr std::uint16_t arrows_to(auto... states) {
   return static_cast<std::uint16_t>(((1U << static_cast<unsigned>(states)) | ... | 0U));
 }
@@ -33,26 +33,38 @@ constexpr std::array<std::uint16_t, states> arrows_from(const std::array<std::ui
 
 [[noreturn]] void end_process(const char* what, unsigned from, unsigned to) noexcept;
 
-// Begins with the first state of the enum.
 template <typename Enum>
+inline constexpr auto kArrowsFrom = arrows_from(arrows_of(Enum{}));
+
+template <typename Enum>
+constexpr bool has_arrow(Enum from, Enum to) {
+  return (kArrowsFrom<Enum>[static_cast<unsigned>(to)] >> static_cast<unsigned>(from) & 1U) != 0;
+}
+
+template <typename Enum>
+void check_arrow(Enum from, Enum to) {
+  if (has_arrow(from, to)) [[likely]]
+    return;
+  end_process(name_of(to), static_cast<unsigned>(from), static_cast<unsigned>(to));
+}
+
+// Begins with the first state of the enum.
+template <typename Enum, typename Kept = Enum>
 class State {
  public:
   Enum now() const { return now_; }
-  bool is(Enum state) const { return now_ == state; }
-  bool is_between(Enum first, Enum last) const { return first <= now_ && now_ <= last; }
-  static constexpr bool has_arrow(Enum from, Enum to) {
-    return (kFrom[static_cast<unsigned>(to)] >> static_cast<unsigned>(from) & 1U) != 0;
+  bool is(Enum state) const { return now() == state; }
+  bool is_between(Enum first, Enum last) const {
+    const Enum now = now_;
+    return first <= now && now <= last;
   }
   void enter(Enum next) {
-    if (!has_arrow(now_, next)) [[unlikely]] {
-      end_process(name_of(next), static_cast<unsigned>(now_), static_cast<unsigned>(next));
-    }
+    check_arrow(now(), next);
     now_ = next;
   }
 
  private:
-  static constexpr auto kFrom = arrows_from(kArrows<Enum>);
-  Enum now_{};
+  Kept now_{};
 };
 
-}  // namespace bps::server
+}  // namespace bps
