@@ -10,6 +10,8 @@ import collections.abc
 import enum
 import typing
 
+_T = typing.TypeVar("_T")
+
 __all__: list[str] = [
     "Codec",
     "Config",
@@ -44,6 +46,9 @@ __all__: list[str] = [
     "memory_watch_obstacle",
     "naive",
     "name_for_others",
+    "pace_of",
+    "partition_for_link",
+    "partition_size",
     "prepare_operation",
     "rdma_report",
     "rdma_self_transfer",
@@ -55,6 +60,7 @@ __all__: list[str] = [
     "seconds_per_byte",
     "server_of",
     "show_stacks_by",
+    "start_operation",
     "with_rdma",
 ]
 
@@ -226,11 +232,11 @@ class ExactAccumulator:
     @property
     def elements(self) -> int: ...
 
-class Handle:
+class Handle(typing.Generic[_T]):
     """
     One asynchronous operation. Take its result with `synchronize(handle)`, `handle.wait()` or `await handle`: once. The array belongs to the operation until then.
     """
-    def __await__(self) -> typing.Any: ...
+    def __await__(self) -> typing.Generator[typing.Any, None, _T]: ...
     def __repr__(self) -> str: ...
     def completion_fd(self) -> int:
         """
@@ -240,7 +246,7 @@ class Handle:
         """
         Whether wait() would return (or raise) at once.
         """
-    def wait(self) -> typing.Any:
+    def wait(self) -> _T:
         """
         Blocks until the operation is over, without holding the GIL, and returns its array.
 
@@ -283,8 +289,6 @@ class Tensor:
     def group_size(self) -> int: ...
     @property
     def id(self) -> int: ...
-    @property
-    def member(self) -> int: ...
     @property
     def name(self) -> str: ...
     @property
@@ -499,26 +503,6 @@ class Process:
         """
         Leaves the job. False if the others did not all leave in time, or a member was lost.
         """
-    def start_operation(
-        self,
-        tensor: Tensor,
-        kind: Kind,
-        op: ReduceOp,
-        source: Memory,
-        target: Memory,
-        result: typing.Any,
-        pushes: bool,
-        pulls: bool,
-        root: typing.SupportsInt | typing.SupportsIndex,
-        priority: typing.SupportsInt | typing.SupportsIndex,
-        awaited: bool,
-        timeout_s: typing.SupportsFloat | typing.SupportsIndex | None = None,
-        survives: bool = True,
-        again: bool = False,
-    ) -> Handle:
-        """
-        awaited: the caller waits next. timeout_s: None is the job's. survives: with BPS_SERVER_FAILOVER the loss of a server does not abort it.
-        """
     def stay(self) -> None:
         """
         After depart(): waits until all others have left, too, or for end_stay().
@@ -572,8 +556,6 @@ class Process:
     @property
     def rank(self) -> int: ...
     @property
-    def routes(self) -> list[str]: ...
-    @property
     def server_identities(self) -> list[int]:
         """
         By server rank: a number of its process that is the same in all views.
@@ -588,16 +570,18 @@ class Process:
     @property
     def timeout_s(self) -> float: ...
     @property
+    def transports(self) -> list[str]: ...
+    @property
     def view_ended(self) -> bool: ...
     @property
     def workers(self) -> int: ...
 
-class PreparedOperation:
+class PreparedOperation(typing.Generic[_T]):
     """
     An operation that is described once, by `prepare()`, and started many times. `operation()` runs it; `start()` and then `wait()` or `await operation` do so in two steps. Every rank starts it as often and in the same order. The arrays belong to it from each start until it has been waited for.
     """
-    def __await__(self) -> typing.Any: ...
-    def __call__(self) -> typing.Any:
+    def __await__(self) -> typing.Generator[typing.Any, None, _T]: ...
+    def __call__(self) -> _T:
         """
         Runs the operation, without holding the GIL, and returns its array.
 
@@ -615,11 +599,11 @@ class PreparedOperation:
         """
         Whether nothing of it is in progress.
         """
-    def start(self) -> typing.Any:
+    def start(self) -> PreparedOperation[_T]:
         """
         Starts the operation and returns it; wait() must follow. Raises what a call raises before anything is sent.
         """
-    def wait(self) -> typing.Any:
+    def wait(self) -> _T:
         """
         Blocks until the operation that start() has started is over, without holding the GIL, and returns its array.
 
@@ -720,6 +704,14 @@ def name_for_others(host: str) -> str:
     This name or address, if it leads others to this host, else an address of this host that does.
     """
 
+def pace_of(partition_bytes: typing.SupportsInt | typing.SupportsIndex) -> int: ...
+def partition_for_link(bytes_per_s: typing.SupportsFloat | typing.SupportsIndex) -> int: ...
+def partition_size(
+    bytes: typing.SupportsInt | typing.SupportsIndex,
+    limit: typing.SupportsInt | typing.SupportsIndex,
+    loops: typing.SupportsInt | typing.SupportsIndex,
+    floor: typing.SupportsInt | typing.SupportsIndex,
+) -> int: ...
 def prepare_operation(
     process: typing.Any,
     tensor: Tensor,
@@ -727,12 +719,12 @@ def prepare_operation(
     op: ReduceOp,
     source: Memory,
     target: Memory,
-    result: typing.Any,
+    result: _T,
     root: typing.SupportsInt | typing.SupportsIndex,
     priority: typing.SupportsInt | typing.SupportsIndex,
     timeout_s: typing.SupportsFloat | typing.SupportsIndex | None,
     copy_to: typing.SupportsInt | typing.SupportsIndex,
-) -> PreparedOperation:
+) -> PreparedOperation[_T]:
     """
     As start_operation, for an operation that is started later. copy_to: address to which the source is copied before each start, or 0.
     """
@@ -797,6 +789,27 @@ def show_stacks_by(
 ) -> None:
     """
     How `bps why` gets the stacks of all threads: by `text`, or by this signal, whose handler writes to `file`.
+    """
+
+def start_operation(
+    process: Process,
+    tensor: Tensor,
+    kind: Kind,
+    op: ReduceOp,
+    source: Memory,
+    target: Memory,
+    result: _T,
+    pushes: bool,
+    pulls: bool,
+    root: typing.SupportsInt | typing.SupportsIndex,
+    priority: typing.SupportsInt | typing.SupportsIndex,
+    awaited: bool,
+    timeout_s: typing.SupportsFloat | typing.SupportsIndex | None = None,
+    survives: bool = True,
+    again: bool = False,
+) -> Handle[_T]:
+    """
+    awaited: the caller waits next. timeout_s: None is the job's. survives: with BPS_SERVER_FAILOVER the loss of a server does not abort it. root: of an accumulate, by how many rounds it may be ahead.
     """
 
 MOST_STACK_BYTES: int = 65536

@@ -23,6 +23,7 @@ PYBIND11_MODULE(_core, module, pybind11::mod_gil_not_used()) {
   bps::python::bind_memory(module);
   bps::python::bind_exact(module);
   bps::python::bind_handle(module);
+  bps::python::bind_declared(module);
   bps::python::bind_process(module);
-  bps::python::bind_prepared(module);
+  bps::python::bind_operations(module);
 }

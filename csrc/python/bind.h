@@ -10,13 +10,14 @@ namespace bps::python {
 void bind_errors(pybind11::module_& module);
 void bind_compress(pybind11::module_& module);
 void bind_config(pybind11::module_& module);
+void bind_declared(pybind11::module_& module);
 void bind_doctor(pybind11::module_& module);
 void bind_exact(pybind11::module_& module);
 void bind_inspection(pybind11::module_& module);
 void bind_handle(pybind11::module_& module);
 void bind_hooks(pybind11::module_& module);
 void bind_memory(pybind11::module_& module);
-void bind_prepared(pybind11::module_& module);
+void bind_operations(pybind11::module_& module);
 void bind_process(pybind11::module_& module);
 void bind_tensor(pybind11::module_& module);
 

@@ -8,6 +8,7 @@
 #include "tensor/partition.h"
 #include "van/link_shares.h"
 #include "worker/operation.h"
+#include "worker/pace.h"
 
 namespace py = pybind11;
 
@@ -86,6 +87,10 @@ void bind_tensor(py::module_& module) {
         return van::seconds_per_byte(sites_of(sites), shares);
       },
       py::arg("sites"), py::arg("shares"));
+  module.def("partition_size", &tensor::partition_size, py::arg("bytes"), py::arg("limit"), py::arg("loops"),
+             py::arg("floor"));
+  module.def("partition_for_link", &tensor::partition_for_link, py::arg("bytes_per_s"));
+  module.def("pace_of", &worker::Pace::each_of, py::arg("partition_bytes"));
 }
 
 }  // namespace bps::python

@@ -5,6 +5,7 @@
 #include <pybind11/pybind11.h>
 
 #include "compress/codec_call.h"
+#include "core/clock.h"
 #include "core/interrupt.h"
 
 namespace bps::python {
@@ -49,7 +50,10 @@ class Interruptible {
 
  private:
   WithoutGil without_;
-  InterruptScope scope_{check_signals};
+  InterruptScope scope_{[begun = Clock::now()] {
+    check_signals();
+    compress::CodecCall::check_behind(begun);
+  }};
 };
 
 // A time-out that the caller gave, in seconds; infinity means no limit. Throws kInvalidArgument.

@@ -53,6 +53,12 @@ class Orphans {
   std::atomic<bool> any_{false};
 };
 
+// One without a deadline cannot tell, and has begun a slice ago at least.
+Clock::time_point begin_of(const worker::Operation& operation) {
+  const auto now = Clock::now();
+  return now - operation.age(now).value_or(kWaitSlice);
+}
+
 // Most operations end within the first slice, without a look at the clock.
 bool wait_interruptibly(const worker::Operation& operation, double timeout_s) {
   if (!operation.done()) compress::CodecCall::refuse_within();
@@ -65,6 +71,7 @@ bool wait_interruptibly(const worker::Operation& operation, double timeout_s) {
     }
     if (!deadline) deadline = Deadline::after(timeout_s - std::min(timeout_s, kSlice_s));
     check_signals();
+    compress::CodecCall::check_behind(begin_of(operation));
     if (deadline->passed()) return operation.done();
   }
 }
@@ -75,6 +82,9 @@ void wait_for(worker::Operation& operation, bool abandons) {
   bool over = false;
   try {
     over = wait_interruptibly(operation, operation.request.timeout_s + kGrace_s);
+  } catch (const Error&) {  // a loop can end it only once this thread waits no longer
+    if (abandons) operation.completion.give_up();
+    throw;
   } catch (...) {
     if (abandons) {
       operation.completion.give_up();

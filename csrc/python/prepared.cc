@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Prepared operations: described once, started many times.
+#include "python/prepared.h"
+
 #include <pybind11/stl.h>
 
 #include <cstring>
@@ -12,7 +13,6 @@
 #include "python/hooks.h"
 #include "python/interruptible.h"
 #include "python/pending.h"
-#include "python/prepared.h"
 #include "worker/worker.h"
 
 namespace py = pybind11;
@@ -158,67 +158,6 @@ int Prepared::completion_fd() {
 std::string Prepared::describe() const {
   return std::string("the prepared ") + worker::name_of(description_.request.kind) + " of '" +
          description_.tensor->name + "'";
-}
-
-void bind_prepared(py::module_& module) {
-  py::class_<Prepared>(
-      module, "PreparedOperation",
-      "An operation that is described once, by `prepare()`, and started many times. `operation()` runs it; `start()` "
-      "and then `wait()` or `await operation` do so in two steps. Every rank starts it as often and in the same "
-      "order. The arrays belong to it from each start until it has been waited for.")
-      .def("__call__", &Prepared::call,
-           "Runs the operation, without holding the GIL, and returns its array.\n\n"
-           "Raises:\n"
-           "    InvalidArgumentError: it is in progress, or the memory was freed or given to forget(); nothing has "
-           "been sent.\n"
-           "    NotInitializedError: the job in which it was prepared is over.\n"
-           "    PeerLostError, DeadlineError, MismatchError, ...: what became of it.")
-      .def(
-          "start",
-          [](const py::object& self) {
-            self.cast<Prepared&>().start();
-            return self;
-          },
-          py::return_value_policy::reference,
-          "Starts the operation and returns it; wait() must follow. Raises what a call raises before anything is sent.")
-      .def("wait", &Prepared::wait,
-           "Blocks until the operation that start() has started is over, without holding the GIL, and returns its "
-           "array.\n\n"
-           "Raises:\n"
-           "    UnknownHandleError: it has not been started, or was waited for.\n"
-           "    PeerLostError, DeadlineError, MismatchError, ...: what became of it.")
-      .def("done", &Prepared::done, "Whether nothing of it is in progress.")
-      .def("__await__", [](const py::object& self) { return hooks().awaiting(self); })
-      .def("completion_fd", &Prepared::completion_fd, "Readable once the operation is over.")
-      .def_property_readonly("taken", &Prepared::taken, "Whether there is nothing to wait for.")
-      .def("__repr__", [](const Prepared& self) { return "<PreparedOperation: " + self.describe() + ">"; });
-
-  module.def(
-      "prepare_operation",
-      [](py::object process, const std::shared_ptr<worker::Tensor>& tensor, tensor::OperationKind kind, ReduceOp op,
-         const Memory& source, const Memory& target, py::object result, std::uint32_t root, std::int32_t priority,
-         std::optional<double> timeout_s, std::uintptr_t copy_to) {
-        worker::Request request;
-        request.kind = kind;
-        request.op = op;
-        request.root = root;
-        request.input = source.address;
-        request.output = target.address;
-        request.input_allocation = source.block;
-        request.output_allocation = target.block;
-        request.priority = priority;
-        request.two_phase = true;
-        auto& member = process.cast<node::Process&>();
-        const node::Process::Call call(member);
-        request.timeout_s = timeout_s ? checked_timeout(*timeout_s) : member.operation_timeout_s();
-        return std::make_unique<Prepared>(Prepared::Description{std::move(process), tensor, request, source, target,
-                                                                std::move(result),
-                                                                reinterpret_cast<std::byte*>(copy_to)});
-      },
-      py::arg("process"), py::arg("tensor"), py::arg("kind"), py::arg("op"), py::arg("source"), py::arg("target"),
-      py::arg("result"), py::arg("root"), py::arg("priority"), py::arg("timeout_s"), py::arg("copy_to"),
-      "As start_operation, for an operation that is started later. copy_to: address to which the source is copied "
-      "before each start, or 0.");
 }
 
 }  // namespace bps::python
