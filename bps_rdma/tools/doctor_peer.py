@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 import bps_rdma as bps
-from bps_rdma import _core
+from bps_rdma import _core, job
 from bps_rdma.errors import BpsError, InvalidArgumentError
 from bps_rdma.launch.environment import free_port
 
@@ -79,19 +79,20 @@ def transfer(rendezvous: Rendezvous, timeout_s: float) -> TransferResult:
     Raises:
         BpsError: the doctors could not connect, the connection failed, or a sum was wrong.
     """
-    bps.init(
-        role="",
-        rank=rendezvous.rank,
-        world_size=2,
-        local_size=1,
-        num_servers="",
-        root_uri=rendezvous.host,
-        root_port=rendezvous.port,
-        job_id="bps doctor",
-        secret=rendezvous.code,
-        join_timeout=timeout_s,
-        timeout=timeout_s,
-    )
+    settings = {
+        "role": "",
+        "rank": rendezvous.rank,
+        "world_size": 2,
+        "local_size": 1,
+        "num_servers": "",
+        "root_uri": rendezvous.host,
+        "root_port": rendezvous.port,
+        "job_id": "bps doctor",
+        "secret": rendezvous.code,
+        "join_timeout": timeout_s,
+        "timeout": timeout_s,
+    }
+    job.join(settings, resumes=False)
     try:
         return _sum_together()
     finally:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The transports there are. Their names appear where people and other processes see them: in settings, in published
-// addresses, in logs and in routes().
+// addresses, in logs and in metrics().
 #pragma once
 
 #include <array>

@@ -15,7 +15,7 @@ class SocketControl final : public ControlEndpoint {
  public:
   SocketControl(Fd socket, std::optional<MessageKeys> keys, const Hello& opened_by, Counters& counters,
                 std::size_t largest_message = kMaxMessage)
-      : ControlEndpoint(opened_by), stream_(std::move(socket), std::move(keys), largest_message), counters_(counters) {}
+      : ControlEndpoint(opened_by), stream_(std::move(socket), keys, largest_message), counters_(counters) {}
 
   void start(EventLoop& loop) {
     stream_.start(loop, {[this](std::span<const std::byte> message) { sink->on_message(*this, message); },

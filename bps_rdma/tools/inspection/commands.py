@@ -131,16 +131,15 @@ def explain(state: JobState, until: float = math.inf) -> Diagnosis:
     found = diagnose(state)
     if not found.wants_stacks:
         return found
-    processes = local.pids_of(local.find())
     elsewhere: dict[int, Report] | None = None  # asked for once
     for member in found.culprits:
         if member.report is None or "stacks" in member.report or not member.asked:
             continue
-        if member.process_state and member.pid in processes:
-            again = local.ask(processes[member.pid], "report stacks", min(_STACKS_TIMEOUT_S, _left(until)))
+        if member.process is not None:
+            again = local.ask(member.process, "report stacks", min(_STACKS_TIMEOUT_S, _left(until)))
         else:
             if elsewhere is None:
-                elsewhere = _ask_scheduler(state, processes, _left(until))
+                elsewhere = _ask_scheduler(state, _left(until))
             again = elsewhere.get(member.node)
         member.report["stacks"] = (again or {}).get("stacks", "")
     return found
@@ -150,11 +149,11 @@ def _left(until: float) -> float:
     return max(until - time.monotonic(), 0.001)
 
 
-def _ask_scheduler(state: JobState, processes: dict[int, local.LocalProcess], timeout: float) -> dict[int, Report]:
+def _ask_scheduler(state: JobState, timeout: float) -> dict[int, Report]:
     """Returns reports with stacks, by node, by way of a process of this machine that has answered before."""
     for member in state.members.values():
-        if member.report is not None and member.process_state and member.pid in processes:
-            reply = local.ask(processes[member.pid], "job stacks", min(timeout, 2 * _STACKS_TIMEOUT_S)) or {}
+        if member.report is not None and member.process is not None:
+            reply = local.ask(member.process, "job stacks", min(timeout, 2 * _STACKS_TIMEOUT_S)) or {}
             return {report["node"]: report for report in reply.get("members", []) if "node" in report}
     return {}
 

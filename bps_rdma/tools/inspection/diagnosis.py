@@ -70,8 +70,19 @@ def diagnose(job: JobState) -> Diagnosis:
     failed = _failed(job)
     if found.waits and found.waits[0].since_ms < _NORMAL_MS and not failed:
         found.text += " Nothing has waited for a second yet: the job may well be running."
-    found.text += failed
+    found.text += failed + slow_links(job)
     return found
+
+
+def slow_links(job: JobState) -> str:
+    """Says which links carry less than they should, and what was done about it; "" where none does."""
+    slow = (job.scheduler or {}).get("slow_links", [])
+    if not slow:
+        return ""
+    named = [f"{one['host']} ({one['gbps']:.3g} Gbit/s of {one['was_gbps']:.3g})" for one in slow]
+    which = "The link of" if len(named) == 1 else "The links of"
+    carries = "carries" if len(named) == 1 else "carry"
+    return f" {which} {', '.join(named)} {carries} less than before: the servers there sum less until that changes."
 
 
 def _diagnose(job: JobState, waits: list[Wait]) -> Diagnosis:

@@ -6,10 +6,11 @@ from __future__ import annotations
 import json
 import socket
 from collections import defaultdict
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from bps_rdma import _core, files
 from bps_rdma.errors import InvalidArgumentError
@@ -41,7 +42,8 @@ class Member:
     silent_ms: int = 0  # since the scheduler has heard of it
     report: Report | None = None
     asked: bool = True
-    process_state: str = ""  # the kernel's letter for a process of this machine
+    process: local.LocalProcess | None = None  # where it can be asked on this machine
+    process_state: str = ""  # the kernel's letter for a process of this machine, where its number means it here
 
     @property
     def name(self) -> str:
@@ -54,6 +56,13 @@ class Member:
         roles = [f"worker {self.rank}"] if self.rank >= 0 else []
         roles += [f"server {self.server_rank}"] if self.server_rank >= 0 else []
         return f"{' and '.join(roles)} ({self.host}, pid {self.pid})"
+
+
+class _Answer(NamedTuple):
+    """A report, and the process of this machine that has given it itself."""
+
+    report: Report
+    process: local.LocalProcess | None = None
 
 
 @dataclass
@@ -95,7 +104,7 @@ def gather(address: str = "", stacks: bool = False) -> list[JobState]:
         return [_gather_from(address, stacks)]
     found = local.find()
     words = " stacks" if stacks else ""
-    reports: dict[str, list[Report]] = defaultdict(list)
+    answers: dict[str, list[_Answer]] = defaultdict(list)
     relays: dict[str, Future[Report | None]] = {}  # by job: what its scheduler has gathered
     with ThreadPoolExecutor(max(min(len(found), _MOST_AT_ONCE), 1)) as threads:
         asked = {threads.submit(local.ask, one, "report" + words, _timeout_of(one)): one for one in found}
@@ -106,23 +115,22 @@ def gather(address: str = "", stacks: bool = False) -> list[JobState]:
                 silent.append(asked[reply])
                 continue
             job = report["job"]["incarnation"]
-            reports[job].append(report)
+            answers[job].append(_Answer(report, asked[reply]))
             if job not in relays:  # at once: others may not reply before the time is over
                 relays[job] = threads.submit(local.ask, asked[reply], "job" + words, _JOB_TIMEOUT_S)
-    pids = set(local.pids_of(found))
-    states = [_combine(reports[job], relays[job].result(), pids) for job in reports]
+    silent = [one for one in silent if one.is_ours or local.is_listening(one)]
+    states = [_combine(answers[job], relays[job].result(), silent) for job in answers]
     if not states and silent:  # all of them hang: not even whose they are can be told
         silent.sort(key=lambda one: one.pid)
         states = [JobState(name=f"of the processes {', '.join(str(one.pid) for one in silent)}")]
         for number, one in enumerate(silent, start=1):
-            state = local.state_of(one.pid) if one.is_ours else ""
-            states[0].members[-number] = Member(-number, -1, -1, socket.gethostname(), one.pid, process_state=state)
+            states[0].members[-number] = Member(-number, -1, -1, socket.gethostname(), one.pid)
+            states[0].members[-number].process_state = one.state
     return states
 
 
 def _timeout_of(process: local.LocalProcess) -> float:
-    is_stopped = process.is_ours and local.state_of(process.pid) in ("T", "t")
-    return _STOPPED_TIMEOUT_S if is_stopped else _LOCAL_TIMEOUT_S
+    return _STOPPED_TIMEOUT_S if process.state in ("T", "t") else _LOCAL_TIMEOUT_S
 
 
 def from_folder(folder: Path) -> list[JobState]:
@@ -153,7 +161,7 @@ def from_folder(folder: Path) -> list[JobState]:
         raise InvalidArgumentError(f"there are no reports in {folder}", hint)
     states = []
     for reports, scheduler in jobs.values():
-        states.append(_combine(reports, {"scheduler": scheduler or {}}, set()))
+        states.append(_combine([_Answer(report) for report in reports], {"scheduler": scheduler or {}}))
         states[-1].scheduler = scheduler
         for member in states[-1].members.values():
             member.asked = False  # it may have had no reason to write one
@@ -176,11 +184,13 @@ def _gather_from(address: str, stacks: bool) -> JobState:
     host, port = address_of(address)
     scheduler, reports = _core.ask_job(_core.Config(), host, port, stacks, _REMOTE_TIMEOUT_S)
     reply = {"scheduler": json.loads(scheduler), "members": [json.loads(report) for report in reports]}
-    return _combine([], reply, set(), address)
+    return _combine([], reply, address=address)
 
 
-def _combine(reports: list[Report], reply: Report | None, local_pids: set[int], address: str = "") -> JobState:
-    """`reports` of this machine; `reply` of the scheduler; `local_pids` of the jobs of this machine."""
+def _combine(
+    answers: list[_Answer], reply: Report | None, silent: Sequence[local.LocalProcess] = (), address: str = ""
+) -> JobState:
+    """`reply` of the scheduler; `silent` are processes of this machine whose jobs are not known."""
     state = JobState(scheduler_address=address)
     if reply is None:
         state.scheduler_error = "it does not reply"
@@ -190,23 +200,35 @@ def _combine(reports: list[Report], reply: Report | None, local_pids: set[int], 
         state.scheduler = reply["scheduler"]
         if "error" in reply["scheduler"]:
             state.scheduler, state.scheduler_error = None, reply["scheduler"]["error"]
-        reports = reports + reply.get("members", [])
+        answers = answers + [_Answer(report) for report in reply.get("members", [])]
+    # Numbers of nodes are those of one view, and processes of two containers may have the same number as well.
+    answers = sorted(answers, key=lambda answer: answer.report["job"].get("epoch", 0), reverse=True)
+    reports = [answer.report for answer in answers]
     newest = max((report["job"].get("epoch", 0) for report in reports), default=0)
     table: list[Report] = (state.scheduler or {}).get("members") or next(
         (report["members"] for report in reports if report["job"].get("epoch") == newest and "members" in report), []
     )
     for one in table:
         state.members[one["node"]] = Member(**{key: one[key] for key in _OF_MEMBER if key in one})
-    for report in reports:
+    for report, process in answers:
         member = state.members.get(report.get("node", 0))
         if member is not None and member.pid == report["pid"]:
             member.report = member.report or report
-        elif all((known["pid"], known["host"]) != (report["pid"], report["host"]) for known in state.unplaced):
+            member.process = member.process or process
+        elif process or (report["pid"], report["host"]) not in [(one["pid"], one["host"]) for one in state.unplaced]:
             state.unplaced.append(report)
-    here = {report["host"] for report in reports if report["pid"] in local_pids}
+    hosts = {report["host"] for report, process in answers if process}
+    _place([member for member in state.members.values() if member.host in hosts and not member.process], silent)
     for member in state.members.values():
-        if member.host in here and member.pid in local_pids:
-            member.process_state = local.state_of(member.pid)
+        member.process_state = member.process.state if member.process else ""
     state.name = next((report["job"]["id"] for report in reports), "")
     state.key = next((report["job"]["incarnation"] for report in reports), "")
     return state
+
+
+def _place(members: Sequence[Member], silent: Sequence[local.LocalProcess]) -> None:
+    """Finds processes of members by their numbers. One that two containers have tells nothing."""
+    for member in members:
+        processes = [process for process in silent if process.pid == member.pid]
+        if len(processes) == 1 and [other.pid for other in members].count(member.pid) == 1:
+            member.process = processes[0]

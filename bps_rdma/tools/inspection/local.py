@@ -39,6 +39,11 @@ class LocalProcess:
     addresses: tuple[bytes, ...]
     is_ours: bool
 
+    @property
+    def state(self) -> str:
+        """The kernel's letter for what it does, or "" where its number does not mean it here."""
+        return state_of(self.pid) if self.is_ours else ""
+
 
 def find() -> list[LocalProcess]:
     """Those of this user; in other namespaces of process ids perhaps also names that another user has made up."""

@@ -70,8 +70,7 @@ def top(
         if as_json:
             print(json.dumps({"job": now.name, "why": diagnose(now).text, "members": [asdict(row) for row in rows]}))
         else:
-            console = wide_console()
-            console.print(_table(now, rows, console.width))
+            print_members(now, rows)
         return 0
     from rich.live import Live
 
@@ -175,6 +174,12 @@ def _row(member: Member, before: Member | None, seconds: float, oldest_ms: int, 
         oldest_round_ms=oldest_round.get("since_ms", 0) if oldest_round else 0,
         round_waits_for=oldest_round["missing"] if oldest_round else [],
     )
+
+
+def print_members(state: JobState, rows: list[Row]) -> None:
+    """Prints the table once. A pipe gets the columns that the whole table may need."""
+    console = wide_console(300)
+    console.print(_table(state, rows, console.width))
 
 
 _NARROW = 150  # columns of a terminal in which the whole table does not fit

@@ -6,12 +6,10 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <csignal>
 #include <cstring>
 
 #include "core/interrupt.h"
 #include "core/limits.h"
-#include "core/system_calls.h"
 
 namespace bps::transport::shm {
 namespace {
@@ -94,32 +92,9 @@ Status RecordReader::receive(int socket, const Deadline& deadline) {
   }
 }
 
-int peer_pid(int socket) {
-  ucred credentials{};
-  socklen_t size = sizeof credentials;
-  if (::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &credentials, &size) != 0) return 0;
-  return credentials.pid;
-}
-
 bool is_closed(int socket) {
   pollfd state{socket, POLLRDHUP, 0};
   return ::poll(&state, 1, 0) == 1 && (state.revents & (POLLRDHUP | POLLHUP | POLLERR | POLLNVAL)) != 0;
-}
-
-Fd open_process(int pid) {
-  Fd process(pid > 0 ? bps::pidfd_open(pid) : -1);
-  constexpr int kOnlyAsk = 0;
-  if (process && bps::pidfd_send_signal(process.get(), kOnlyAsk) != 0) process.reset();
-  return process;
-}
-
-bool has_ended(const Fd& process) {
-  pollfd ended{process.get(), POLLIN, 0};
-  return ::poll(&ended, 1, 0) == 1;
-}
-
-void end_process(const Fd& process) {
-  (void)bps::pidfd_send_signal(process.get(), SIGKILL);  // fails where it has ended already
 }
 
 }  // namespace bps::transport::shm

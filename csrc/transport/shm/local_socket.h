@@ -40,17 +40,8 @@ class RecordReader {
   std::vector<Fd> fds_;
 };
 
-// Process id of the other side as the kernel knows it; 0 when it lives in another pid namespace.
-int peer_pid(int socket);
 // Whether the other side has closed the socket, which the kernel also does at the end of a process, after its last
 // thread has lost its memory.
 bool is_closed(int socket);
-
-// A handle of another process, which stays valid when its id is used again. Empty where this process may not end it.
-Fd open_process(int pid);
-bool has_ended(const Fd& process);
-// Ends the process; has_ended() tells when none of its threads runs any more. One that the kernel holds runs no code of
-// its own from here on either.
-void end_process(const Fd& process);
 
 }  // namespace bps::transport::shm

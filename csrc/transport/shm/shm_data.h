@@ -2,12 +2,10 @@
 // The data endpoint of shm. Set-up is in shm_transport.cc, the hot part in shm_data_path.cc. Threading: the loop's.
 #pragma once
 
-#include <array>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <string>
-#include <unordered_map>
 #include <unordered_set>
 #include <vector>
 
@@ -16,6 +14,8 @@
 #include "transport/shm/descriptor_ring.h"
 #include "transport/shm/local_socket.h"
 #include "transport/shm/options.h"
+#include "transport/shm/peer_memory.h"
+#include "transport/shm/peer_process.h"
 #include "transport/shm/record.h"
 #include "transport/shm/shared_memory.h"
 #include "transport/transport.h"
@@ -60,35 +60,24 @@ class ShmData final : public DataEndpoint, public DirectAccess {
   std::shared_ptr<SharedMemory> hold(const RemoteSpan& span) override;
   bool is_fenced() override;
   void take_rest() override;
-  bool can_fence() const override { return may_end() || is_own_process(); }
+  bool can_fence() const override { return may_end() || process_.is_this(); }
   void fence() override;
 
  private:
-  struct PeerRegion {
-    std::shared_ptr<SharedMemory> piece;  // null: plain
-    std::byte* mapped = nullptr;
-    std::uint64_t base = 0;
-    std::uint64_t size = 0;
-  };
-
   void set_rings(bool caller);
   ShmRecord probe_record(ShmRecord::Kind kind) const;
-  bool probe_succeeds(const ShmRecord& record) const;
   void on_socket();
   bool take_record();
   bool take_record(const ShmRecord& record, std::vector<Fd>& fds);
-  void retire(std::uint64_t key);
   bool refuse(std::uint64_t key);
   bool announce(const Region& region);
   void note_shortage(int error);
   static std::string why_lost(int error);
-  const PeerRegion* find(const RemoteSpan& span);
+  const PeerMemory::Region* find(const RemoteSpan& span);
   void publish();
   void ring_if_late();
   void ring();
-  bool is_own_process() const;  // both sides of a test
-  bool may_end() const { return options_.end_lost_peers && process_; }
-  Status copy(bool read, std::byte* here, std::uint64_t there, std::uint64_t length) const;
+  bool may_end() const { return options_.end_lost_peers && process_.has_handle(); }
   void sever() override;
   void on_loss_noted() override;
 
@@ -96,10 +85,9 @@ class ShmData final : public DataEndpoint, public DirectAccess {
   EventLoop& loop_;
   Counters& counters_;
   const ShmOptions options_;
-  const int pid_;
-  const Fd process_;  // outlives its number; empty: this process may not ask for it, and so not end it either
-  std::array<std::byte, 16> probe_{};
-  bool we_reach_plain_ = false;
+  const PeerProcess process_;
+  PeerMemory memory_;
+  PeerProcess::Probe probe_{};
   bool peer_reaches_plain_ = false;
   bool watched_ = false;
   bool said_short_ = false;
@@ -110,9 +98,7 @@ class ShmData final : public DataEndpoint, public DirectAccess {
   Fd doorbell_;            // the peer's
   bool ring_due_ = false;  // the peer slept when something was published
   Clock::time_point ring_due_since_{};
-  std::vector<PeerRegion> retired_;  // until the next poll(): a pass that is under way may use them
   RecordReader records_{codec::kSize<ShmRecord>};
-  std::unordered_map<std::uint64_t, PeerRegion> peer_regions_;
   std::unordered_set<std::uint64_t> announced_;
   std::vector<std::uint64_t> written_;  // tokens for the next poll
   std::vector<std::uint64_t> written_now_;

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // The hot part of shm: descriptors out, descriptors in, and the peer's memory.
-#include <sys/uio.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -23,28 +22,6 @@ constexpr int kMostAwaited = 1 << 14;  // records that the socket's buffer holds
 constexpr auto kWakeDelay = std::chrono::microseconds(15);
 
 }  // namespace
-
-// By the number of its process, which may be another one's once the peer has ended and its parent has waited for it.
-// The handle of the process tells whether it has ended. A peer that has not when its memory has been read was the one
-// that was read. A write is not undone, so before it the peer is asked: that it reaches another process takes the end
-// of the peer, the wait of its parent, a whole turn of the kernel's numbers (at least 32768 new processes) and a
-// process of this user with memory at that address, all of them between two system calls in a row. No system call
-// writes by a handle; /proc/PID/mem, which stays with the memory that it was opened for, copies each page twice.
-Status ShmData::copy(bool read, std::byte* here, std::uint64_t there, std::uint64_t length) const {
-  const auto is_gone = [this] { return !is_own_process() && (!process_ || has_ended(process_)); };
-  while (length > 0) {
-    if (!read && is_gone()) return Status::kPeerLost;
-    iovec local{here, length};
-    iovec remote{reinterpret_cast<void*>(there), length};
-    const ssize_t done =
-        read ? ::process_vm_readv(pid_, &local, 1, &remote, 1, 0) : ::process_vm_writev(pid_, &local, 1, &remote, 1, 0);
-    if (done <= 0) return Status::kPeerLost;
-    here += done;
-    there += static_cast<std::uint64_t>(done);
-    length -= static_cast<std::uint64_t>(done);
-  }
-  return read && is_gone() ? Status::kPeerLost : Status::kOk;
-}
 
 bool ShmData::peer_reaches(const Region& region) const {
   return peer_maps(region) || peer_reaches_plain_;
@@ -85,8 +62,8 @@ bool ShmData::announce(const Region& region) {
 void ShmData::note_shortage(int error) {
   if (std::exchange(said_short_, true)) return;
   const auto limit = limit_behind(error);
-  log_warning("process " + std::to_string(pid_) + " cannot be sent memory at the moment (" + std::strerror(error) +
-              "), and what needs that waits" +
+  log_warning("process " + std::to_string(process_.number()) + " cannot be sent memory at the moment (" +
+              std::strerror(error) + "), and what needs that waits" +
               (limit ? ": " + limit->what +
                            ", and as many are on their way to processes that have not taken them yet; " + limit->hint
                      : ""));
@@ -107,28 +84,21 @@ void ShmData::withdraw(std::uint64_t key) {
   if (send_record(socket_.get(), codec::encode(record), {}) == Status::kPeerLost) lose(why_lost(errno));
 }
 
-const ShmData::PeerRegion* ShmData::find(const RemoteSpan& span) {
+const PeerMemory::Region* ShmData::find(const RemoteSpan& span) {
   if (is_lost()) return nullptr;  // we have said that we write no more
-  auto found = peer_regions_.find(span.key);
-  if (found == peer_regions_.end()) {
-    // The announcement may still be in the socket, behind others; there is room for so many.
-    for (int i = 0; i < kMostAwaited && found == peer_regions_.end() && take_record(); ++i) {
-      found = peer_regions_.find(span.key);
-    }
-    if (found == peer_regions_.end()) return nullptr;
-  }
-  const PeerRegion& region = found->second;
-  if (span.address > region.size || span.length > region.size - span.address) return nullptr;
-  return &region;
+  const PeerMemory::Region* region = memory_.find(span.key);
+  // The announcement may still be in the socket, behind others; there is room for so many.
+  for (int i = 0; i < kMostAwaited && region == nullptr && take_record(); ++i) region = memory_.find(span.key);
+  return region == nullptr || !region->has(span) ? nullptr : region;
 }
 
 std::byte* ShmData::map(const RemoteSpan& span) {
-  const PeerRegion* region = find(span);
+  const PeerMemory::Region* region = find(span);
   return region == nullptr || region->mapped == nullptr ? nullptr : region->mapped + span.address;
 }
 
 Status ShmData::get(const RemoteSpan& span, std::byte* into) {
-  const PeerRegion* region = find(span);
+  const PeerMemory::Region* region = find(span);
   if (region == nullptr) return Status::kProtocol;
   counters_.copies.add();
   counters_.copied_bytes.add(span.length);
@@ -136,11 +106,11 @@ Status ShmData::get(const RemoteSpan& span, std::byte* into) {
     std::memcpy(into, region->mapped + span.address, span.length);
     return Status::kOk;
   }
-  return copy(true, into, region->base + span.address, span.length);
+  return process_.copy(true, into, region->base + span.address, span.length);
 }
 
 Status ShmData::put(const RemoteSpan& span, const std::byte* from) {
-  const PeerRegion* region = find(span);
+  const PeerMemory::Region* region = find(span);
   if (region == nullptr) return Status::kProtocol;
   counters_.copies.add();
   counters_.copied_bytes.add(span.length);
@@ -148,7 +118,7 @@ Status ShmData::put(const RemoteSpan& span, const std::byte* from) {
     std::memcpy(region->mapped + span.address, from, span.length);
     return Status::kOk;
   }
-  return copy(false, const_cast<std::byte*>(from), region->base + span.address, span.length);
+  return process_.copy(false, const_cast<std::byte*>(from), region->base + span.address, span.length);
 }
 
 std::size_t ShmData::write(std::span<const WriteOp> ops) {
@@ -235,7 +205,7 @@ void ShmData::ring() {
 }
 
 int ShmData::poll() {
-  retired_.clear();
+  memory_.drop_retired();
   int found = 0;
   if (!written_.empty()) {  // also of a peer that is lost: nobody reads the source any more
     std::swap(written_, written_now_);

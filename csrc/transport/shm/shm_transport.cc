@@ -5,8 +5,6 @@
 #include <sys/epoll.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
-#include <sys/uio.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -111,9 +109,6 @@ void ShmTransport::disarm() {
 
 namespace {
 
-// Of one peer: more than its process may map.
-constexpr std::size_t kMostRegions = 1 << 20;
-
 bool is_out_of_files() {
   return !Fd(::open("/dev/null", O_RDONLY | O_CLOEXEC)) && (errno == EMFILE || errno == ENFILE);
 }
@@ -126,8 +121,7 @@ ShmData::ShmData(Fd socket, const Hello& made_by, EventLoop& loop, Counters& cou
       loop_(loop),
       counters_(counters),
       options_(options),
-      pid_(peer_pid(socket_.get())),
-      process_(pid_ != ::getpid() ? open_process(pid_) : Fd()) {
+      process_(socket_.get()) {
   ::fcntl(socket_.get(), F_SETFL, ::fcntl(socket_.get(), F_GETFL) | O_NONBLOCK);
   random_bytes(probe_);
 }
@@ -151,17 +145,6 @@ ShmRecord ShmData::probe_record(ShmRecord::Kind kind) const {
   return record;
 }
 
-bool ShmData::probe_succeeds(const ShmRecord& record) const {
-  // Without a handle nobody would notice that the number is another process's.
-  if (!options_.cross_memory || pid_ == 0 || (!process_ && !is_own_process())) return false;
-  std::array<std::byte, 16> found{};
-  iovec here{found.data(), found.size()};
-  iovec there{reinterpret_cast<void*>(record.base), found.size()};
-  const auto size = static_cast<ssize_t>(found.size());
-  if (::process_vm_readv(pid_, &here, 1, &there, 1, 0) != size || found != record.probe) return false;
-  return ::process_vm_writev(pid_, &here, 1, &there, 1, 0) == size;  // what is there; one may be denied, not the other
-}
-
 void ShmData::connect(const Deadline& deadline, const std::string& whom) {
   rings_ = SharedMemory::create(2 * sizeof(DescriptorRing));
   set_rings(true);
@@ -179,7 +162,6 @@ void ShmData::connect(const Deadline& deadline, const std::string& whom) {
   }
   doorbell_ = std::move(descriptors[0]);
   peer_reaches_plain_ = reply->reaches_plain != 0;
-  we_reach_plain_ = probe_succeeds(*reply);
 }
 
 void ShmData::start() {
@@ -225,44 +207,34 @@ bool ShmData::take_record(const ShmRecord& record, std::vector<Fd>& fds) try {
       doorbell_ = std::move(fds[1]);
       set_rings(false);
       ShmRecord reply = probe_record(ShmRecord::kReply);
-      we_reach_plain_ = probe_succeeds(record);
-      peer_reaches_plain_ = we_reach_plain_;  // the kernel's rule for one user's processes is symmetric
-      reply.reaches_plain = we_reach_plain_ ? 1 : 0;
+      // The kernel's rule for one user's processes is symmetric.
+      peer_reaches_plain_ = options_.cross_memory && process_.has_at(record.base, record.probe);
+      reply.reaches_plain = peer_reaches_plain_ ? 1 : 0;
       const int doorbell = loop_.doorbell();
       if (send_record(socket_.get(), codec::encode(reply), {&doorbell, 1}) == Status::kOk) return true;
       lose(why_lost(errno));  // a shortage, too: nobody would send it later
       return true;
     }
     case ShmRecord::kMapped: {
-      if (peer_regions_.size() >= kMostRegions) return false;
+      if (memory_.is_full()) return false;
       if (fds.empty() && is_out_of_files()) return refuse(record.key);
       if (fds.size() != 1) return false;
       auto piece = SharedMemory::map(std::move(fds[0]), record.file_size);
       std::byte* mapped = piece->bytes().data() + record.base;
-      retire(record.key);
-      peer_regions_[record.key] = {std::move(piece), mapped, 0, record.size};
+      memory_.add(record.key, {std::move(piece), mapped, 0, record.size});
       return true;
     }
     case ShmRecord::kPlain:
-      if (peer_regions_.size() >= kMostRegions) return false;
-      retire(record.key);
-      peer_regions_[record.key] = {nullptr, nullptr, record.base, record.size};
+      if (memory_.is_full()) return false;
+      memory_.add(record.key, {nullptr, nullptr, record.base, record.size});
       return true;
-    case ShmRecord::kWithdrawn: retire(record.key); return true;
+    case ShmRecord::kWithdrawn: memory_.retire(record.key); return true;
     case ShmRecord::kReply:
     case ShmRecord::kRefused: break;
   }
   return false;
 } catch (const Error&) {
   return false;
-}
-
-// Records are also taken in the middle of a sum, which has found other regions of the peer before.
-void ShmData::retire(std::uint64_t key) {
-  const auto found = peer_regions_.find(key);
-  if (found == peer_regions_.end()) return;
-  if (found->second.piece) retired_.push_back(std::move(found->second));
-  peer_regions_.erase(found);
 }
 
 // The kernel has dropped the file of a region, because this process may not open more. The peer says so to its caller,
@@ -287,12 +259,8 @@ void ShmData::sever() {
   ::shutdown(socket_.get(), SHUT_WR);
 }
 
-bool ShmData::is_own_process() const {
-  return pid_ == ::getpid();
-}
-
 bool ShmData::is_fenced() {
-  return is_own_process() || is_closed(socket_.get()) || (process_ && has_ended(process_));
+  return process_.is_this() || is_closed(socket_.get()) || process_.has_ended();
 }
 
 void ShmData::take_rest() {
@@ -304,7 +272,7 @@ void ShmData::take_rest() {
 }
 
 std::shared_ptr<SharedMemory> ShmData::hold(const RemoteSpan& span) {
-  const PeerRegion* region = find(span);
+  const PeerMemory::Region* region = find(span);
   const bool is_whole = region != nullptr && region->piece && span.address == 0 &&
                         region->mapped == region->piece->bytes().data() && span.length <= region->size;
   return is_whole ? region->piece : nullptr;
@@ -312,9 +280,9 @@ std::shared_ptr<SharedMemory> ShmData::hold(const RemoteSpan& span) {
 
 void ShmData::fence() {
   if (is_fenced() || !may_end()) return;
-  log_warning("ends process " + std::to_string(pid_) +
+  log_warning("ends process " + std::to_string(process_.number()) +
               ", which is lost to the job but could still write to the memory of this process");
-  end_process(process_);
+  process_.end();
 }
 
 void ShmData::on_loss_noted() {

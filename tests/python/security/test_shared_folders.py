@@ -174,7 +174,7 @@ def fails(bps: Any, put: Callable[..., None], folder: str, victim: str) -> str:
     if bps.rank() == 1:
         harness.await_mark("late")
         return ""
-    name = f"bps-{socket.gethostname()}-{os.getpid()}.json"
+    name = f"bps-{socket.gethostname()}-{Path('/proc/self/ns/pid').stat().st_ino}-{os.getpid()}.json"
     put(Path(folder, name), Path(victim))
     with pytest.raises(bps.DeadlineError):
         bps.push_pull(np.ones(9, np.float32), name="w", timeout=1)
