@@ -3,12 +3,30 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import numpy as np
 import pytest
 from reference import codecs
 
 from bps_rdma import InvalidArgumentError
-from bps_rdma.compression import METHODS, Codec
+from bps_rdma.compression import (
+    METHODS,
+    BFloat16,
+    Codec,
+    Compression,
+    Dithering,
+    Float16,
+    Fp8,
+    Int4,
+    Int8,
+    MxFp8,
+    OneBit,
+    RandomK,
+    Registered,
+    TopK,
+    Uncompressed,
+)
 
 TEXTS = [
     *METHODS,
@@ -25,6 +43,7 @@ TEXTS = [
     "dithering:k=127,partition=natural,normalize=l2",
     "dithering:k=100",
 ]
+COMMON = ("feedback", "momentum", "everywhere", "seed", "text")
 COUNTS = (0, 1, 2, 7, 31, 32, 33, 127, 128, 129, 255, 256, 257, 1000, 1025)
 
 
@@ -97,6 +116,40 @@ def test_randomk_draws_every_element_about_as_often() -> None:
         drawn_often += codec.decode(codec.encode(np.ones(count, np.float32), seed), count)
     expected = 4000 * 10 / count
     assert np.abs(drawn_often - expected).max() < 6 * np.sqrt(expected)
+
+
+OBJECTS = (BFloat16, Float16, MxFp8, Fp8, Int8, Int4, OneBit, TopK, RandomK, Dithering)
+
+
+def test_each_method_is_an_object_with_the_same_parameters() -> None:
+    assert {kind()._method for kind in OBJECTS} == set(METHODS)
+    for kind in OBJECTS:
+        one = kind()
+        assert one.text == kind._method
+        written = dict(each.split("=") for each in METHODS[one.text].parameters.split(",") if each)
+        own = {each.name: str(each.default) for each in fields(kind) if each.name not in COMMON}
+        assert {key: {"True": "1"}.get(value, value) for key, value in own.items()} == written
+        assert kind(feedback=True, seed=7, everywhere=True).text == f"{one.text}:feedback=1,everywhere=1,seed=7"
+        assert Codec(kind(feedback=True)).feedback
+        assert not Codec(one).feedback
+    assert TopK(k=0.1, feedback=True, momentum=0.5).text == "topk:k=0.1,feedback=1,momentum=0.5"
+    assert OneBit(scaling=False).text == "onebit:scaling=0"
+    assert Int8(feedback=True) == Int8(feedback=True) != Int8()
+    assert (Compression.fp16, Compression.bf16, Compression.none) == (Float16(), BFloat16(), None)
+    assert Uncompressed().text == "none"
+
+
+def test_objects_refuse_what_texts_refuse() -> None:
+    for wrong in (
+        Compression,
+        lambda: Int8(momentum=2.0),
+        lambda: TopK(k=-1),
+        lambda: Dithering(partition="other"),
+        lambda: Uncompressed(feedback=True),
+        lambda: Registered(method="zip"),
+    ):
+        with pytest.raises(InvalidArgumentError):
+            wrong()
 
 
 def test_the_table_of_methods_is_true() -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
 from typing import Any
@@ -159,6 +160,46 @@ def test_a_function_that_raises_is_told_to_all_ranks(where: dict[str, Any], func
 @pytest.mark.parametrize("function", ["encode", "decode"])
 def test_a_function_may_not_call_the_library(function: str, fails: str) -> None:
     harness.run(failing, function, fails, workers=2, env=SMALL | NEVER)
+
+
+def waits_for_a_thread(bps: Any, function: str, call: str) -> None:
+    """The first call of a function of rank 0 waits for a thread that calls the library, and so for that function."""
+    told: list[str] = []
+    first = [True]
+
+    def calls() -> None:
+        with pytest.raises(InvalidArgumentError) as refused:
+            getattr(bps, call)(*([np.ones(5, np.float32)] if call == "push_pull" else []))
+        told.append(str(refused.value))
+
+    def waiting_one(*args: Any) -> Any:
+        if first:
+            first.clear()
+            thread = threading.Thread(target=calls)
+            thread.start()
+            thread.join()
+        return encode(*args) if function == "encode" else decode(*args)
+
+    mine: dict[str, Any] = {"encode": encode, "decode": decode} | ({function: waiting_one} if bps.rank() == 0 else {})
+    register("cut", **mine, block=1, block_bytes=2)
+    bps.barrier()  # a server refuses what was encoded by a method that it does not know yet
+    of_ranks = [values(rank, 0) for rank in range(bps.size())]
+    for _ in range(2):
+        sums = bps.push_pull(of_ranks[bps.rank()], average=False, name="g", compression="cut:everywhere=1")
+        assert sums.tobytes() == cut(sum(map(cut, of_ranks))).tobytes()
+    if bps.rank() == 0:
+        assert "the loop for the codec 'cut', which may wait for this thread" in told[0], told
+
+
+@pytest.mark.parametrize(
+    ("function", "call"), [("encode", "push_pull"), ("decode", "push_pull"), ("encode", "barrier")]
+)
+def test_a_function_may_not_wait_for_a_thread_that_calls_the_library(function: str, call: str) -> None:
+    """It would never end. Its process would count as lost."""
+    env = SMALL | NEVER | {"BPS_HEARTBEAT_TIMEOUT": str(10 * harness.PATIENCE)}
+    with harness.start(waits_for_a_thread, function, call, workers=2, env=env) as job:
+        job.results()
+        assert re.search(r"bps-\S+, which runs the codec 'cut', has made no progress for ", job.log("rank 0"))
 
 
 def refused(bps: Any) -> None:
