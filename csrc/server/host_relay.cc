@@ -44,7 +44,7 @@ void HostRelay::contribute(Round& round) {
       static_cast<std::uint8_t>(tensor::kIsPush | tensor::kIsPull | (has_payload ? tensor::kHasPayload : 0) |
                                 (wants_data ? tensor::kWantsData : 0) | (round.first.flags & tensor::kTwoPhase));
   if (has_payload && is_exact(header.op)) header.flags |= tensor::kUnrounded;
-  header.member = static_cast<std::uint16_t>(host.members.front());
+  header.position = static_cast<std::uint16_t>(host.positions.front());
   header.answer_key = header.answer_address = 0;
   header.priority = 0;
   header.place = 0;

@@ -33,7 +33,7 @@ Status HostContribution::fill(const Part& part, tensor::Placement& placement, st
   const auto sum = std::as_writable_bytes(compress::scratch(compress::Scratch::kSum, header_.length / sizeof(float)));
   if (const Status status = pool_->source()->sum(number_, sum.data()); status != Status::kOk) return status;
   const tensor::Partitioning& cut = tensor::is_sharded(header_.kind) ? tensor_->sharded : tensor_->whole;
-  const std::uint64_t seed = compress::seed_of(header_.tensor, part.partition, header_.round, header_.member);
+  const std::uint64_t seed = compress::seed_of(header_.tensor, part.partition, header_.round, header_.position);
   return tensor_->compressor->encode(part.partition, cut.piece(part.partition).offset, placement, sum.data(), into,
                                      seed, counters);
 }

@@ -56,7 +56,7 @@ class RelayingLoop : public ::testing::Test {
     tensor->group = std::make_shared<const van::Group>(van::Group{0, {0}});
     tensor->dtype = Dtype::kFloat32;
     tensor->bytes = kBytes;
-    tensor->whole_plan = {{{0}}};
+    tensor->plans.whole = {{{0}}};
     Request request;
     request.input = request.output = memory.data();
     request.input_allocation = request.output_allocation = {memory, 1};

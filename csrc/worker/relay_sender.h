@@ -16,10 +16,10 @@
 
 namespace bps::worker {
 
-class HostRelay final : public tensor::ContributionSender {
+class RelaySender final : public tensor::ContributionSender {
  public:
-  HostRelay(std::uint64_t largest_partition, Connections& connections, Cancellation& cancellation,
-            HostContributions& contributions, Counters& counters)
+  RelaySender(std::uint64_t largest_partition, Connections& connections, Cancellation& cancellation,
+              HostContributions& contributions, Counters& counters)
       : largest_partition_(largest_partition),
         connections_(connections),
         cancellation_(cancellation),

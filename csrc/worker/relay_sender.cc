@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "worker/host_relay.h"
+#include "worker/relay_sender.h"
 
 #include "worker/admission.h"
 
 namespace bps::worker {
 
-void HostRelay::contribute(std::uint32_t number, const tensor::PushHeader& header, std::int32_t priority,
-                           std::uint32_t place) {
+void RelaySender::contribute(std::uint32_t number, const tensor::PushHeader& header, std::int32_t priority,
+                             std::uint32_t place) {
   const auto fail = [&](const Error& why) { contributions_.source()->fail(number, why, {}); };
   ServerConnection* server = connections_.find_connected(place);
   if (server == nullptr) {
@@ -22,19 +22,19 @@ void HostRelay::contribute(std::uint32_t number, const tensor::PushHeader& heade
   enqueue(transfer, *server, connections_, counters_);
 }
 
-void HostRelay::cancel(std::uint32_t number, const Error& why) {
+void RelaySender::cancel(std::uint32_t number, const Error& why) {
   HostContribution* contribution = contributions_.find(number);
   if (contribution != nullptr) cancellation_.abort(*contribution, *contribution->server, why);
 }
 
-void HostRelay::note_landed(std::uint32_t number) {
+void RelaySender::note_landed(std::uint32_t number) {
   const HostContribution* contribution = contributions_.find(number);
   if (contribution == nullptr || contribution->server->is_closed()) return;
   contribution->server->note_landed(contribution->immediate());
   connections_.note_landed();
 }
 
-void HostRelay::refuse(const tensor::PushHeader& header, std::uint32_t place, const Error& why) {
+void RelaySender::refuse(const tensor::PushHeader& header, std::uint32_t place, const Error& why) {
   ServerConnection* server = connections_.find_connected(place);
   if (server == nullptr || server->loss.is_known()) return;
   HostContribution& nobodys = contributions_.make(HostContributions::kNobody, header, 0, *server);
