@@ -44,6 +44,8 @@ constexpr Row kRows[] = {
     {"operation_bytes", "bps_operation_bytes_total", "", "", "Bytes of the tensors of complete operations."},
     {"credit_stalls", "bps_credit_stalls_total", "", "",
      "Times a loop had something to push and could not send it yet, mostly for want of a landing slot."},
+    {"pace_stalls", "bps_pace_stalls_total", "", "",
+     "Times a loop held a push to one server back, so that all servers of the operation stay in step."},
     {"pushes", "bps_pushes_total", "", "", "Contributions that servers of this process have accepted."},
     {"rounds", "bps_rounds_total", "", "", "Rounds summed and answered."},
     {"host_sums", "bps_host_sums_total", "", "", "Rounds of this host whose sum went on to a server."},

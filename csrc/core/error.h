@@ -3,7 +3,7 @@
 //
 // Set-up and bad input throw Error: a code (one Python exception class each), what went wrong, and a hint that is an
 // action. The data path returns Status and throws nothing to its callers. The one thing that ends the process there is
-// a defect of this program: a change of state that has no arrow (server/state.h).
+// a defect of this program: a change of state that has no arrow (core/state.h).
 #pragma once
 
 #include <cstdint>
@@ -45,6 +45,7 @@ class Error : public std::runtime_error {
 };
 
 // The hint where nothing of the job can be saved.
+inline constexpr const char* kDeclareAlike = "declare the tensor with the same dtype and shape everywhere";
 inline constexpr const char* kRestartJob = "restart the job from its last checkpoint";
 // The hint where an operation has not ended in time.
 inline constexpr const char* kRaiseTimeout = "check that every rank of the group calls it, or raise BPS_TIMEOUT";

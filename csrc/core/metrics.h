@@ -33,6 +33,7 @@ struct Counters {
   Counter operation_bytes;  // bytes of the tensors of those
   Counter failed;           // operations failed
   Counter credit_stalls;    // times a worker loop could not send yet what it had to push: see Sender
+  Counter pace_stalls;      // the same, where the pace of the operation was why: see Pace
   // Server
   Counter pushes;          // arrivals accepted
   Counter rounds;          // rounds summed and answered
@@ -70,6 +71,7 @@ struct Counters {
             {"operation_bytes", operation_bytes.get()},
             {"failed", failed.get()},
             {"credit_stalls", credit_stalls.get()},
+            {"pace_stalls", pace_stalls.get()},
             {"pushes", pushes.get()},
             {"rounds", rounds.get()},
             {"host_sums", host_sums.get()},

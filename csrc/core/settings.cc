@@ -105,6 +105,7 @@ std::string Range::describe() const {
     case Kind::kFlag: return "1 or 0";
     case Kind::kNumber: return "a number above 0";
     case Kind::kSeconds: return "a number of seconds above 0 (inf: no limit)";
+    case Kind::kPorts: return "a range of ports, as in 40000-40100";
     case Kind::kWhole:
       if (highest == INT64_MAX) return "a whole number of at least " + std::to_string(lowest);
       return "a whole number from " + std::to_string(lowest) + " to " + std::to_string(highest);
@@ -152,6 +153,19 @@ bool read_value(const Range&, std::string_view text, LogLevel& into) {
   const auto level = parse_log_level(text);
   if (level) into = *level;
   return level.has_value();
+}
+
+bool read_value(const Range&, std::string_view text, PortRange& into) {
+  into = {};
+  if (text.empty()) return true;
+  const std::size_t dash = text.find('-');
+  const auto read = [](std::string_view part, std::uint16_t& port) {
+    const char* end = part.data() + part.size();
+    const auto [stop, error] = std::from_chars(part.data(), end, port);
+    return error == std::errc() && stop == end && port != 0;
+  };
+  return dash != std::string_view::npos && read(text.substr(0, dash), into.first) &&
+         read(text.substr(dash + 1), into.last) && into.first <= into.last;
 }
 
 }  // namespace bps

@@ -16,6 +16,7 @@
 #include <string_view>
 
 #include "core/log.h"
+#include "core/port_range.h"
 
 namespace bps {
 
@@ -35,9 +36,11 @@ struct JobSettings {
   std::string secret_file;
   bool insecure = false;
   std::uint32_t min_workers = 0;
-  std::string placement;        // see van::parse_placement()
+  std::string placement;  // see van::parse_placement()
+  std::uint32_t placement_seconds = 0;
   std::string server_failover;  // auto, 0, 1
   std::string scheduler_state;
+  std::string rsh;
 };
 
 struct TransportSettings {
@@ -46,6 +49,7 @@ struct TransportSettings {
   std::string allowed;              // see van::allowed_transports()
   std::string interface;
   std::string node_host;
+  PortRange ports;
   std::uint32_t tcp_streams = 0;
   std::string tcp_congestion;
   bool shm_cma = false;
@@ -131,7 +135,7 @@ struct Settings {
 
 // What a setting may be.
 struct Range {
-  enum class Kind : std::uint8_t { kText, kWords, kFlag, kWhole, kNumber, kSeconds };
+  enum class Kind : std::uint8_t { kText, kWords, kFlag, kWhole, kNumber, kSeconds, kPorts };
   Kind kind = Kind::kText;
   std::int64_t lowest = 0;
   std::int64_t highest = 0;
@@ -188,5 +192,6 @@ bool read_value(const Range& range, std::string_view text, std::string& into);
 bool read_value(const Range& range, std::string_view text, bool& into);
 bool read_value(const Range& range, std::string_view text, double& into);
 bool read_value(const Range& range, std::string_view text, LogLevel& into);
+bool read_value(const Range& range, std::string_view text, PortRange& into);
 
 }  // namespace bps

@@ -58,6 +58,7 @@ constexpr auto deadline = into<&Settings::deadlines, Member>;
 constexpr Range kText{};
 constexpr Range kFlag{.kind = Range::Kind::kFlag};
 constexpr Range kSeconds{.kind = Range::Kind::kSeconds};
+constexpr Range kPorts{.kind = Range::Kind::kPorts};
 constexpr std::int64_t kMany = 65535;
 constexpr std::int64_t kGiB = 1 << 30;
 
@@ -104,6 +105,11 @@ constexpr Setting kTable[] = {
     {"BPS_PLACEMENT", "", "auto", words("auto mixed dedicated embedded"), job<&JobSettings::placement>,
      "where sums are made. auto: on the dedicated servers, and inside the workers as far as that keeps all links full; "
      "mixed: the same, as if all links were equal; dedicated or embedded: those servers alone"},
+    {"BPS_PLACEMENT_SECONDS", "", "5", whole(0, kMany), job<&JobSettings::placement_seconds>,
+     "seconds, at least, from one change of what each server sums to the next, where a link has become slow, or is as "
+     "fast again; 0: nothing changes while the job runs"},
+    {"BPS_RSH", "", "ssh", kText, job<&JobSettings::rsh>,
+     "program, and its options, by which `bps run -H` starts processes on other hosts"},
     {"BPS_INSECURE", "", "0", kFlag, job<&JobSettings::insecure>,
      "1: a job without BPS_SECRET and BPS_SECRET_FILE has no secret; everybody who reaches its ports can join it"},
     // Transports
@@ -117,6 +123,9 @@ constexpr Setting kTable[] = {
      "scheduler"},
     {"BPS_NODE_HOST", "DMLC_NODE_HOST", "", kText, transport<&TransportSettings::node_host>,
      "address at which peers reach this process"},
+    {"BPS_PORTS", "", "", kPorts, transport<&TransportSettings::ports>,
+     "ports to listen on for other hosts, as in 40000-40100, for data and the scheduler: what a firewall has to let "
+     "through; empty: any"},
     {"BPS_LINK_GBPS",
      "",
      "",

@@ -27,7 +27,7 @@ namespace bps {
 enum class TraceStage : std::uint8_t {
   // On a worker
   kQueued,     // in the send queue of a server
-  kStalled,    // at its head, and held up: see Counters::credit_stalls
+  kStalled,    // at its head, and held up: see Counters::credit_stalls and pace_stalls
   kSent,       // handed to the transport
   kLanded,     // its answer is in the caller's memory
   kAborted,    // it will have no answer

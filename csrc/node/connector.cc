@@ -53,7 +53,7 @@ void Connector::connect(std::size_t index, std::size_t place, const Deadline& de
   routes_.push_back(kind);
 }
 
-std::vector<Kind> Connector::routes() const {
+std::vector<Kind> Connector::transports() const {
   const std::lock_guard lock(mutex_);
   return routes_;
 }
@@ -130,10 +130,8 @@ void Connector::connect_by(Kind kind, Loop& loop, const Target& target, const De
   }
   loop.reactor->call([&] {
     worker::ServerConnection& server = add_server(loop, target, *transport);
-    server.route = transport::to_string(kind);
-    server.log.others_may_read =
-        self_.host_key == target.server.host_key && van::address_of(target.server, Kind::kShm) != nullptr;
-    if (kind == Kind::kTcp) server.route += ", " + transport::tcp::in_words(as_text(request.address));
+    server.reached_by = transport::to_string(kind);
+    if (kind == Kind::kTcp) server.reached_by += ", " + transport::tcp::in_words(as_text(request.address));
     std::vector<worker::ServerPath> attached;
     for (MadePath& path : made) attached.push_back(attach(std::move(path), *transport, server));
     loop.worker_loop->open(server, std::move(attached));

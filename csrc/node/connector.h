@@ -32,7 +32,7 @@ class Connector {
   // Tries nothing again from the return on. Before the loops stop.
   void stop() { retries_.stop(); }
   // How this process reaches the servers that it is connected to, in the order of connecting.
-  std::vector<transport::Kind> routes() const;
+  std::vector<transport::Kind> transports() const;
 
  private:
   struct Target {

@@ -5,11 +5,11 @@
 #include <signal.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -21,10 +21,12 @@
 #include <utility>
 
 #include "core/error.h"
+#include "core/files.h"
 #include "core/hmac.h"
 #include "core/json.h"
 #include "core/log.h"
 #include "core/threads.h"
+#include "node/local_address.h"
 
 namespace bps::node {
 namespace {
@@ -33,6 +35,7 @@ constexpr int kBacklog = 8;
 constexpr timeval kClientPatience{.tv_sec = 1, .tv_usec = 0};
 constexpr std::size_t kMostQuestions = 16;
 constexpr std::size_t kMostRelays = 8;
+constexpr auto kBetweenFiles = std::chrono::seconds(10);
 
 // The handler uses these, and may run at any time.
 std::atomic<int> g_event{-1};
@@ -67,13 +70,6 @@ void install() {
   ours.sa_flags = SA_RESTART;
   ::sigemptyset(&ours.sa_mask);
   (void)::sigaction(SIGUSR1, &ours, nullptr);
-}
-
-// Process ids are unique within it only, and several may share the names of local sockets: those of containers that
-// share a network.
-unsigned long long pid_namespace() {
-  struct stat found{};
-  return ::stat("/proc/self/ns/pid", &found) == 0 ? found.st_ino : 0;
 }
 
 // True when the other side is a process of this user, or of root.
@@ -149,12 +145,33 @@ void Inspection::ask(const van::Question& question) {
 }
 
 void Inspection::note_failure(Failure failure) {
-  if (thread_.joinable() && !failed_[static_cast<std::size_t>(failure)].exchange(true)) add_one(woken_.get());
+  if (source_.dump_dir.empty() || !thread_.joinable()) return;
+  if (!failed_[static_cast<std::size_t>(failure)].exchange(true)) add_one(woken_.get());
 }
 
 void Inspection::write_files() {
   for (std::size_t i = 0; i < kFailures; ++i) {
-    if (failed_[i].exchange(false)) source_.write_file(static_cast<Failure>(i));
+    if (failed_[i].exchange(false)) write_file(static_cast<Failure>(i));
+  }
+}
+
+// One file for each process. Many operations may fail for one cause; but what a server saw, and what the worker of the
+// same process says a moment later, both deserve one.
+void Inspection::write_file(Failure failure) {
+  const auto now = Clock::now();
+  Clock::time_point& next = next_file_[static_cast<std::size_t>(failure)];
+  if (now < next) return;
+  next = now + kBetweenFiles;
+  const std::string text = source_.report(true) + "\n";
+  try {
+    const FileName name = split_path(source_.dump_dir + "/bps-" + host_name() + "-" + std::to_string(pid_namespace()) +
+                                     "-" + std::to_string(::getpid()) + ".json");
+    const Fd folder = open_folder(name.folder);
+    NewFile file(folder.get(), name, 0600);
+    file.write(text);
+    file.replace();
+  } catch (const Error& error) {
+    log_warning(std::string(error.what()) + "; check BPS_DUMP_DIR");
   }
 }
 

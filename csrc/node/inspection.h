@@ -28,6 +28,7 @@
 #include <thread>
 #include <vector>
 
+#include "core/clock.h"
 #include "core/fd.h"
 #include "van/messages.h"
 
@@ -47,7 +48,7 @@ class Inspection {
     std::function<std::string(bool stacks)> report;
     std::function<std::string(bool stacks)> job;  // throws Error
     std::function<void(const van::Reply&)> reply;
-    std::function<void(Failure)> write_file;  // see BPS_DUMP_DIR
+    std::string dump_dir;  // where a report is written after a failure: BPS_DUMP_DIR; empty: nowhere
   };
 
   // The newest one of several objects gets the signal.
@@ -67,6 +68,7 @@ class Inspection {
   void answer_client();
   void answer_questions();
   void write_files();
+  void write_file(Failure failure);
   void answer_about_job(Fd client, bool stacks);
   void end_relays(bool all);
 
@@ -76,6 +78,7 @@ class Inspection {
   Fd listener_;
   std::atomic<bool> ends_{false};
   std::array<std::atomic<bool>, kFailures> failed_{};
+  std::array<Clock::time_point, kFailures> next_file_{};  // of thread_
   std::mutex mutex_;
   std::vector<van::Question> questions_;  // guarded by mutex_
   // Asks the scheduler, which asks all members: so this process must be able to answer meanwhile.

@@ -7,6 +7,7 @@
 
 #include "core/hmac.h"
 #include "core/log.h"
+#include "node/local_address.h"
 #include "transport/shm/shared_memory.h"
 
 namespace bps::node {
@@ -46,10 +47,10 @@ Listeners::Listeners(Enter enter) : credentials_(no_credentials()), enter_(std::
 }
 
 Listeners::Listeners(const std::vector<transport::tcp::TcpRail>& tcp, const std::vector<transport::rdma::Rail>& rdma,
-                     Enter enter)
+                     const PortRange& ports, Enter enter)
     : credentials_(no_credentials()), enter_(std::move(enter)) {
   open([&] {
-    listen_on_network(tcp, rdma);
+    listen_on_network(tcp, rdma, ports);
     if (transport::shm::SharedMemory::why_unavailable() == 0) listen_on_host();
   });
 }
@@ -80,17 +81,19 @@ void Listeners::listen_on_host() {
 }
 
 void Listeners::listen_on_network(const std::vector<transport::tcp::TcpRail>& tcp,
-                                  const std::vector<transport::rdma::Rail>& rdma) {
+                                  const std::vector<transport::rdma::Rail>& rdma, const PortRange& ports) {
   std::vector<transport::tcp::TcpAddress> addresses;
   for (const transport::tcp::TcpRail& rail : tcp) {
-    Fd socket = transport::Listener::listen_tcp(rail.address, 0);
+    // No firewall is within a host.
+    Fd socket = listen_within(is_loopback(rail.address) ? PortRange{} : ports,
+                              [&](std::uint16_t port) { return transport::Listener::listen_tcp(rail.address, port); });
     addresses.push_back({rail.address, transport::Listener::port_of(socket.get()), rail.speed});
     listen(Kind::kTcp, std::move(socket));
   }
   publish(Kind::kTcp, to_address(transport::tcp::to_text(addresses)));
   if (rdma.empty()) return;
   rdma_ = transport::rdma::open_rdma_listener(
-      loop_.loop(), credentials_, rdma,
+      loop_.loop(), credentials_, rdma, ports,
       [this](std::unique_ptr<transport::IncomingConnection> incoming) { enter_(Kind::kRdma, std::move(incoming)); });
   publish(Kind::kRdma, rdma_->address());
 }

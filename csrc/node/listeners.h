@@ -8,6 +8,7 @@
 #include <memory>
 #include <vector>
 
+#include "core/port_range.h"
 #include "node/startup.h"
 #include "transport/listener.h"
 #include "transport/rdma/rdma.h"
@@ -22,9 +23,10 @@ class Listeners {
 
   // Listens for peers on this host alone.
   explicit Listeners(Enter enter);
-  // Listens for all peers. Throws kPortTaken, or kInvalidArgument when the address is not one of this host's.
+  // Listens for all peers, at ports of that range. Throws kPortTaken, or kInvalidArgument when the address is not one
+  // of this host's.
   Listeners(const std::vector<transport::tcp::TcpRail>& tcp, const std::vector<transport::rdma::Rail>& rdma,
-            Enter enter);
+            const PortRange& ports, Enter enter);
   ~Listeners();
   Listeners(const Listeners&) = delete;
   Listeners& operator=(const Listeners&) = delete;
@@ -38,7 +40,7 @@ class Listeners {
   void open(const std::function<void()>& listen);
   void listen_on_host();
   void listen_on_network(const std::vector<transport::tcp::TcpRail>& tcp,
-                         const std::vector<transport::rdma::Rail>& rdma);
+                         const std::vector<transport::rdma::Rail>& rdma, const PortRange& ports);
   void close();
   void listen(transport::Kind kind, Fd socket);
   void publish(transport::Kind kind, Bytes address);

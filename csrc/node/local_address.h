@@ -39,5 +39,8 @@ bool is_loopback(const std::string& host);
 bool is_of_this_host(const std::string& host);
 
 std::string host_name();
+// Process ids are unique within it only. Containers with namespaces of their own may share the host's name, the names
+// of local sockets, and folders. 0 where the kernel does not tell.
+unsigned long long pid_namespace();
 
 }  // namespace bps::node

@@ -200,6 +200,14 @@ void Loops::leave_node(std::uint32_t node, const std::string& why) {
   }
 }
 
+void Loops::fail_tensor(std::uint32_t tensor, const std::string& why) {
+  for (const auto& loop : loops_) {
+    loop->reactor->loop().post([&loop = *loop, tensor, why] {
+      if (loop.server_loop) loop.server_loop->fail_tensor(tensor, why);
+    });
+  }
+}
+
 bool Loops::are_servers_quiet(const Deadline& deadline) const {
   std::vector<std::future<bool>> answers;
   for (const auto& loop : loops_) {

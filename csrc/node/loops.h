@@ -20,6 +20,7 @@
 #include "transport/rdma/rdma.h"
 #include "transport/reactor.h"
 #include "transport/tcp/tcp_rails.h"
+#include "van/messages.h"
 #include "worker/worker_loop.h"
 
 namespace bps::node {
@@ -69,6 +70,8 @@ class Loops {
   void end_view(const Error& why);
   void lose_node(std::uint32_t node, const std::string& why);
   void leave_node(std::uint32_t node, const std::string& why);
+  // Ranks disagree about it: before some of them leave for this reason.
+  void fail_tensor(std::uint32_t tensor, const std::string& why);
   // True when the server loops have done what they have begun. False when a loop has not answered by the deadline.
   bool are_servers_quiet(const Deadline& deadline) const;
   // Ends the threads. Endpoints, transports and loops stay until this object is destroyed.
@@ -93,6 +96,9 @@ class Loops {
   // The last rounds of the server loops that are over, the oldest first, also of loops that hang.
   std::vector<server::RoundRecorder::Record> recent_rounds(std::size_t most) const;
   std::vector<OpenState> open_state(std::size_t most, const Deadline& deadline) const;
+
+  // Calls `told`, on a loop, with what the data connections over a network have carried; never if a loop ends before.
+  void ask_link_use(std::function<void(const van::LinkUse&)> told) const;
 
   // Summed over the loops.
   std::vector<std::pair<std::string, std::uint64_t>> counters() const;

@@ -2,6 +2,9 @@
 // The counts of all loops, and their answers to what they are doing.
 #include <algorithm>
 #include <future>
+#include <map>
+#include <memory>
+#include <mutex>
 #include <optional>
 
 #include "node/loops.h"
@@ -56,6 +59,35 @@ std::vector<server::RoundRecorder::Record> Loops::recent_rounds(std::size_t most
   std::ranges::stable_sort(all, {}, &server::RoundRecorder::Record::ended);
   if (all.size() > most) all.erase(all.begin(), all.end() - static_cast<std::ptrdiff_t>(most));
   return all;
+}
+
+void Loops::ask_link_use(std::function<void(const van::LinkUse&)> told) const {
+  struct Answer {
+    std::mutex mutex;
+    std::map<std::uint32_t, van::LinkUse::Peer> peers;
+    std::size_t left = 0;
+  };
+  const auto answer = std::make_shared<Answer>();
+  answer->left = loops_.size();
+  for (const auto& loop : loops_) {
+    loop->reactor->loop().post([&loop = *loop, answer, told] {
+      const std::lock_guard lock(answer->mutex);
+      const auto look = [&](std::uint32_t node, transport::DataEndpoint& endpoint) {
+        const transport::Carried carried = endpoint.take_carried();
+        if (carried.bytes == 0) return;
+        van::LinkUse::Peer& peer = answer->peers[node];
+        peer.node = node;
+        peer.bytes += carried.bytes;
+        peer.busy_us = std::max(peer.busy_us, carried.busy_us);
+      };
+      if (loop.worker_loop) loop.worker_loop->for_each_connection(look);
+      if (loop.server_loop) loop.server_loop->for_each_connection(look);
+      if (--answer->left > 0) return;
+      van::LinkUse use;
+      for (const auto& [node, peer] : answer->peers) use.peers.push_back(peer);
+      told(use);
+    });
+  }
 }
 
 std::vector<std::pair<std::string, std::uint64_t>> Loops::counters() const {

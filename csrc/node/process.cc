@@ -8,6 +8,7 @@
 #include <exception>
 #include <utility>
 
+#include "compress/codec_call.h"
 #include "core/interrupt.h"
 #include "core/log.h"
 #include "core/unknown_settings.h"
@@ -26,6 +27,9 @@ namespace bps::node {
 namespace {
 
 constexpr double kVerdict_s = 1;  // of the scheduler, after the heartbeat's time-out
+// After this part of the heartbeat's time-out what a codec may wait for is refused: the loop that runs it can then go
+// on before this process counts as lost.
+constexpr double kRefusesCalls = 0.75;
 constexpr double kLook_s = 0.02;
 
 Startup startup_after(const Startup& before, const van::Node& self) {
@@ -33,6 +37,12 @@ Startup startup_after(const Startup& before, const van::Node& self) {
   startup.worker_rank = self.worker_rank;
   if (startup.is_server()) startup.server_rank = self.server_rank;  // not that of a worker which may serve
   return startup;
+}
+
+// The scheduler of a large job is told less often: of so many connections with each heartbeat, by all members.
+constexpr std::size_t kMostTold = 50'000;
+std::size_t beats_per_link_use(const van::Membership& members) {
+  return members.nodes.size() * members.servers / kMostTold + 1;
 }
 
 std::uint64_t new_identity() {
@@ -145,7 +155,7 @@ void Process::inspect() {
       std::make_unique<Inspection>(Inspection::Source{.report = [this](bool with_stacks) { return dump(with_stacks); },
                                                       .job = [this](bool with_stacks) { return dump_job(with_stacks); },
                                                       .reply = [this](const van::Reply& reply) { van_->reply(reply); },
-                                                      .write_file = [this](Failure failure) { write_dump(failure); }});
+                                                      .dump_dir = options_.settings.dump_dir});
   const std::lock_guard lock(inspection_mutex_);
   inspection_ = std::move(inspection);
 }
@@ -198,7 +208,7 @@ van::Node Process::describe_self() const {
 
 van::VanEvents Process::events() {
   return {
-      .on_view = [this](const transport::View& view) { use(view); },
+      .on_view = [this](const transport::ViewId& view) { use(view); },
       .on_lost = [this](std::uint32_t node, const std::string& why) { in_view(&View::lose_node, node, why); },
       .on_left = [this](std::uint32_t node, const std::string& why) { in_view(&View::leave_node, node, why); },
       .on_reachable =
@@ -220,13 +230,37 @@ van::VanEvents Process::events() {
       .on_tensor_failed =
           [this](std::uint32_t tensor, const std::string& why) {
             const std::lock_guard lock(mutex_);
-            if (view_ && view_->worker()) view_->worker()->fail_tensor(tensor, why);
+            if (!view_) return;
+            view_->loops().fail_tensor(tensor, why);
+            if (view_->worker()) view_->worker()->fail_tensor(tensor, why);
           },
-      .find_stuck =
-          [this] {
+      .on_beat =
+          [this, beat = std::size_t{0}]() mutable {
+            const van::Membership& members = van_->membership();
+            if (beat++ % beats_per_link_use(members) != 0 || !van::can_shift(members)) return;
             const std::lock_guard lock(mutex_);
-            return view_ ? view_->loops().find_stuck() : "";
+            if (view_) view_->loops().ask_link_use([this](const van::LinkUse& use) { van_->tell(use); });
           },
+      .on_shift_begun =
+          [this](const van::BeginShift& shift) {
+            const std::lock_guard lock(mutex_);
+            if (!view_ || !view_->worker()) return;  // without a reply the scheduler calls it off
+            van_->tell(van::Rounds{shift.number, view_->worker()->begin_shift()});
+          },
+      .on_shift_ended =
+          [this](const van::EndShift& shift) {
+            const std::lock_guard lock(mutex_);
+            if (view_ && view_->worker()) view_->worker()->end_shift(shift);
+          },
+      .find_stuck = [this](Duration silence) -> std::string {
+        const std::lock_guard lock(mutex_);
+        const std::string stuck = view_ ? view_->loops().find_stuck() : "";
+        if (stuck.empty()) return stuck;
+        if (silence >= to_duration(kRefusesCalls * options_.settings.deadlines.heartbeat)) {
+          compress::CodecCall::refuse_behind(silence / 2);
+        }
+        return stuck + compress::CodecCall::describe_longest();
+      },
       .is_in_use =
           [this] {
             const std::lock_guard lock(mutex_);
@@ -242,7 +276,7 @@ void Process::in_view(void (View::*tell)(std::uint32_t, const std::string&), std
 }
 
 // On the van's thread.
-void Process::use(const transport::View& view) {
+void Process::use(const transport::ViewId& view) {
   const std::lock_guard lock(mutex_);
   incarnation_ = view.incarnation;
   if (view_) view_->use(secret_.credentials.of(view));
@@ -271,16 +305,15 @@ bool Process::view_ended() {
   return van_->view_ended() || (worker != nullptr && worker->view_ended());
 }
 
-std::vector<std::string> Process::routes() const {
+std::vector<std::string> Process::transports() const {
   std::vector<std::string> names;
   if (!view_) return names;
-  for (const transport::Kind kind : view_->routes()) names.emplace_back(transport::to_string(kind));
+  for (const transport::Kind kind : view_->transports()) names.emplace_back(transport::to_string(kind));
   return names;
 }
 
 // Any thread calls this, perhaps with mutex_ held: one that tells the worker of a loss.
 void Process::note_failure(Failure failure) {
-  if (options_.settings.dump_dir.empty()) return;
   const std::lock_guard lock(inspection_mutex_);
   if (inspection_) inspection_->note_failure(failure);
 }

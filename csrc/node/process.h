@@ -13,7 +13,6 @@
 // with the object, not even destroy it.
 #pragma once
 
-#include <array>
 #include <atomic>
 #include <cstdint>
 #include <functional>
@@ -24,7 +23,6 @@
 #include <utility>
 #include <vector>
 
-#include "core/clock.h"
 #include "core/exposition.h"
 #include "core/trace_writer.h"
 #include "node/call_gate.h"
@@ -125,7 +123,7 @@ class Process {
     if (trace_) trace_->record_span(name, step, begin_ns, end_ns);
   }
   // How this process reaches the servers that it is connected to: "self", "shm", "tcp" or "rdma".
-  std::vector<std::string> routes() const;
+  std::vector<std::string> transports() const;
 
  private:
   Process(const Settings& settings, const Startup& startup);
@@ -146,7 +144,7 @@ class Process {
 
   // ---- The van's thread and the loops call these
   van::VanEvents events();
-  void use(const transport::View& view);
+  void use(const transport::ViewId& view);
   void in_view(void (View::*tell)(std::uint32_t, const std::string&), std::uint32_t node, const std::string& why);
   void end_view(const std::string& why);
   void end_operations();
@@ -160,7 +158,6 @@ class Process {
   std::string describe_members() const;
   void inspect();
   void note_failure(Failure failure);
-  void write_dump(Failure failure);
 
   CallGate calls_;
   const ProcessOptions options_;
@@ -182,8 +179,7 @@ class Process {
   std::vector<std::shared_ptr<worker::Operation>> incomplete_;
   bool can_go_on_ = false;
   std::mutex inspection_mutex_;
-  std::unique_ptr<Inspection> inspection_;                // guarded by inspection_mutex_
-  std::array<Clock::time_point, kFailures> next_file_{};  // of the thread of inspection_
+  std::unique_ptr<Inspection> inspection_;  // guarded by inspection_mutex_
   std::unique_ptr<MetricsServer> metrics_server_;
 };
 

@@ -14,6 +14,7 @@
 #include "node/view.h"
 #include "van/scheduler.h"
 #include "van/van.h"
+#include "worker/worker.h"
 
 namespace bps::node {
 namespace {
@@ -85,6 +86,17 @@ MetricFamilies peer_families(const Sum& sum, const van::Membership& members) {
   return {credits, partitions, bytes};
 }
 
+MetricFamilies deal_families(const worker::Deal& deal, const van::Membership& members) {
+  MetricFamily dealt = gauge("bps_dealt_bytes", "Bytes of the tensors that this worker has declared, by server.");
+  MetricFamily due = gauge("bps_due_bytes", "The same as the servers' weights say; see bps_dealt_bytes.");
+  for (std::uint32_t rank = 0; rank < deal.bytes.size(); ++rank) {
+    const std::string peer = members.name_of(members.server(rank)->id);
+    dealt.add(static_cast<double>(deal.bytes[rank]), {{"peer", peer}});
+    due.add(deal.due[rank], {{"peer", peer}});
+  }
+  return {dealt, due};
+}
+
 }  // namespace
 
 std::vector<std::pair<std::string, std::uint64_t>> Process::metrics() const {
@@ -93,6 +105,11 @@ std::vector<std::pair<std::string, std::uint64_t>> Process::metrics() const {
   all.emplace_back("slot_bytes", static_cast<std::uint64_t>(sum.slot_bytes));
   all.emplace_back("open_rounds", static_cast<std::uint64_t>(sum.open_rounds));
   all.emplace_back("silent_loops", static_cast<std::uint64_t>(sum.silent_loops));
+  if (const worker::Worker* const worker = view_->worker()) {
+    const worker::Deal deal = worker->deal();
+    all.emplace_back("dealt_bytes", deal.all());
+    all.emplace_back("misdealt_bytes", deal.beyond());
+  }
   return all;
 }
 
@@ -124,13 +141,14 @@ MetricFamilies Process::metric_families() const {
               "Memory that loops have registered with transports; what two have registered counts twice.",
               sum.registered_bytes));
     append(families, peer_families(sum, members));
+    if (const worker::Worker* const worker = view_->worker()) append(families, deal_families(worker->deal(), members));
     families.push_back(view_->loops().operation_times());
     MetricFamily connections =
         gauge("bps_connections",
               "Connections of loops to loops of servers, by transport: shm, tcp, rdma, or self within the process.");
-    std::map<std::string, double> routes;
-    for (const std::string& route : this->routes()) ++routes[route];
-    for (const auto& [route, count] : routes) connections.add(count, {{"transport", route}});
+    std::map<std::string, double> counts;
+    for (const std::string& transport : transports()) ++counts[transport];
+    for (const auto& [transport, count] : counts) connections.add(count, {{"transport", transport}});
     families.push_back(std::move(connections));
   }
   families.push_back(gauge("bps_open_rounds", "Rounds that server loops of this process have open.", sum.open_rounds));

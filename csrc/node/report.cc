@@ -8,10 +8,7 @@
 #include <map>
 #include <string>
 
-#include "core/error.h"
-#include "core/files.h"
 #include "core/json.h"
-#include "core/log.h"
 #include "node/local_address.h"
 #include "node/process.h"
 #include "node/stacks.h"
@@ -28,7 +25,6 @@ constexpr double kPatienceForState_s = 0.5;
 constexpr double kPatienceForJob_s = 1.0;  // a report with stacks takes 0.9 s at most
 constexpr std::size_t kMostPerLoop = 256;
 constexpr std::size_t kMostRecent = 64;
-constexpr auto kBetweenFiles = std::chrono::seconds(10);
 
 std::string to_json(const worker::OpenPartition& one) {
   JsonObject object;
@@ -134,18 +130,6 @@ std::string describe_loops(const std::vector<Loops::OpenState>& states, JsonObje
   return loops.end();
 }
 
-void write_whole(const std::string& path, const std::string& text) {
-  try {
-    const FileName name = split_path(path);
-    const Fd folder = open_folder(name.folder);
-    NewFile file(folder.get(), name, 0600);
-    file.write(text);
-    file.replace();
-  } catch (const Error& error) {
-    log_warning(std::string(error.what()) + "; check BPS_DUMP_DIR");
-  }
-}
-
 }  // namespace
 
 std::string Process::describe_job() const {
@@ -162,15 +146,19 @@ std::string Process::describe_job() const {
 
 std::string Process::describe_members() const {
   JsonList list;
-  const van::Membership& members = van_->membership();
+  const worker::Worker* const worker = view_ ? view_->worker() : nullptr;
+  const van::Membership members = worker != nullptr ? worker->membership() : van_->membership();
   const auto weights = van::ServerWeights::of_job(members, van::Hosts(members));
   const std::vector<std::uint32_t> shares = weights ? weights->of(members.all()) : std::vector<std::uint32_t>();
+  const worker::Deal deal = worker != nullptr ? worker->deal() : worker::Deal{};
   for (const van::Node& node : members.nodes) {
     JsonObject one;
     one.add("node", node.id).add("rank", node.worker_rank).add("server_rank", node.server_rank);
     one.add("link_gbps", static_cast<double>(node.link) * 8 / 1e9);
-    if (node.server_rank >= 0 && weights) {
-      one.add("share", shares[static_cast<std::size_t>(node.server_rank)] / double{van::ServerWeights::kAll});
+    const auto server = static_cast<std::size_t>(node.server_rank);
+    if (node.server_rank >= 0 && weights) one.add("share", shares[server] / double{van::ServerWeights::kAll});
+    if (node.server_rank >= 0 && worker != nullptr) {
+      one.add("dealt_bytes", deal.bytes[server]).add("due_bytes", static_cast<std::uint64_t>(deal.due[server] + 0.5));
     }
     list.add_raw(one.add("host", node.host).add("pid", node.pid).end());
   }
@@ -222,17 +210,6 @@ std::string Process::dump_job(bool with_stacks) const {
   JsonList members;
   for (const auto& [node, report] : state.told) members.add_raw(report);
   return JsonObject().add_raw("scheduler", state.scheduler).add_raw("members", members.end()).end();
-}
-
-// One file for each process. Many operations may fail for one cause; but what a server saw, and what the worker of the
-// same process says a moment later, both deserve one.
-void Process::write_dump(Failure failure) {
-  const auto now = Clock::now();
-  Clock::time_point& next = next_file_[static_cast<std::size_t>(failure)];
-  if (options_.settings.dump_dir.empty() || now < next) return;
-  next = now + kBetweenFiles;
-  write_whole(options_.settings.dump_dir + "/bps-" + host_name() + "-" + std::to_string(::getpid()) + ".json",
-              dump(true) + "\n");
 }
 
 }  // namespace bps::node

@@ -104,6 +104,7 @@ van::Terms ProcessOptions::terms() const {
           .mixed_bound = worker.mixed_bound,
           .min_partition_bytes = worker.min_partition_bytes,
           .async = worker.async,
+          .placement_seconds = settings.job.placement_seconds,
           .survives_servers = may_fail_over()};
 }
 

@@ -17,7 +17,8 @@ View::View(const ProcessOptions& options, std::vector<transport::tcp::TcpRail> r
   };
   // Servers are reached by everybody, the relays of a host by its ranks.
   if (options_.startup.is_server() || options_.may_serve) {
-    listeners_ = std::make_unique<Listeners>(loops_.tcp_rails(), loops_.rails(), enter);
+    listeners_ =
+        std::make_unique<Listeners>(loops_.tcp_rails(), loops_.rails(), options_.settings.transport.ports, enter);
   } else if (options_.sums_on_host()) {
     listeners_ = std::make_unique<Listeners>(enter);
   }

@@ -58,8 +58,8 @@ class View {
   const Loops& loops() const { return loops_; }
   // Null on a process that is no worker, and before start() has made it.
   worker::Worker* worker() const { return ready_worker_.load(std::memory_order_acquire); }
-  std::vector<transport::Kind> routes() const {
-    return connector_ ? connector_->routes() : std::vector<transport::Kind>();
+  std::vector<transport::Kind> transports() const {
+    return connector_ ? connector_->transports() : std::vector<transport::Kind>();
   }
 
   // ---- The van's thread

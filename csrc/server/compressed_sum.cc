@@ -65,6 +65,26 @@ void CompressedSummer::forget(const Round& round) {
   residuals_.erase(found);
 }
 
+// Puts the sum of all compressed payloads into `sum`, or adds it.
+Status CompressedSummer::decode_pushes(const Round& round, std::span<float> sum, compress::Into into,
+                                       WorkerSession*& broken) {
+  const compress::Codec& codec = *round.compression->codec;
+  const std::size_t bytes = compress::kLabelBytes + codec.encoded_size(sum.size());
+  for (const Arrival& arrival : round.arrivals) {
+    if (!arrival.is_compressed()) continue;
+    std::span<const std::byte> payload;
+    const Status status = read(arrival, bytes, payload);
+    const auto decoded = status == Status::kOk ? codec.decode(payload, sum, into) : compress::Decoded::kOk;
+    if (decoded == compress::Decoded::kFailed) return Status::kCodec;
+    if (status != Status::kOk || decoded != compress::Decoded::kOk) {
+      broken = arrival.session;
+      return status == Status::kOk ? Status::kProtocol : status;
+    }
+    into = compress::Into::kAdd;
+  }
+  return Status::kOk;
+}
+
 Status CompressedSummer::sum(const Round& round, Summer& summer, SumPlan& plan, std::byte* code, Result& result,
                              WorkerSession*& broken) {
   const compress::Compression& compression = *round.compression;
@@ -73,10 +93,7 @@ Status CompressedSummer::sum(const Round& round, Summer& summer, SumPlan& plan, 
   const std::size_t encoded = compression.codec->encoded_size(count);
   const std::span<float> sum = compress::scratch(compress::Scratch::kSum, count);
   auto* const bytes = reinterpret_cast<std::byte*>(sum.data());
-  std::vector<float>* residual = nullptr;
-  if (compression.feedback) {
-    residual = &residual_of(round, count);
-  }
+  std::vector<float>* const residual = compression.feedback ? &residual_of(round, count) : nullptr;
   // Before any payload is read, because that may use the same memory.
   if (code == nullptr)
     code = std::as_writable_bytes(compress::scratch(compress::Scratch::kValues, encoded / 4 + 1)).data();
@@ -85,25 +102,12 @@ Status CompressedSummer::sum(const Round& round, Summer& summer, SumPlan& plan, 
   const bool divides = what.op == ReduceOp::kAverage;
   what.op = ReduceOp::kSum;
   plan.read_from(round);
-  bool is_first = plan.sources.empty();
-  if (!is_first) {
+  if (!plan.sources.empty()) {
     plan.targets.assign(1, {.bytes = bytes});
     if (const Status status = summer.sum(what, length, plan, broken); status != Status::kOk) return status;
   }
-  for (const Arrival& arrival : round.arrivals) {
-    if (!arrival.is_compressed()) continue;
-    std::span<const std::byte> payload;
-    const Status status = read(arrival, compress::kLabelBytes + encoded, payload);
-    const auto into = is_first ? compress::Into::kReplace : compress::Into::kAdd;
-    compress::Decoded decoded = compress::Decoded::kOk;
-    if (status == Status::kOk) decoded = compression.codec->decode(payload, sum, into);
-    if (decoded == compress::Decoded::kFailed) return Status::kCodec;
-    if (status != Status::kOk || decoded != compress::Decoded::kOk) {
-      broken = arrival.session;
-      return status == Status::kOk ? Status::kProtocol : status;
-    }
-    is_first = false;
-  }
+  const auto into = plan.sources.empty() ? compress::Into::kReplace : compress::Into::kAdd;
+  if (const Status status = decode_pushes(round, sum, into, broken); status != Status::kOk) return status;
   if (divides) {
     const std::byte* const source = bytes;
     what.op = ReduceOp::kAverage;

@@ -50,6 +50,7 @@ class CompressedSummer {
 
  private:
   static Status read(const Arrival& arrival, std::size_t bytes, std::span<const std::byte>& payload);
+  static Status decode_pushes(const Round& round, std::span<float> sum, compress::Into into, WorkerSession*& broken);
 
   static constexpr std::size_t kMostTexts = 4096;  // that members can make a server remember
   std::unordered_map<std::string, std::shared_ptr<const compress::Compression>> known_;

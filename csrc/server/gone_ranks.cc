@@ -10,22 +10,22 @@ namespace bps::server {
 // or given up.
 bool GoneRanks::cannot_contribute(const RoundGroup& group, std::uint32_t rank, Departure state, const RoundKey& key,
                                   const Round* round, tensor::OperationKind kind) const {
-  const std::int32_t member = group.group.index_of(rank);
+  const std::int32_t position = group.group.index_of(rank);
   const van::Contributors& contributors = group.contributors(key.for_host);
   if (state == Departure::kLost) {
-    if (member != van::kNoRank) return true;
+    if (position != van::kNoRank) return true;
     if (key.for_host || !contributors.has_hosts()) return false;
     return groups_.contributor_of(group, rank, false) != van::Contributors::kNone;  // it may be the relay of members
   }
   if (state == Departure::kClosed && lacks_speaker(group, rank, key, round)) return true;
-  const std::uint32_t index =
-      member == van::kNoRank ? van::Contributors::kNone : contributors.of_member(static_cast<std::uint32_t>(member));
-  if (index == van::Contributors::kNone && member != van::kNoRank && kind < tensor::OperationKind::kSplit) {
+  const std::uint32_t index = position == van::kNoRank ? van::Contributors::kNone
+                                                       : contributors.of_position(static_cast<std::uint32_t>(position));
+  if (index == van::Contributors::kNone && position != van::kNoRank && kind < tensor::OperationKind::kSplit) {
     return round == nullptr || !round->is_with_servers();
   }
   if (index == van::Contributors::kNone || (round != nullptr && round->arrivals[index].has_pushed())) return false;
   if (kind < tensor::OperationKind::kSplit) return true;
-  return std::ranges::all_of(contributors[index].members,
+  return std::ranges::all_of(contributors[index].positions,
                              [&](std::uint32_t one) { return contains(group.group.ranks[one]); });
 }
 

@@ -26,6 +26,8 @@ class GoneRanks {
     if (!is_first && gone->second.state == Departure::kLeft) gone->second.state = Departure::kClosed;
   }
   void leave(std::uint32_t rank, const std::string& why) { ranks_.try_emplace(rank, Gone{why, Departure::kLeft}); }
+  // Ranks disagree about the tensor. Those that leave for this reason are not the cause of what fails then.
+  void disagree(std::uint32_t tensor, const std::string& why) { disagreements_.try_emplace(tensor, why); }
   // Makes this the cause of every failure that follows.
   void end_view(const Error& why) { view_ended_ = why; }
 
@@ -33,8 +35,11 @@ class GoneRanks {
   bool is_empty() const { return ranks_.empty(); }
   bool contains(std::uint32_t rank) const { return ranks_.contains(rank); }
   // Members are told this. One may hear of the end of the view here before the scheduler tells it.
-  Error failure_of(const std::string& loss) const {
-    return view_ended_.value_or(Error(ErrorCode::kPeerLost, loss, kRestartJob));
+  Error failure_of(std::uint32_t tensor, const std::string& loss) const {
+    if (view_ended_) return *view_ended_;
+    const auto found = disagreements_.find(tensor);
+    if (found != disagreements_.end()) return {ErrorCode::kMismatch, found->second, kDeclareAlike};
+    return {ErrorCode::kPeerLost, loss, kRestartJob};
   }
 
   // The reason why a round of the group cannot complete; nullptr if it can. Without `round` it is about a new one.
@@ -62,6 +67,7 @@ class GoneRanks {
 
   const RoundGroups& groups_;
   std::unordered_map<std::uint32_t, Gone> ranks_;
+  std::unordered_map<std::uint32_t, std::string> disagreements_;
   std::optional<Error> view_ended_;
 };
 

@@ -34,7 +34,7 @@ Round* PushAdmission::admit(Push& push) {
     return nullptr;
   }
   Round& round = *opened;
-  push.contributor = round.contributors->of_member(header.member);
+  push.contributor = round.contributors->of_position(header.position);
   if (found == RoundTable::Found::kNew) {
     round.first = header;
     round.peers = {push.session.worker_loop(), header.place, header.priority};
@@ -60,21 +60,17 @@ void PushAdmission::refuse_round(const Push& push, const RoundGroup& group, Roun
   const std::string* why = parts_.gone.why_ended(group);
   if (found == RoundTable::Found::kTooMany) {
     reject(push.session);
-  } else if (found == RoundTable::Found::kOver && why != nullptr) {  // see RoundEnds::end_for_absent()
-    parts_.ends.refuse(push.session, push.header.immediate, parts_.gone.failure_of(*why));
-  } else if (found == RoundTable::Found::kOver && !push.pushes()) {
+  } else if (why != nullptr) {  // see RoundEnds::end_for_absent()
+    parts_.ends.refuse(push.session, push.header.immediate, parts_.gone.failure_of(push.header.tensor, *why));
+  } else if (!push.pushes()) {
     parts_.ends.refuse(
         push.session, push.header.immediate,
         {ErrorCode::kInvalidArgument, "a pull is for a round that is over, because its push was cancelled or failed",
          "push again before the pull"});
-  } else if (found == RoundTable::Found::kOver) {
+  } else {
     parts_.ends.refuse(
         push.session, push.header.immediate,
         {ErrorCode::kInternal, "a push came twice, or for a round that is over", "report this as a bug"});
-  } else {
-    parts_.ends.refuse(push.session, push.header.immediate,
-                       {ErrorCode::kInvalidArgument, "a push is more than 65536 rounds ahead of the other ranks",
-                        "wait for earlier rounds of a name before you start so many more"});
   }
 }
 
@@ -85,7 +81,7 @@ bool PushAdmission::refuse_gone(const Push& push, const RoundGroup& group) {
   const std::string* why = parts_.gone.why_incomplete(group, key, nullptr, header.kind);
   if (why == nullptr) return false;
   if (parts_.table.find(key, header.round) != nullptr) return false;
-  const Error failure = parts_.gone.failure_of(*why);
+  const Error failure = parts_.gone.failure_of(header.tensor, *why);
   // Nobody else knows that a rank has left, and so that this host does not contribute. When a view ends, everybody is
   // told.
   if (push.is_for_host() && !group.ends_on_host && !parts_.gone.has_view_ended()) {

@@ -29,14 +29,14 @@ inline bool may_contribute(const tensor::PushHeader& header, const PushLimits& l
   if ((header.flags & tensor::kForHost) != 0 || group.network.has_hosts()) {
     return may_contribute_for_host(header, limits);
   }
-  return header.member < group.group.size() && group.group.ranks[header.member] == limits.sender_rank;
+  return header.position < group.group.size() && group.group.ranks[header.position] == limits.sender_rank;
 }
 
 // True: a push brings the sum of several ranks.
 inline bool sums_for_host(const tensor::PushHeader& header, const PushLimits& limits) {
   const van::Contributors& network = limits.group->network;
   return (header.flags & tensor::kForHost) == 0 && network.has_hosts() &&
-         network[network.of_member(header.member)].is_host();
+         network[network.of_position(header.position)].is_host();
 }
 
 // Returns the fault of the header ("its length is not allowed"), or nullptr.

@@ -179,8 +179,8 @@ std::vector<std::uint32_t> RoundEngine::ranks_without_push(const Round& round, s
   std::vector<std::uint32_t> ranks;
   for (std::uint32_t i = 0; i < round.contributors->size(); ++i) {
     if (round.arrivals[i].has_pushed() || i == except) continue;
-    for (const std::uint32_t member : (*round.contributors)[i].members) {
-      ranks.push_back(round.group->group.ranks[member]);
+    for (const std::uint32_t position : (*round.contributors)[i].positions) {
+      ranks.push_back(round.group->group.ranks[position]);
     }
   }
   std::ranges::sort(ranks);
@@ -206,12 +206,12 @@ void RoundEngine::fail_lost() {
       round.end(arrival);
     }
     if (round.is_with_servers()) {
-      if (why != nullptr) relay_.cancel(round, gone_.failure_of(*why));
+      if (why != nullptr) relay_.cancel(round, gone_.failure_of(round.key.tensor, *why));
     } else if (round.is(RoundPhase::kAnswered) || round.is(RoundPhase::kFailed) || why == nullptr) {
       ends_.end_for_absent(round);
       ends_.close_if_over(round);
     } else {
-      const Error failure = gone_.failure_of(*why);
+      const Error failure = gone_.failure_of(round.key.tensor, *why);
       if (round.is_contribution() && !gone_.has_view_ended()) relay_.decline(round, failure);
       ends_.fail(round, failure);
     }

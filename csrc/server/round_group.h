@@ -18,7 +18,7 @@ struct RoundGroup {
     if (!hosts.active() || here.host == van::Hosts::kNoHost) return;
     host = van::Contributors::on_host(members, hosts, here.host);
     ends_on_host = host.size() == members.size();
-    if (host.size() > 0) host_contributor = network.of_member(host[0].members.front());
+    if (host.size() > 0) host_contributor = network.of_position(host[0].positions.front());
   }
 
   const van::Contributors& contributors(bool for_host) const { return for_host ? host : network; }

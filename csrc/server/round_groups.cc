@@ -12,9 +12,9 @@ const RoundGroup* RoundGroups::add_alone(std::uint32_t rank) {
 }
 
 std::uint32_t RoundGroups::contributor_of(const RoundGroup& group, std::uint32_t rank, bool for_host) const {
-  const std::int32_t member = group.group.index_of(rank);
+  const std::int32_t position = group.group.index_of(rank);
   const van::Contributors& contributors = group.contributors(for_host);
-  if (member != van::kNoRank) return contributors.of_member(static_cast<std::uint32_t>(member));
+  if (position != van::kNoRank) return contributors.of_position(static_cast<std::uint32_t>(position));
   if (for_host || !contributors.has_hosts()) return van::Contributors::kNone;
   for (std::uint32_t i = 0; i < contributors.size(); ++i) {
     if (contributors[i].is_host() && contributors[i].host == hosts_.host_of(rank)) return i;
@@ -24,7 +24,7 @@ std::uint32_t RoundGroups::contributor_of(const RoundGroup& group, std::uint32_t
 
 std::uint32_t RoundGroups::speaker_of(const RoundGroup& group, const RoundKey& key, std::uint32_t index) const {
   const van::Contributor& contributor = group.contributors(key.for_host)[index];
-  if (!contributor.is_host()) return group.group.ranks[contributor.members.front()];
+  if (!contributor.is_host()) return group.group.ranks[contributor.positions.front()];
   return hosts_.relay(contributor.host, here_.server_rank,
                       tensor::relay_hash(tensor::spread_of(key.tensor, key.partition)));
 }

@@ -1,44 +1,52 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/round_table.h"
 
+#include <algorithm>
+#include <iterator>
 #include <memory>
 #include <utility>
 
 namespace bps::server {
 namespace {
 
-// How many rounds of one key a rank may start before another rank starts its first. All calls without a name that have
-// the same dtype and size share one key, so a deep model reaches large numbers, and not only a loop that never waits.
-// The bound keeps a wrong round number from costing memory.
-constexpr std::uint32_t kFarthestAhead = 1 << 16;
+constexpr std::uint32_t kBehind = std::uint32_t{1} << 31;  // numbers that are so far ahead are behind
+// So far behind the others no round of a key will come: its gaps are rounds that other servers have summed.
+constexpr std::uint32_t kFarthestBack = std::uint32_t{1} << 30;
+
+auto run_behind(auto& runs, std::uint32_t base, std::uint32_t number) {
+  return std::ranges::partition_point(runs, [=](const auto& run) { return run.first - base <= number - base; });
+}
 
 }  // namespace
 
-bool KeyRounds::is_over(std::uint32_t ahead) const {
-  if (ahead < 64) return (over >> ahead & 1) != 0;
-  const std::size_t word = ahead / 64 - 1;
-  return word < beyond.size() && (beyond[word] >> ahead % 64 & 1) != 0;
+bool KeyRounds::is_over(std::uint32_t number) const {
+  if (number - all_over_below >= kBehind) return true;
+  const auto next = run_behind(over, all_over_below, number);
+  return next != over.begin() && number - all_over_below < std::prev(next)->end - all_over_below;
 }
 
-void KeyRounds::end(std::uint32_t ahead) {
-  if (ahead < 64) {
-    over |= std::uint64_t{1} << ahead;
-  } else {
-    const std::size_t word = ahead / 64 - 1;
-    if (word >= beyond.size()) beyond.resize(word + 1);
-    beyond[word] |= std::uint64_t{1} << ahead % 64;
-  }
-  while ((over & 1) != 0) {
+void KeyRounds::end(std::uint32_t number) {
+  if (number == all_over_below) {
     ++all_over_below;
-    over >>= 1;
-    std::uint64_t* before = &over;
-    for (std::uint64_t& word : beyond) {
-      *before |= word << 63;
-      word >>= 1;
-      before = &word;
+  } else if (number - all_over_below < kBehind) {
+    const auto next = run_behind(over, all_over_below, number);
+    const bool extends = next != over.begin() && std::prev(next)->end == number;
+    const bool precedes = next != over.end() && next->first == number + 1;
+    if (extends && precedes) {
+      std::prev(next)->end = next->end;
+      over.erase(next);
+    } else if (extends) {
+      ++std::prev(next)->end;
+    } else if (precedes) {
+      --next->first;
+    } else {
+      over.insert(next, {number, number + 1});
     }
   }
-  while (!beyond.empty() && beyond.back() == 0) beyond.pop_back();
+  while (!over.empty() && (over.front().first == all_over_below || over.back().end - all_over_below > kFarthestBack)) {
+    all_over_below = over.front().end;
+    over.erase(over.begin());
+  }
 }
 
 Round* RoundTable::find(const RoundKey& key, std::uint32_t number) {
@@ -52,8 +60,7 @@ Round* RoundTable::find(const RoundKey& key, std::uint32_t number) {
 bool RoundTable::is_over(const RoundKey& key, std::uint32_t number) const {
   const auto found = keys_.find(key);
   if (found == keys_.end()) return false;
-  const std::uint32_t ahead = number - found->second.all_over_below;
-  return ahead >= (std::uint32_t{1} << 31) || found->second.is_over(ahead);
+  return found->second.is_over(number);
 }
 
 RoundTable::Lookup RoundTable::find_or_open(const RoundKey& key, std::uint32_t number, const RoundGroup& group,
@@ -63,17 +70,16 @@ RoundTable::Lookup RoundTable::find_or_open(const RoundKey& key, std::uint32_t n
   for (Round* round = state == nullptr ? nullptr : state->open; round != nullptr; round = round->in_table.next_of_key) {
     if (round->number == number) return {Found::kOpen, round};
   }
-  // Serial arithmetic: round numbers may wrap in a very long job.
-  const std::uint32_t ahead = number - (state == nullptr ? 0 : state->all_over_below);
-  if (ahead >= (std::uint32_t{1} << 31)) return {Found::kOver, nullptr};
-  if (ahead >= kFarthestAhead) return {Found::kTooFarAhead, nullptr};
-  if (state != nullptr && state->is_over(ahead)) return {Found::kOver, nullptr};
+  if (state != nullptr && state->is_over(number)) return {Found::kOver, nullptr};
+  // Other servers may have had the key before.
+  const std::uint32_t base = state != nullptr ? state->all_over_below : number - std::min(number, kFarthestBack);
   // Only what its opener pays for grows a key: rounds of others end when all of them have come.
-  const bool grows = state == nullptr || (state->opener == &opener && ahead >= 64);
+  const bool grows = state == nullptr || (state->opener == &opener && number != base);
   if (opener.rounds >= limits_.rounds || (grows && opener.words >= limits_.words)) return {Found::kTooMany, nullptr};
 
   if (state == nullptr) {
     state = &keys_[key];
+    state->all_over_below = base;
     state->opener = &opener;
     opener.words += kWordsOfKey;
   }
@@ -107,9 +113,9 @@ void RoundTable::close(Round* round, std::uint64_t now) {
   while (*next != round) next = &(*next)->in_table.next_of_key;
   *next = entry.next_of_key;
 
-  const std::uint64_t before = state.beyond.size();
-  state.end(round->number - state.all_over_below);
-  state.opener->words += state.beyond.size() - before;
+  const std::uint64_t before = state.over.size();
+  state.end(round->number);
+  state.opener->words += state.over.size() - before;
   --entry.opener->rounds;
   open_.back()->in_table.open_index = entry.open_index;
   open_[entry.open_index] = open_.back();

@@ -2,8 +2,10 @@
 // The open rounds of a server loop, and which rounds of each key are over.
 //
 // A key remembers its rounds that are over, so that a late or repeated push is recognised. Rounds of one key may end in
-// any order. Memory: one small entry per key, which is never freed, and one Round per open round, which is reused. Both
-// are bounded for each worker session that opens them. Threading: the server loop's, but for recorder().
+// any order, and many may be missing: other servers sum them while they have the key (van/shift.h). Memory: one small
+// entry per key, which is never freed, with a word for each run of rounds behind a gap, and one Round per open round,
+// which is reused. All are bounded for each worker session that opens them. Threading: the server loop's, but for
+// recorder().
 #pragma once
 
 #include <cstdint>
@@ -17,16 +19,18 @@
 
 namespace bps::server {
 
-// The rounds of one key.
+// The rounds of one key. Their order is that of serial numbers, which wrap in a very long job.
 struct KeyRounds {
-  std::uint32_t all_over_below = 0;   // all rounds before this one are over
-  std::uint64_t over = 0;             // bit i: round all_over_below + i is over
-  std::vector<std::uint64_t> beyond;  // the bits from 64 on; empty until rounds end that far out of order
+  struct Run {
+    std::uint32_t first, end;
+  };
+  std::uint32_t all_over_below = 0;  // all rounds before this one are over, or will not come
+  std::vector<Run> over;             // rounds behind it that are over, in order; there are others between two runs
   Round* open = nullptr;
   TableShare* opener = nullptr;
 
-  bool is_over(std::uint32_t ahead) const;
-  void end(std::uint32_t ahead);
+  bool is_over(std::uint32_t number) const;
+  void end(std::uint32_t number);
 };
 
 class RoundTable {
@@ -39,7 +43,7 @@ class RoundTable {
   };
   explicit RoundTable(const Limits& limits) : limits_(limits) {}
 
-  enum class Found : std::uint8_t { kOpen, kNew, kOver, kTooFarAhead, kTooMany };
+  enum class Found : std::uint8_t { kOpen, kNew, kOver, kTooMany };
   struct Lookup {
     Found found;
     Round* round;  // set for kOpen and kNew

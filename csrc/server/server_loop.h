@@ -61,6 +61,7 @@ class ServerLoop final : public transport::Actor, private SessionOwner {
   void end_view(const Error& why) { rounds_.gone().end_view(why); }
   // The worker has left as it should. Rounds that it has pushed complete, the others fail in the next step().
   void leave_node(std::uint32_t node, const std::string& why);
+  void fail_tensor(std::uint32_t tensor, const std::string& why) { rounds_.gone().disagree(tensor, why); }
   // True: no round is open, and the workers have all that they were sent.
   bool is_quiet() const;
 
@@ -77,6 +78,10 @@ class ServerLoop final : public transport::Actor, private SessionOwner {
   std::size_t open_rounds() const { return rounds_.open_rounds(); }
   // The first `most` of them, on the reactor's thread.
   std::vector<OpenRound> list_open(std::size_t most) const { return rounds_.list_open(most); }
+  // Calls `look` with each data connection to a worker that is not lost, and the worker's node.
+  void for_each_connection(const std::function<void(std::uint32_t, transport::DataEndpoint&)>& look) const {
+    for (const auto& session : sessions_) session->for_each_connection(look);
+  }
   double oldest_round_s() const { return rounds_.oldest_s(); }
   const std::string& last_failure() const { return rounds_.last_failure(); }
   // The last rounds that are over. It may be read from any thread.

@@ -8,6 +8,7 @@
 // one thread.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -95,6 +96,13 @@ class WorkerSession final : public transport::ControlSink, public transport::Dat
   // True: the worker, or its system, has all that it was sent.
   bool is_flushed();
   void send_credits();
+
+  void for_each_connection(const std::function<void(std::uint32_t, transport::DataEndpoint&)>& look) {
+    if (lost_) return;
+    for (const WorkerPath& path : paths_.all()) {
+      for (const AnswerStream& stream : path.streams) look(node_, *stream.data);
+    }
+  }
 
   // The worker's memory cannot be reached: tells the owner.
   void lose(const std::string& why) { context_.owner.on_lost(*this, why); }

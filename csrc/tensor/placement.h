@@ -17,9 +17,9 @@ namespace bps::tensor {
 // What one member calls.
 struct PlacementRequest {
   OperationKind kind = OperationKind::kPushPull;
-  bool pushes = true;        // kSplit: push() and pull() are two requests of one round
-  std::uint32_t member = 0;  // the caller's place in the group
-  std::uint32_t root = 0;    // kBroadcast: the member whose bytes everybody gets
+  bool pushes = true;          // kSplit: push() and pull() are two requests of one round
+  std::uint32_t position = 0;  // of the caller, in the group
+  std::uint32_t root = 0;      // kBroadcast: the position of the rank whose bytes everybody gets
 };
 
 struct Placement {
@@ -48,7 +48,7 @@ constexpr bool is_sharded(OperationKind kind) {
 // The flags of one partition that lies in `shard`.
 constexpr std::uint8_t flags_of(const PlacementRequest& request, std::uint32_t shard) {
   constexpr std::uint8_t kBoth = kIsPush | kIsPull;
-  const bool own = shard == request.member;
+  const bool own = shard == request.position;
   switch (request.kind) {
     case OperationKind::kPushPull: return kBoth | kHasPayload | kWantsData;
     case OperationKind::kReduceScatter: return kBoth | kHasPayload | (own ? kWantsData : 0);
@@ -57,7 +57,7 @@ constexpr std::uint8_t flags_of(const PlacementRequest& request, std::uint32_t s
     case OperationKind::kWriteFeedback:
     case OperationKind::kAccumulate: return kBoth | kHasPayload | kWantsData;
     case OperationKind::kStore:
-    case OperationKind::kBroadcast: return kBoth | (request.root == request.member ? kHasPayload : kWantsData);
+    case OperationKind::kBroadcast: return kBoth | (request.root == request.position ? kHasPayload : kWantsData);
     case OperationKind::kSplit: return request.pushes ? kIsPush | kHasPayload : kIsPull | kWantsData;
   }
   return 0;
@@ -68,8 +68,8 @@ inline Placement place(const PlacementRequest& request, const Partitioning& cut,
   const Partitioning::Piece piece = cut.piece(partition);
   Placement placement{piece.offset, piece.offset, piece.length, flags_of(request, piece.shard), 0};
   // The caller's memory on one side is the own shard alone, whose bytes count from zero.
-  if (request.kind == OperationKind::kAllGather) placement.input_offset -= cut.shard_offset(request.member);
-  if (request.kind == OperationKind::kReduceScatter) placement.output_offset -= cut.shard_offset(request.member);
+  if (request.kind == OperationKind::kAllGather) placement.input_offset -= cut.shard_offset(request.position);
+  if (request.kind == OperationKind::kReduceScatter) placement.output_offset -= cut.shard_offset(request.position);
   return placement;
 }
 

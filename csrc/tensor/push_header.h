@@ -77,7 +77,7 @@ struct PushHeader {
   ReduceOp op;
   std::uint8_t flags;
   OperationKind kind;
-  std::uint16_t member;  // the sender's position in the group; of a host's contribution, that of its lowest rank
+  std::uint16_t position;  // the sender's position in the group; of a host's contribution, that of its lowest rank
   std::uint32_t group;
   std::uint32_t tensor;
   std::uint32_t partition;
@@ -102,7 +102,7 @@ struct PushHeader {
   constexpr void add_to(std::uint32_t stored_group) { priority = static_cast<std::int32_t>(stored_group); }
 
   static constexpr void fields(auto& io, auto& m) {
-    io(m.version, m.dtype, m.op, m.flags, m.kind, m.member, m.group, m.tensor, m.partition, m.round, m.immediate);
+    io(m.version, m.dtype, m.op, m.flags, m.kind, m.position, m.group, m.tensor, m.partition, m.round, m.immediate);
     io(m.epoch, m.length, m.answer_key, m.answer_address, m.priority, m.place);
     io.require([&] { return m.version == transport::kProtocolVersion && m.length > 0; });
     io.require([&] { return m.length % size_of(m.dtype) == 0; });

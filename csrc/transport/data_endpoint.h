@@ -93,6 +93,12 @@ struct MeasuredRate {
   bool at_least = false;          // there was not enough to send to find out more
 };
 
+// What has gone out by a connection.
+struct Carried {
+  std::uint64_t bytes = 0;    // that the peer's system has acknowledged
+  std::uint64_t busy_us = 0;  // while some were on their way, or waited
+};
+
 class DataEndpoint;
 
 // The user of a data endpoint. Called on the transport's thread; must not block.
@@ -133,6 +139,8 @@ class DataEndpoint : public Endpoint {
   }
   // Transports whose rails do not tell how fast they are.
   virtual MeasuredRate measured_rate() const { return {}; }
+  // Since it was asked last; nothing where it is not known. Asks the system; not for the data path.
+  virtual Carried take_carried() { return {}; }
 
   DataSink* sink = nullptr;  // set by Transport::attach() and accept_data()
   // How many writes of the peer have come in, in the order in which it posted them, those that were not allowed among

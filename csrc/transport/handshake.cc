@@ -21,7 +21,7 @@ constexpr auto kLongHandshake = std::chrono::seconds(1);
 // Both sides sign the random bytes of both, each under its own label: a proof can neither be replayed nor sent back to
 // the side that made it.
 Mac sign(const Credentials& credentials, std::string_view label, std::span<const std::byte> hello, const Nonce& nonce,
-         const View& view) {
+         const ViewId& view) {
   return hmac_sha256(credentials.key, {as_bytes(label), hello, nonce, codec::encode(view)});
 }
 
@@ -142,7 +142,7 @@ Credentials Credentials::from(std::string_view job_name, std::string_view secret
           .names = hmac_sha256(as_bytes(secret), {as_bytes("names of jobs")})};
 }
 
-Credentials Credentials::of(const View& which) const {
+Credentials Credentials::of(const ViewId& which) const {
   return {.job = first_half(hmac_sha256(key, {as_bytes("view"), job, codec::encode(which)})), .key = key};
 }
 

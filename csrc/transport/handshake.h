@@ -29,23 +29,23 @@
 namespace bps::transport {
 
 // The version of everything that the processes of a job send to each other.
-inline constexpr std::uint16_t kProtocolVersion = 16;
+inline constexpr std::uint16_t kProtocolVersion = 17;
 
 using JobId = std::array<std::byte, 16>;
 
 // The run of a job, and which of its memberships counts.
-struct View {
+struct ViewId {
   std::uint64_t incarnation = 0;  // random, of the scheduler; 0: none is known
   std::uint32_t epoch = 1;
   static constexpr void fields(auto& io, auto& m) { io(m.incarnation, m.epoch); }
-  bool operator==(const View&) const = default;
+  bool operator==(const ViewId&) const = default;
 };
 
 // What the members of one job share. `job` distinguishes jobs, `key` authenticates their members.
 struct Credentials {
   JobId job{};
   Digest key{};
-  View view{};  // told to clients; the scheduler's alone is not empty
+  ViewId view{};  // told to clients; the scheduler's alone is not empty
   // For people who look for the wrong scheduler: what the job is called, and the key with which that is told.
   std::string name{};
   Digest names{};
@@ -53,7 +53,7 @@ struct Credentials {
   // The job is the first half of SHA-256(name), the key HMAC(secret, name): jobs of one secret have different keys.
   static Credentials from(std::string_view job_name, std::string_view secret);
   // For connections within this view: the job is the first half of HMAC(key, job | view).
-  Credentials of(const View& view) const;
+  Credentials of(const ViewId& view) const;
 };
 
 enum class Plane : std::uint8_t { kVan = 0, kControl = 1, kData = 2, kProbe = 3 };  // the last: tcp/link_probe.h
@@ -102,8 +102,8 @@ class HandshakeError : public Error {
 
 // What a handshake leaves behind.
 struct Session {
-  Digest key{};  // of this connection alone
-  View view{};   // of the server
+  Digest key{};   // of this connection alone
+  ViewId view{};  // of the server
 };
 
 // The client's side; blocks up to `deadline`. Throws HandshakeError: kVersion, kAuthentication (wrong secret, or the

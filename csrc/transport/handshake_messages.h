@@ -62,7 +62,7 @@ struct ClientHello {
 struct Challenge {
   Preamble preamble{};
   Nonce nonce{};
-  View view{};
+  ViewId view{};
   Mac mac{};
   static constexpr void fields(auto& io, auto& m) {
     io(m.preamble, m.nonce, m.view, m.mac);

@@ -40,15 +40,17 @@ Calls::NewGroups::iterator Calls::drop(NewGroups::iterator asked) {
   return new_groups_.erase(asked);
 }
 
+// Names the one that went first: others may have gone because of that.
 bool Calls::fail_if_gone(const Member& caller, std::uint32_t call, std::span<const std::uint32_t> ranks,
                          const std::string& what) {
+  const Member* first = nullptr;
   for (const std::uint32_t rank : ranks) {
     const Member& member = members_.worker(rank);
-    if (member.fate == Member::Fate::kHere) continue;
-    fail({caller.rank(), call}, ErrorCode::kPeerLost, what + ": " + member.farewell, kSeeItsLog);
-    return true;
+    if (member.went != 0 && (first == nullptr || member.went < first->went)) first = &member;
   }
-  return false;
+  if (first == nullptr) return false;
+  fail({caller.rank(), call}, ErrorCode::kPeerLost, what + ": " + first->farewell, kSeeItsLog);
+  return true;
 }
 
 std::string Calls::waiting() const {

@@ -38,6 +38,7 @@ class Calls {
   // Tells as JSON which ranks wait in barriers, or to form a group, and for whom.
   std::string waiting() const;
   std::string groups() const { return registry_.describe_groups(); }
+  const Group* group(std::uint32_t id) const { return registry_.group(id); }
   std::shared_ptr<const Registry::Placements> placements() const { return registry_.placements(); }
 
   std::uint64_t declared() const { return declared_; }

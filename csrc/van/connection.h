@@ -37,8 +37,7 @@ class Connection {
  private:
   // Outlives the connection while one of its callbacks runs.
   struct State final : transport::ControlSink {
-    State(Fd socket, transport::MessageKeys keys)
-        : endpoint(std::move(socket), std::move(keys), {}, counters, kMostMessageBytes) {
+    State(Fd socket, transport::MessageKeys keys) : endpoint(std::move(socket), keys, {}, counters, kMostMessageBytes) {
       endpoint.sink = this;
     }
     void on_message(transport::ControlEndpoint& from, std::span<const std::byte> bytes) override;

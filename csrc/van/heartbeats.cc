@@ -31,7 +31,7 @@ void Heartbeats::beat() {
 void Heartbeats::send() {
   if (!events_.can_send()) return;
   const auto now = Clock::now();
-  const std::string stuck = events_.find_stuck ? events_.find_stuck() : "";
+  const std::string stuck = events_.find_stuck ? events_.find_stuck(now - last_proof_) : "";
   if (stuck.empty()) {
     events_.send();
     last_proof_ = now;

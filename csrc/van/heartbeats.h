@@ -16,8 +16,8 @@ std::string in_seconds(Duration time);  // "1.5 s"
 class Heartbeats {
  public:
   struct Events {
-    // Names a loop that has made no progress since the call that answered "" last. May be null.
-    std::function<std::string()> find_stuck;
+    // Names a loop that has made no progress since the call that answered "" last, `silence` ago. May be null.
+    std::function<std::string(Duration silence)> find_stuck;
     std::function<bool()> can_send;
     std::function<void()> send;
     // A heartbeat is due; answer with send(). A process that `was_stopped` itself (by a debugger, by a closed lid)

@@ -53,40 +53,40 @@ bool Hosts::relays(std::uint32_t worker_rank, std::uint32_t server_rank) const {
   return false;
 }
 
-void Contributors::add(std::uint32_t host, std::uint32_t member, bool join) {
+void Contributors::add(std::uint32_t host, std::uint32_t position, bool join) {
   std::uint32_t index = size();
   if (join) {
     const auto found = std::ranges::find(list_, host, &Contributor::host);
     index = static_cast<std::uint32_t>(found - list_.begin());
   }
-  if (index == size()) list_.push_back({.host = host, .members = {}});
-  list_[index].members.push_back(member);
-  of_member_[member] = index;
+  if (index == size()) list_.push_back({.host = host, .positions = {}});
+  list_[index].positions.push_back(position);
+  of_position_[position] = index;
   has_hosts_ |= list_[index].is_host();
 }
 
 Contributors Contributors::each(const Group& group) {
   Contributors made;
-  made.of_member_.assign(group.size(), kNone);
-  for (std::uint32_t member = 0; member < group.size(); ++member) made.add(0, member, false);
+  made.of_position_.assign(group.size(), kNone);
+  for (std::uint32_t i = 0; i < group.size(); ++i) made.add(0, i, false);
   return made;
 }
 
 Contributors Contributors::by_host(const Group& group, const Hosts& hosts) {
   if (!hosts.active() || hosts_of(group, hosts) < 2) return each(group);
   Contributors made;
-  made.of_member_.assign(group.size(), kNone);
-  for (std::uint32_t member = 0; member < group.size(); ++member) {
-    made.add(hosts.host_of(group.ranks[member]), member, true);
+  made.of_position_.assign(group.size(), kNone);
+  for (std::uint32_t i = 0; i < group.size(); ++i) {
+    made.add(hosts.host_of(group.ranks[i]), i, true);
   }
   return made;
 }
 
 Contributors Contributors::on_host(const Group& group, const Hosts& hosts, std::uint32_t host) {
   Contributors made;
-  made.of_member_.assign(group.size(), kNone);
-  for (std::uint32_t member = 0; member < group.size(); ++member) {
-    if (hosts.host_of(group.ranks[member]) == host) made.add(host, member, false);
+  made.of_position_.assign(group.size(), kNone);
+  for (std::uint32_t i = 0; i < group.size(); ++i) {
+    if (hosts.host_of(group.ranks[i]) == host) made.add(host, i, false);
   }
   return made;
 }

@@ -54,39 +54,39 @@ class Hosts {
   std::vector<Server> servers_;
 };
 
-// The members of a group that contribute together: those of one host, or one rank alone.
+// The ranks of a group that contribute together: those of one host, or one rank alone.
 struct Contributor {
   std::uint32_t host = 0;
-  std::vector<std::uint32_t> members;  // places in the group, ascending
+  std::vector<std::uint32_t> positions;  // of its ranks in the group, ascending
 
-  bool is_host() const { return members.size() > 1; }
+  bool is_host() const { return positions.size() > 1; }
 };
 
 // The contributors to the rounds of a group, in the order of summing.
 class Contributors {
  public:
-  // Every member by itself.
+  // Every rank by itself.
   static Contributors each(const Group& group);
-  // Hosts with several members contribute once.
+  // Hosts with several ranks contribute once.
   static Contributors by_host(const Group& group, const Hosts& hosts);
-  // The members on one host, by themselves; none if there are none.
+  // The ranks on one host, by themselves; none if there are none.
   static Contributors on_host(const Group& group, const Hosts& hosts, std::uint32_t host);
 
   static constexpr std::uint32_t kNone = ~std::uint32_t{0};
   std::uint32_t size() const { return static_cast<std::uint32_t>(list_.size()); }
   const Contributor& operator[](std::uint32_t index) const { return list_[index]; }
-  // The contributor that a member belongs to, or kNone.
-  std::uint32_t of_member(std::uint32_t member) const {
-    return member < of_member_.size() ? of_member_[member] : kNone;
+  // The contributor that a position in the group belongs to, or kNone.
+  std::uint32_t of_position(std::uint32_t position) const {
+    return position < of_position_.size() ? of_position_[position] : kNone;
   }
   // True when one of them stands for several ranks.
   bool has_hosts() const { return has_hosts_; }
 
  private:
-  void add(std::uint32_t host, std::uint32_t member, bool join);
+  void add(std::uint32_t host, std::uint32_t position, bool join);
 
   std::vector<Contributor> list_;
-  std::vector<std::uint32_t> of_member_;
+  std::vector<std::uint32_t> of_position_;
   bool has_hosts_ = false;
 };
 

@@ -81,6 +81,8 @@ bool Job::receive(Peer peer, Message&& message) {
                           return true;
                         },
                         [&](const Suspect& call) { return suspect(*member, call); },
+                        [&](const LinkUse& use) { return links_ && links_->take(*member, use); },
+                        [&](Rounds& rounds) { return links_ && links_->take(*member, std::move(rounds)); },
                         [](const auto&) { return false; },
                     },
                     message);
@@ -104,6 +106,7 @@ JsonObject Job::describe() const {
     state.add("why_renewed", renewing->why).add_raw("awaited", awaited.end());
   }
   if (calls_) state.add_raw("calls", calls_->waiting());
+  if (links_) links_->describe(state);
   state.add_raw("members", members_ ? describe_members(*members_, events_.silence_ms) : "[]");
   return state;
 }
@@ -179,7 +182,10 @@ void Job::start(Rendezvous::Seating seating) {
   if (calls_) registry.before = calls_->placements();
   registry.balanced = terms.key_hash == "balanced";
   const Membership& members = members_->membership();
-  if (const auto weights = ServerWeights::of_job(members, Hosts(members)); weights && registry.balanced) {
+  const auto weights = ServerWeights::of_job(members, Hosts(members));
+  const auto group_of = [this](std::uint32_t group) { return calls_->group(group); };
+  links_ = can_shift(members) ? std::make_unique<LinkFollower>(*members_, events_.send, group_of) : nullptr;
+  if (weights && registry.balanced) {
     registry.weights = [weights = *weights, slots = members.server_of_slot()](const Group& group) {
       return weights.by_slot(group, slots);
     };
@@ -198,7 +204,7 @@ void Job::start(Rendezvous::Seating seating) {
 
 void Job::leave(Member& member, const Leave& leave) {
   if (member.fate != Member::Fate::kHere) return;
-  member.fate = Member::Fate::kLeft;
+  members_->note_gone(member, Member::Fate::kLeft);
   member.suspends = leave.suspends;
   member.farewell = member.node->describe() + (leave.suspends ? " has suspended the job" : " has left the job");
   // It may have left because another rank is about to: those who wait for it want to know that one.
@@ -227,6 +233,7 @@ void Job::leave(Member& member, const Leave& leave) {
 
 // Of a member that has left or is lost, when those who need to know have been told.
 void Job::gone(const Member& member) {
+  if (links_) links_->call_off();
   answer_suspicions(member);
   if (have_all_left() && can_be_suspended()) return end_if_all_left();  // also instead of a view that has not begun
   if (phase_.is<Renewing>()) {
@@ -327,7 +334,7 @@ void Job::stop_waiting(Peer peer, const std::string& why) {
 }
 
 void Job::lose(Member& member, const std::string& why) {
-  member.fate = Member::Fate::kLost;
+  members_->note_gone(member, Member::Fate::kLost);
   member.farewell = member.cause = member.node->describe() + " was lost: " + why;
   ++lost_;
   is_whole_ = false;

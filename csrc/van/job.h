@@ -30,6 +30,7 @@
 #include "van/calls.h"
 #include "van/inquiries.h"
 #include "van/job_phase.h"
+#include "van/link_follower.h"
 #include "van/member_table.h"
 #include "van/server_weights.h"
 #include "van/suspicions.h"
@@ -71,6 +72,9 @@ class Job {
   // When the first of the waiting members gives up. Call give_up() then.
   std::optional<Clock::time_point> join_deadline() const;
   void give_up();
+
+  // Null where the weights of servers do not change while the job runs. To be called a few times a second: look().
+  LinkFollower* links() { return phase_.is<Running>() ? links_.get() : nullptr; }
 
   Phase phase() const { return phase_.name(); }
   // What SIGUSR1 shows of it, as JSON: the phase, its members, who waits for whom in a call, and the groups.
@@ -128,6 +132,7 @@ class Job {
   std::unordered_map<Peer, Clock::time_point> patience_;  // until when members wait for the others
   std::unique_ptr<MemberTable> members_;                  // once running
   std::unique_ptr<Calls> calls_;
+  std::unique_ptr<LinkFollower> links_;  // where servers may get other weights
   Inquiries inquiries_;
   Suspicions suspicions_;
   // Processes that wait for the end of a step, or of the view, to enter the job.

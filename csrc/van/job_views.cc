@@ -87,11 +87,11 @@ void Job::reunite() {
     if (member.peer != 0) continue;
     member.connected = false;
     if (reunion.has_left(member.node->id)) {
-      member.fate = Member::Fate::kLeft;
+      members_->note_gone(member, Member::Fate::kLeft);
       member.farewell = member.node->describe() + " has left the job";
       continue;
     }
-    member.fate = Member::Fate::kLost;
+    members_->note_gone(member, Member::Fate::kLost);
     member.farewell = member.cause =
         member.node->describe() + " was lost: it did not come back to the scheduler that was started again";
     ++lost_;

@@ -15,6 +15,7 @@ struct Member {
   Peer peer = 0;
   const Node* node = nullptr;
   Fate fate = Fate::kHere;
+  std::uint32_t went = 0;  // its place among those that have left or were lost, from 1; 0: it is here
   bool connected = true;
   bool suspends = false;  // it has left to come back
   Peer renewed_as = 0;    // its connection in the view to come, once it has joined that
@@ -39,6 +40,11 @@ class MemberTable {
   MemberTable& operator=(const MemberTable&) = delete;
 
   const Membership& membership() const { return membership_; }
+  // It has left, or is lost.
+  void note_gone(Member& member, Member::Fate fate) {
+    member.fate = fate;
+    if (member.went == 0) member.went = ++gone_;
+  }
   std::vector<Member>& members() { return members_; }
   Member& worker(std::uint32_t rank) { return members_[rank]; }  // workers come first
   Member* by_node(std::uint32_t id) { return id == 0 || id > members_.size() ? nullptr : &members_[id - 1]; }
@@ -72,6 +78,7 @@ class MemberTable {
  private:
   const Membership membership_;
   std::vector<Member> members_;
+  std::uint32_t gone_ = 0;
 };
 
 }  // namespace bps::van

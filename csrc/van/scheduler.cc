@@ -132,6 +132,12 @@ class Scheduler::Impl {
     return JsonObject().add("role", std::string("scheduler")).add("error", std::string("its thread hangs")).end();
   }
 
+  void shift(std::vector<std::uint64_t> links) {
+    loop_.post([this, links = std::move(links)] {
+      if (job_.links() != nullptr) job_.links()->shift(links, Clock::now());
+    });
+  }
+
   Counters counters() const {
     return {messages_, declared_, barriers_, lost_, refused_ + listener_->refused(), members_, epoch_, silence_ms_};
   }
@@ -229,6 +235,7 @@ class Scheduler::Impl {
   void beat() {
     if (step_down()) return;
     last_beat_ = Clock::now();
+    if (job_.links() != nullptr) job_.links()->look(last_beat_);
     for (const auto& [peer, connection] : connections_) {
       if (!job_.knows(peer)) continue;
       // Members need not send heartbeats before all have joined, however long that takes.
@@ -324,6 +331,9 @@ bool Scheduler::stepped_down() const {
 }
 void Scheduler::stop() {
   impl_->stop();
+}
+void Scheduler::shift(std::vector<std::uint64_t> links) {
+  impl_->shift(std::move(links));
 }
 std::string Scheduler::dump() const {
   return impl_->dump();

@@ -53,6 +53,9 @@ class Scheduler {
   bool stepped_down() const;
   // Ends it at once, from any thread: wait() then returns false, unless the job was over.
   void stop();
+  // Gives the servers the weights that follow from these links, of all nodes, if that is possible just now: see
+  // shift.h. From any thread.
+  void shift(std::vector<std::uint64_t> links);
   // Tells people what the job does, as JSON; {"error"} when the scheduler's thread does not answer soon. From any
   // thread.
   std::string dump() const;

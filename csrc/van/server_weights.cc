@@ -28,6 +28,15 @@ void add_embedded_servers(Membership& members) {
   }
 }
 
+bool can_shift(const Membership& members) {
+  const Node& first = members.nodes.front();
+  if (first.terms.min_workers > 0 || first.terms.placement_seconds == 0 || members.servers < 2) return false;
+  if (first.terms.placement == "mixed" || first.terms.key_hash == "balanced" || first.terms.key_hash == "mixed") {
+    return false;
+  }
+  return std::ranges::any_of(members.nodes, [&](const Node& node) { return node.host_key != first.host_key; });
+}
+
 std::optional<ServerWeights> ServerWeights::of_job(const Membership& members, const Hosts& hosts) {
   if (members.nodes.front().terms.min_workers > 0) return std::nullopt;
   return ServerWeights(members, hosts);

@@ -27,6 +27,10 @@ Placement parse_placement(std::string_view name);
 // Makes servers of the workers that offer it, if those would sum anything for the group of all.
 void add_embedded_servers(Membership& members);
 
+// True where servers may get other weights while the job runs: their hosts have links of their own, no member comes or
+// goes, and the key hash follows weights. (`balanced` follows what was placed before, `mixed` has a formula.)
+bool can_shift(const Membership& members);
+
 class ServerWeights {
  public:
   static constexpr std::uint32_t kAll = 1U << 16;

@@ -17,6 +17,7 @@ Named named(const Terms& terms, bool of_worker) {
                          {"BPS_BUILT_IN_HASH_COEF", std::to_string(terms.built_in_coefficient)},
                          {"BPS_MIXED_MODE_BOUND", std::to_string(terms.mixed_bound)},
                          {"BPS_MIN_PARTITION_BYTES", std::to_string(terms.min_partition_bytes)},
+                         {"BPS_PLACEMENT_SECONDS", std::to_string(terms.placement_seconds)},
                          {"BPS_ASYNC", terms.async ? "1" : "0"},
                          {"BPS_SERVER_FAILOVER", terms.survives_servers ? "1" : "0"}});
   return all;

@@ -19,6 +19,7 @@ struct Terms {
   std::uint64_t mixed_bound = 0;
   std::uint64_t min_partition_bytes = 0;
   bool async = false;
+  std::uint32_t placement_seconds = 0;
   bool survives_servers = false;  // BPS_SERVER_FAILOVER, and what it depends on
 
   static constexpr std::size_t kMostWordBytes = 32;
@@ -26,7 +27,7 @@ struct Terms {
     io(m.min_workers);
     io.bounded(m.placement, kMostWordBytes);
     io.bounded(m.key_hash, kMostWordBytes);
-    io(m.built_in_coefficient, m.mixed_bound, m.min_partition_bytes, m.async, m.survives_servers);
+    io(m.built_in_coefficient, m.mixed_bound, m.min_partition_bytes, m.async, m.placement_seconds, m.survives_servers);
   }
   bool operator==(const Terms&) const = default;
 };

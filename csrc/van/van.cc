@@ -270,6 +270,9 @@ void Van::abort(const std::string& exception) {
 void Van::reply(const Reply& reply) {
   impl_->session_.post(reply);
 }
+void Van::tell(const Message& message) {
+  impl_->session_.post(message);
+}
 const std::string& Van::scheduler_host() const {
   return impl_->options_.scheduler_host;
 }

@@ -44,7 +44,7 @@ struct VanOptions {
 
 struct VanEvents {
   // The scheduler has been found, and this is the view that it tells: before the node asks to join.
-  std::function<void(const transport::View&)> on_view = nullptr;
+  std::function<void(const transport::ViewId&)> on_view = nullptr;
   // A node can no longer be used; `node` 0 is the scheduler. `why` is a sentence for people that names the first cause:
   // this node, or the one whose loss made this one leave. Reported once per node.
   std::function<void(std::uint32_t node, const std::string& why)> on_lost;
@@ -63,10 +63,15 @@ struct VanEvents {
   std::function<void(const Group&, std::function<void()> known)> on_group;
   // Workers: ranks disagree about this tensor; operations on it cannot complete.
   std::function<void(std::uint32_t tensor, const std::string& why)> on_tensor_failed;
+  // A heartbeat is sent: what this node's links carry may be told with it, by Van::tell().
+  std::function<void()> on_beat = nullptr;
+  // Workers: servers are about to get other weights; answer with Van::tell(). Then what has become of that.
+  std::function<void(const BeginShift&)> on_shift_begun = nullptr;
+  std::function<void(const EndShift&)> on_shift_ended = nullptr;
   // Asked before each heartbeat, which proves more than that the van's thread lives: what of this node has made no
-  // progress since this answered "" last. Without an answer of "" no heartbeat is sent, and the node is lost in the
-  // end.
-  std::function<std::string()> find_stuck = nullptr;
+  // progress since this answered "" last, `silence` ago. Without an answer of "" no heartbeat is sent, and the node is
+  // lost in the end.
+  std::function<std::string(Duration silence)> find_stuck = nullptr;
   // Asked of a server once the scheduler is lost: whether a worker is still connected to it. The last one ends it.
   std::function<bool()> is_in_use = nullptr;
 };
@@ -118,6 +123,7 @@ class Van {
 
   // Any thread may reply.
   void reply(const Reply& reply);
+  void tell(const Message& message);
 
   // Leaves the job, telling the scheduler if that is because of a loss, and waits until every worker has left; false
   // when that took too long. Returns early with kPeerLost when the scheduler is lost. A van that is destroyed without

@@ -47,20 +47,12 @@ std::uint64_t Connections::registered_bytes() const {
 }
 
 void Connections::send_words() {
-  if (is_receipt_due_) {
-    for (ServerConnection* server : all_) {
-      if (server->paths.fails_over() && !server->is_closed()) server->send_receipts();
-    }
-  }
-  is_receipt_due_ = false;
-  if (is_landed_due_) send_landed();
-}
-
-void Connections::send_landed() {
-  is_landed_due_ = false;
   for (ServerConnection* server : all_) {
-    if (!server->is_closed()) server->send_landed();
+    if (server->is_closed()) continue;
+    if (is_receipt_due_ && server->paths.fails_over()) server->send_receipts();
+    if (is_landed_due_) server->send_landed();
   }
+  is_receipt_due_ = is_landed_due_ = false;
 }
 
 }  // namespace bps::worker

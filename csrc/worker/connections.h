@@ -68,7 +68,6 @@ class Connections {
   void note_landed() { is_landed_due_ = true; }
   bool owes_words() const { return is_receipt_due_ || is_landed_due_; }
   void send_words();
-  void send_landed();
 
  private:
   enum class Queues : std::uint8_t { kIdle, kReady, kBlocked };

@@ -20,9 +20,6 @@ class HeldLog {
   bool is_held() const { return log_.has_value(); }
   const tensor::RedoLog& log() const { return *log_; }
 
-  // Other ranks of this host share memory with the server, and may read its log.
-  bool others_may_read = false;
-
  private:
   std::shared_ptr<transport::shm::SharedMemory> memory_;
   std::optional<tensor::RedoLog> log_;

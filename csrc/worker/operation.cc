@@ -10,8 +10,9 @@ namespace {
 constexpr const char* kNames[] = {"push_pull", "reduce_scatter", "all_gather",       "broadcast",        "push or pull",
                                   "store",     "accumulate",     "read of feedback", "write of feedback"};
 
-const Plan& plan_of(const Tensor& tensor, tensor::OperationKind kind) {
-  return tensor::is_sharded(kind) ? tensor.sharded_plan : tensor.whole_plan;
+const Plan& plan_of(const Tensor& tensor, const Plans* plans, tensor::OperationKind kind) {
+  const Plans& used = plans == nullptr ? tensor.plans : *plans;
+  return tensor::is_sharded(kind) ? used.sharded : used.whole;
 }
 
 }  // namespace
@@ -21,17 +22,20 @@ const char* name_of(tensor::OperationKind kind) {
 }
 
 Operation::Operation(std::shared_ptr<Tensor> declared, const Request& what, std::uint32_t number, std::uint64_t order,
-                     std::size_t worker_loops, std::size_t places, std::span<const Begun> only, Clock::time_point now)
+                     std::size_t worker_loops, std::size_t places, std::span<const Begun> only,
+                     std::shared_ptr<const Plans> placed, Clock::time_point now)
     : tensor(std::move(declared)),
+      plans(std::move(placed)),
       request(what),
       round(number),
       sequence(order),
       deadline(Deadline::after(what.timeout_s, now)),
-      layout{{what.kind, what.pushes, tensor->member, what.root},
+      layout{{what.kind, what.pushes, tensor->position, what.root},
              tensor::is_sharded(what.kind) ? &tensor->sharded : &tensor->whole},
-      continuation(only.empty() ? nullptr : std::make_unique<Continuation>(plan_of(*tensor, what.kind), only)),
+      continuation(only.empty() ? nullptr
+                                : std::make_unique<Continuation>(plan_of(*tensor, plans.get(), what.kind), only)),
       header_(make_header()) {
-  const Plan& plan = continuation ? continuation->plan() : plan_of(*tensor, what.kind);
+  const Plan& plan = continuation ? continuation->plan() : plan_of(*tensor, plans.get(), what.kind);
   portions.resize(worker_loops * places);
   if (tensor->ahead != 0 && layout.cut->count() > tensor->ahead) paces = std::make_unique<Pace[]>(worker_loops);
   for (std::size_t i = 0; i < portions.size(); ++i) {
@@ -156,7 +160,7 @@ tensor::PushHeader Operation::make_header() const {
   header.op = request.op;
   header.flags = request.two_phase ? tensor::kTwoPhase : 0;  // each partition adds its own
   header.kind = request.kind;
-  header.member = tensor->member;
+  header.position = tensor->position;
   header.group = tensor->group->id;
   header.tensor = tensor->id;
   header.round = round;

@@ -36,9 +36,10 @@ namespace bps::worker {
 class Operation : public std::enable_shared_from_this<Operation> {
  public:
   // `only`: a continuation, of these partitions, in order; empty: all of them.
+  // `placed`: the plans of its round, where these are not the tensor's own.
   Operation(std::shared_ptr<Tensor> declared, const Request& what, std::uint32_t number, std::uint64_t order,
             std::size_t worker_loops, std::size_t places, std::span<const Begun> only = {},
-            Clock::time_point now = Clock::now());
+            std::shared_ptr<const Plans> placed = nullptr, Clock::time_point now = Clock::now());
   ~Operation();
 
   // Makes a complete operation pending again, as another round, with the same request and memory. Only for an operation
@@ -82,6 +83,7 @@ class Operation : public std::enable_shared_from_this<Operation> {
   std::string describe() const;                                // "push_pull of 'name', round 3"
 
   const std::shared_ptr<Tensor> tensor;
+  const std::shared_ptr<const Plans> plans;  // null: those of the tensor
   const Request request;
   bool is_watched = false;  // WatchedOperations has it; of the loop that watches its deadline
   // These three change from round to round: rearm().

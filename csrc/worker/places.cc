@@ -17,13 +17,42 @@ std::size_t Places::slots() const {
 
 std::vector<std::uint32_t> Places::servers_of(const Tensor& tensor) const {
   std::vector<std::uint32_t> servers(tensor.whole.count());
-  for (std::size_t i = 0; i < tensor.whole_plan.size(); ++i) {
-    for (const Part& part : tensor.whole_plan[i]) {
+  for (std::size_t i = 0; i < tensor.plans.whole.size(); ++i) {
+    for (const Part& part : tensor.plans.whole[i]) {
       const std::size_t place = part.for_host() ? part.place : i % count();
       servers[part.partition] = servers_.server_of(place);
     }
   }
   return servers;
+}
+
+Deal Places::deal(std::span<const std::shared_ptr<Tensor>> tensors) const {
+  Deal deal{std::vector<std::uint64_t>(key_map_.servers), std::vector<double>(key_map_.servers)};
+  for (const std::shared_ptr<Tensor>& tensor : tensors) {
+    const std::vector<std::uint32_t> servers = servers_of(*tensor);
+    for (std::uint32_t i = 0; i < servers.size(); ++i) deal.bytes[servers[i]] += tensor->whole.piece(i).length;
+    const auto bytes = static_cast<double>(tensor->bytes);
+    const tensor::KeyMapConfig& key_map = key_map_of(*tensor->group);
+    const double weights = std::accumulate(key_map.weights.begin(), key_map.weights.end(), 0.0);
+    if (weights == 0) {  // they take turns
+      for (double& due : deal.due) due += bytes / key_map.servers;
+      continue;
+    }
+    for (std::uint32_t slot = 0; slot < key_map.weights.size(); ++slot) {
+      if (key_map.weights[slot] > 0) deal.due[key_map.slots[slot]] += bytes * key_map.weights[slot] / weights;
+    }
+  }
+  return deal;
+}
+
+std::uint64_t Deal::all() const {
+  return std::accumulate(bytes.begin(), bytes.end(), std::uint64_t{0});
+}
+
+std::uint64_t Deal::beyond() const {
+  double sum = 0;
+  for (std::size_t i = 0; i < bytes.size(); ++i) sum += std::max(static_cast<double>(bytes[i]) - due[i], 0.0);
+  return static_cast<std::uint64_t>(sum);
 }
 
 std::size_t Places::count() const {
@@ -64,7 +93,7 @@ bool Places::needs_relay(const van::Group& group, std::uint32_t server) const {
   if (!hosts_.active()) return false;
   const std::uint32_t here = hosts_.host_of(rank_);
   if (van::hosts_of(group, hosts_) == 1) return hosts_.host_of_server(server) != here;
-  return std::ranges::count(group.ranks, here, [&](std::uint32_t member) { return hosts_.host_of(member); }) > 1;
+  return std::ranges::count(group.ranks, here, [&](std::uint32_t rank) { return hosts_.host_of(rank); }) > 1;
 }
 
 // A group has its weights from its first tensor on.

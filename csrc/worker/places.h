@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <span>
@@ -22,6 +23,15 @@
 
 namespace bps::worker {
 
+// The bytes of tensors that each server sums, by its rank, and what it would sum by the weights of their groups.
+struct Deal {
+  std::vector<std::uint64_t> bytes;
+  std::vector<double> due;
+
+  std::uint64_t all() const;
+  std::uint64_t beyond() const;  // bytes that are on servers which sum more than is due
+};
+
 class Places {
  public:
   // `weights`: how much each server sums for a group; nothing: all take turns. `own_server`: the server rank of each
@@ -35,6 +45,11 @@ class Places {
         hosts_(std::move(hosts)),
         rank_(rank) {}
 
+  // The same where servers have other weights.
+  std::shared_ptr<const Places> with(van::ServerWeights weights) const {
+    return std::make_shared<const Places>(key_map_, servers_, std::move(weights), own_server_, hosts_, rank_);
+  }
+
   std::size_t count() const;
   // The entries of the load that the scheduler tells with a tensor.
   std::size_t slots() const;
@@ -45,6 +60,8 @@ class Places {
             std::size_t worker_loops) const;
   // The server that sums each partition of the tensor as a whole.
   std::vector<std::uint32_t> servers_of(const Tensor& tensor) const;
+  // The same in bytes, of all these tensors.
+  Deal deal(std::span<const std::shared_ptr<Tensor>> tensors) const;
 
  private:
   static bool meets(std::size_t worker_loop, std::size_t worker_loops, std::size_t shard, std::size_t shards);

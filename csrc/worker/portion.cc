@@ -16,7 +16,7 @@ std::uint64_t Portion::restart(std::uint64_t order) {
 
 Status Portion::fill(const Part& part, tensor::Placement& placement, std::byte* into, Counters& counters) {
   if (placement.is_compressed()) {
-    const std::uint64_t seed = compress::seed_of(header->tensor, part.partition, header->round, header->member);
+    const std::uint64_t seed = compress::seed_of(header->tensor, part.partition, header->round, header->position);
     return operation->tensor->compressor->encode(part.partition, placement.input_offset, placement,
                                                  input_bytes + placement.input_offset, into, seed, counters);
   }
@@ -55,7 +55,7 @@ tensor::Cancel Portion::make_cancel() const {
   message.round = operation->round;
   const auto failure = operation->failure();
   message.code = failure->code() == ErrorCode::kNotInitialized ? ErrorCode::kPeerLost : failure->code();
-  message.what = "rank " + std::to_string(operation->tensor->group->ranks[operation->tensor->member]) + " gave up: " +
+  message.what = "rank " + std::to_string(operation->tensor->group->ranks[operation->tensor->position]) + " gave up: " +
                  std::string(failure->what()).substr(operation->describe().size() + 2);  // each rank names it itself
   message.hint = failure->hint();
   return message;

@@ -17,9 +17,13 @@ void Worker::start(PreparedOperation& prepared, bool awaited) {
   }
   require_alive(*prepared.tensor, prepared.request.kind);
   const std::uint32_t round = next_round(*prepared.tensor, prepared.request);
+  auto plans = plans_of(*prepared.tensor, prepared.request, round);
   const std::uint64_t sequence = sequence_.fetch_add(1);
-  const bool reusable = operation && operation->completion.progress && operation->rearm(round, sequence);
-  if (!reusable) operation = make_operation(prepared.tensor, prepared.request, round, sequence);
+  const bool reusable =
+      operation && operation->completion.progress && operation->plans == plans && operation->rearm(round, sequence);
+  if (!reusable) {
+    operation = make_operation(prepared.tensor, prepared.request, round, sequence, {}, std::move(plans));
+  }
   try {
     launch(operation, awaited);
   } catch (const Error&) {

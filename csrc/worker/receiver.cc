@@ -26,25 +26,11 @@ void Receiver::on_landed(ServerConnection& server, InFlight& entry, std::uint32_
   if (entry.has_landed()) return counters_.stale.add();
   entry.stage = InFlight::Stage::kLanded;
   server.count_landed(std::exchange(entry.length, 0));
-  if (entry.transfer->operation != nullptr) return note_landed(entry, immediate);
-  static_cast<HostContribution*>(entry.transfer)->land(immediate, entry.staged->bytes());
-}
-
-// A push_pull over a network is over when all members have all of it, and until then what has landed takes no slot and
-// no credit. So the server is told of several partitions at once. Members that have answers in buffers keep these until
-// then, and one that reads a redo log keeps the server from the next sum: hence the limit, and none of this where there
-// is a log.
-void Receiver::note_landed(const InFlight& entry, std::uint32_t immediate) {
-  constexpr std::size_t kMostUntold = 8;
-  constexpr std::uint64_t kMostBytes = 4 << 20;
-  Transfer& transfer = *entry.transfer;
-  const bool is_last = entry.part.partition == transfer.parts.back().partition;
-  if (transfer.finality == Finality::kBulkCommit && (is_last || transfer.cancelled)) {
-    transfer.finality = Finality::kCommit;  // others may land after it, or it never lands
+  if (entry.transfer->operation == nullptr) {
+    return static_cast<HostContribution*>(entry.transfer)->land(immediate, entry.staged->bytes());
   }
-  const std::size_t untold = entry.server->note_landed(immediate);
-  const bool is_enough = untold >= kMostUntold || untold * entry.answer_length >= kMostBytes;
-  if (transfer.finality == Finality::kCommit || is_enough) rooms_.connections.note_landed();
+  server.note_landed(immediate);
+  rooms_.connections.note_landed();
 }
 
 // Takes it out of its buffer. False: it is no result, and the operation or the server ends by that.

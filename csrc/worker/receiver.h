@@ -52,7 +52,6 @@ class Receiver {
  private:
   [[gnu::cold]] void lose_for_length(ServerConnection& server, std::uint64_t landed, std::uint64_t due);
   void on_landed(ServerConnection& server, InFlight& entry, std::uint32_t immediate);
-  void note_landed(const InFlight& entry, std::uint32_t immediate);
   bool take_answer(ServerConnection& server, std::uint32_t immediate);
   void on_committed(ServerConnection& server, const tensor::Committed& committed);
   void on_push_failed(ServerConnection& server, const tensor::PushFailed& failed);

@@ -21,8 +21,8 @@ const char* name_of(InFlight::Owed what) {
 }
 
 ReplyWatch::Overdue overdue(ServerConnection& server, const std::string& what, double seconds) {
-  return {&server,
-          what + in_words(seconds) + " by the data network (" + server.route + ") although the connection is open"};
+  return {&server, what + in_words(seconds) + " by the data network (" + server.reached_by +
+                       ") although the connection is open"};
 }
 
 }  // namespace

@@ -17,7 +17,7 @@ struct Request {
   ReduceOp op = ReduceOp::kSum;
   bool pushes = true;  // kSplit: push() and pull() are two requests of one round
   bool pulls = true;
-  std::uint32_t root = 0;                  // place in the group; kBroadcast, kStore
+  std::uint32_t root = 0;                  // position in the group; kBroadcast, kStore
   tensor::Addition addition{};             // kAccumulate; with `again`, its tries are counted by the worker
   bool again = false;                      // kAccumulate: the latest addition, whatever servers have of it
   std::byte* input = nullptr;              // kReduceScatter: the whole tensor; kAllGather: the own shard

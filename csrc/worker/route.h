@@ -2,8 +2,7 @@
 // How the partitions of an operation reach one server and come back, and what makes their results final.
 //
 // A worker loop decides both when it admits the operation, by a pure function of the facts below. All that follows is a
-// switch over the two answers. One of them changes later: when the last answer of a portion lands, kBulkCommit becomes
-// kCommit (Receiver::note_landed). docs/internals.md has the table.
+// switch over the two answers. docs/internals.md has the table.
 #pragma once
 
 #include <cstdint>
@@ -20,16 +19,15 @@ enum class Route : std::uint8_t {
 
 // When a result counts, after which the input is not needed any more.
 enum class Finality : std::uint8_t {
-  kAnswer,      // when the answer has landed
-  kLogged,      // the same; the server keeps a redo log, from which a result is completed if the server is lost
-  kCommit,      // when the server has told that all members have their answers
-  kBulkCommit,  // the same, and the server is told of several landed answers at once
+  kAnswer,  // when the answer has landed
+  kLogged,  // the same; the server keeps a redo log, from which a result is completed if the server is lost
+  kCommit,  // when the server has told that all members have their answers
 };
 
 // The server says when results count. All but kAnswer are of operations in two phases (tensor::kTwoPhase), which a lost
 // server costs nothing.
 constexpr bool awaits_commit(Finality finality) {
-  return finality == Finality::kCommit || finality == Finality::kBulkCommit;
+  return finality == Finality::kCommit;
 }
 
 // Tells what the server can do with the caller's memory. From kUnreadable on it is a process of this host that can be
@@ -47,12 +45,10 @@ struct RouteFacts {
   bool is_encoded = false;     // the tensor has a codec, which this server is sent; such operations have one phase
   bool is_registered = false;  // the transport may use all of the caller's memory directly
   bool is_small = false;       // copies of the whole operation stay in the cache
-  bool is_push_pull = false;
   bool is_two_phase = false;
   bool is_continuation = false;  // some members have the result already, in a view that has ended
   bool lands_in_order = false;   // how much of an answer has come over the input is known at any time
-  bool is_logged = false;   // this server keeps a redo log that this rank reads, and the tensor's ranks share a host
-  bool others_log = false;  // other members read a redo log of this server
+  bool is_logged = false;  // this server keeps a redo log that this rank reads, and the tensor's ranks share a host
   Reach reach = Reach::kNetwork;
 };
 
@@ -70,15 +66,8 @@ constexpr Chosen choose_route(const RouteFacts& facts) {
   if (facts.is_encoded) return {Route::kEncoded, Finality::kAnswer};  // nothing travels from or to the caller's memory
   const bool is_fenced = facts.reach >= Reach::kUnreadable;
   const bool is_logged = facts.is_two_phase && is_fenced && facts.is_logged;
-  const bool commits = facts.is_two_phase && !is_logged;
-  const bool aside = facts.is_two_phase && (facts.is_continuation || (commits && !facts.lands_in_order));
-  // A member that reads a redo log keeps the server from the next sum until it is told.
-  const bool in_bulk = commits && !aside && facts.is_registered && facts.is_push_pull && !facts.others_log &&
-                       facts.reach == Reach::kNetwork;
-  const Finality finality = !facts.is_two_phase ? Finality::kAnswer
-                            : is_logged         ? Finality::kLogged
-                            : in_bulk           ? Finality::kBulkCommit
-                                                : Finality::kCommit;
+  const bool aside = facts.is_two_phase && (facts.is_continuation || (!is_logged && !facts.lands_in_order));
+  const Finality finality = !facts.is_two_phase ? Finality::kAnswer : is_logged ? Finality::kLogged : Finality::kCommit;
   if (!facts.is_registered) return {Route::kStaged, finality};
   if (facts.reach == Reach::kNetwork) return {aside ? Route::kAnswersAside : Route::kInPlace, finality};
   // A server that could still write when it is lost must not reach the caller's memory.

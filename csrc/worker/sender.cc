@@ -10,6 +10,7 @@ bool Sender::push(ServerConnection& server) {
   bool sent = false;
   std::size_t refused = 0;  // connections without room, one after the other
   std::uint64_t bytes = 0;
+  is_paced_ = false;
   for (;;) {
     const bool room = fill(server);
     if (batch_.size == 0) break;
@@ -26,7 +27,7 @@ bool Sender::push(ServerConnection& server) {
     if (!room || bytes >= server.queue.most_per_turn) break;
   }
   if (!server.queue.empty()) {
-    counters_.credit_stalls.add();
+    (is_paced_ ? counters_.pace_stalls : counters_.credit_stalls).add();
     if (counters_.trace != nullptr) trace_stall(server);
   }
   return sent;
@@ -83,17 +84,25 @@ bool Sender::add(ServerConnection& server, Transfer& transfer) {
 
   if (transfer.pace != Transfer::kNoPace &&
       !transfer.operation->paces[transfer.pace].allows(transfer.next, transfer.parts.size())) {
+    is_paced_ = true;
     return false;
   }
   bool yields = false;  // both limits at once, or each would wait for the other one to yield
   const std::uint64_t travels = placement.payload_bytes();
-  if (!is_within_credit(server, travels, yields)) return false;
+  if (!is_within_budget(server, travels, yields)) return false;
   if (server.needs_slots() &&
       !server.slots.take(transport::kMaxHeader + (placement.has_payload() ? travels : 0), batch_.slots[n])) {
     return false;
   }
   StagingBuffer* staged = nullptr;
-  if (transfer.route != Route::kInPlace && !stage(server, transfer, part, placement, n, staged, yields)) return false;
+  if (transfer.route != Route::kInPlace) {
+    const std::optional<StagingBuffer*> found = stage(server, transfer, part, placement, yields);
+    if (!found) {
+      if (server.needs_slots()) (void)server.slots.grant(batch_.slots[n]);
+      return false;
+    }
+    staged = *found;
+  }
   const std::uint32_t index = in_flight_.allocate();
   InFlight& entry = in_flight_[index];
   entry.transfer = &transfer;
@@ -113,29 +122,26 @@ bool Sender::add(ServerConnection& server, Transfer& transfer) {
   return true;
 }
 
-// Finds the partition of a staged transfer a buffer, if it needs one, and puts the payload into it. False when a limit
-// says "not now", or the payload cannot be read.
-bool Sender::stage(ServerConnection& server, Transfer& transfer, const Part& part, tensor::Placement& placement,
-                   std::size_t n, StagingBuffer*& staged, bool& yields) {
-  if (transfer.encoded != nullptr) {
-    staged = transfer.encoded;
-    transfer.encoded = std::exchange(staged->next, nullptr);
-    return true;
+// Finds the partition of a staged transfer a buffer, and puts the payload into it; null if it needs none. Nothing when
+// a limit says "not now", or the payload cannot be read.
+std::optional<StagingBuffer*> Sender::stage(ServerConnection& server, Transfer& transfer, const Part& part,
+                                            tensor::Placement& placement, bool& yields) {
+  if (StagingBuffer* const encoded = transfer.encoded; encoded != nullptr) {
+    transfer.encoded = std::exchange(encoded->next, nullptr);
+    return encoded;
   }
   const bool is_read_in_place = transfer.route == Route::kAnswersAside;
-  if (is_read_in_place && !placement.wants_data()) return true;
-  if (transfer.route == Route::kStagedIfCheap && !server.memory.has_free()) return true;
+  if (is_read_in_place && !placement.wants_data()) return nullptr;
+  if (transfer.route == Route::kStagedIfCheap && !server.memory.has_free()) return nullptr;
   // There are no more buffers than partitions that can be sent.
-  staged = take_buffer(server, yields);
-  if (staged != nullptr) {
-    if (!placement.has_payload() || is_read_in_place) return true;
-    const Status filled = transfer.fill(part, placement, staged->bytes(), counters_);
-    if (filled == Status::kOk) return true;
-    server.memory.give_back(staged);
-    broken_ = {&transfer, filled};
-  }
-  if (server.needs_slots()) (void)server.slots.grant(batch_.slots[n]);
-  return false;
+  StagingBuffer* const buffer = take_buffer(server, yields);
+  if (buffer == nullptr) return std::nullopt;
+  if (!placement.has_payload() || is_read_in_place) return buffer;
+  const Status filled = transfer.fill(part, placement, buffer->bytes(), counters_);
+  if (filled == Status::kOk) return buffer;
+  server.memory.give_back(buffer);
+  broken_ = {&transfer, filled};
+  return std::nullopt;
 }
 
 // Writes what the transport needs to send entry `index` of the table as number n of the batch.
@@ -175,8 +181,8 @@ void Sender::describe(ServerConnection& server, std::size_t n, std::uint32_t ind
   }
 }
 
-bool Sender::is_within_credit(ServerConnection& server, std::uint64_t length, bool& yields) const {
-  if (credit_ == 0 || server.outstanding.bytes() == 0 || server.outstanding.bytes() + length <= credit_) return true;
+bool Sender::is_within_budget(ServerConnection& server, std::uint64_t length, bool& yields) const {
+  if (budget_ == 0 || server.outstanding.bytes() == 0 || server.outstanding.bytes() + length <= budget_) return true;
   yields = server.outstanding.check_stall();
   return yields;
 }

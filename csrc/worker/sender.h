@@ -9,6 +9,7 @@
 #pragma once
 
 #include <array>
+#include <optional>
 #include <utility>
 
 #include "core/metrics.h"
@@ -25,7 +26,7 @@ class Sender {
       : in_flight_(in_flight), counters_(counters), epoch_(epoch) {}
 
   // Bytes that may be under way to one server; 0: no limit.
-  void set_credit(std::uint64_t bytes) { credit_ = bytes; }
+  void set_budget(std::uint64_t bytes) { budget_ = bytes; }
   // Sends to `server` what there is room for; true when anything went out. What is left stays in the server's queue.
   bool push(ServerConnection& server);
   // Sends the pushes again that a lost path has not delivered, as far as there is room.
@@ -53,10 +54,10 @@ class Sender {
 
   bool fill(ServerConnection& server);
   bool add(ServerConnection& server, Transfer& transfer);
-  bool stage(ServerConnection& server, Transfer& transfer, const Part& part, tensor::Placement& placement,
-             std::size_t n, StagingBuffer*& staged, bool& yields);
+  std::optional<StagingBuffer*> stage(ServerConnection& server, Transfer& transfer, const Part& part,
+                                      tensor::Placement& placement, bool& yields);
   void describe(ServerConnection& server, std::size_t n, std::uint32_t index, const tensor::Placement& placement);
-  bool is_within_credit(ServerConnection& server, std::uint64_t length, bool& yields) const;
+  bool is_within_budget(ServerConnection& server, std::uint64_t length, bool& yields) const;
   StagingBuffer* take_buffer(ServerConnection& server, bool& yields);
   void write_header(std::size_t n, std::uint32_t index, const tensor::Placement& placement, std::size_t rail);
   std::size_t post(ServerConnection& server);
@@ -67,10 +68,11 @@ class Sender {
   InFlightTable& in_flight_;
   Counters& counters_;
   const std::uint32_t epoch_;
-  std::uint64_t credit_ = 0;
+  std::uint64_t budget_ = 0;
   Broken broken_;
-  TraceKey stalled_;  // noted last
-  Batch batch_;       // a member, because emptying 4 KiB for each call would cost as much as a push
+  bool is_paced_ = false;  // the pace of an operation has just said "not now"
+  TraceKey stalled_;       // noted last
+  Batch batch_;            // a member, because emptying 4 KiB for each call would cost as much as a push
 };
 
 }  // namespace bps::worker

@@ -70,11 +70,7 @@ class ServerConnection final : public transport::ControlSink, public transport::
   void send_receipts();
 
   // ---- Two phases: answers that are here, of which the server is told with the next send_landed()
-  // Returns how many they are.
-  std::size_t note_landed(std::uint32_t immediate) {
-    landed_.immediates.push_back(immediate);
-    return landed_.immediates.size();
-  }
+  void note_landed(std::uint32_t immediate) { landed_.immediates.push_back(immediate); }
   void forget_landed(std::uint32_t immediate) { std::erase(landed_.immediates, immediate); }
   void send_landed();
 
@@ -115,7 +111,7 @@ class ServerConnection final : public transport::ControlSink, public transport::
 
   const std::uint32_t node;
   const std::string name;  // for errors
-  std::string route;       // "tcp, 10.0.0.2 4711": how it is reached
+  std::string reached_by;  // "tcp, 10.0.0.2 4711": how it is reached
   TransportMemory& memory;
   SendQueue queue;
   LandingSlots slots;

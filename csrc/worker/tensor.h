@@ -5,6 +5,7 @@
 // made under the mutex of Worker, and the compressor has rules of its own.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -24,20 +25,25 @@ namespace bps::worker {
 
 using Plan = std::vector<std::vector<Part>>;
 
+// Partitions by [loop * places + place], for each of the two cuts.
+struct Plans {
+  std::uint32_t shift = 0;  // with the weights of this shift (shifts.h)
+  Plan whole{}, sharded{};
+};
+
 struct Tensor {
   std::string name;
   std::uint32_t id = 0;
   std::shared_ptr<const van::Group> group;
-  std::uint16_t member = 0;     // our place in the group
+  std::uint16_t position = 0;   // of this rank, in the group
   bool is_on_one_host = false;  // all members of the group, as far as known
   Dtype dtype{};
   std::uint64_t bytes = 0;
   std::string shape;
-  tensor::Partitioning whole;    // push_pull, broadcast
-  tensor::Partitioning sharded;  // reduce_scatter, all_gather: one shard per member
-  // Partitions by [loop * places + place], for each of the two cuts.
-  Plan whole_plan;
-  Plan sharded_plan;
+  tensor::Partitioning whole;                           // push_pull, broadcast
+  tensor::Partitioning sharded;                         // reduce_scatter, all_gather: one shard per member
+  Plans plans;                                          // as it was declared
+  std::array<std::shared_ptr<const Plans>, 2> shifted;  // those since, which are in use: of Shifts
   std::atomic<std::uint32_t> next_round{0};
   // push() and pull() apart: which round each of them is at.
   std::atomic<std::uint32_t> next_pull{0};

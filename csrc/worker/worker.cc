@@ -13,7 +13,8 @@ Worker::Worker(WorkerOptions options, van::Van& van)
     : options_(std::move(options)),
       van_(van),
       places_(options_.key_map, options_.server_places, options_.weights, options_.own_server, options_.hosts, rank()),
-      late_connections_(places_.count()) {
+      late_connections_(places_.count()),
+      gone_(van, options_.hosts) {
   van::Group all;
   for (std::uint32_t rank = 0; rank < van.membership().workers; ++rank) all.ranks.push_back(rank);
   groups_[0] = std::make_shared<const van::Group>(std::move(all));
@@ -43,11 +44,8 @@ void Worker::abort(const std::shared_ptr<Operation>& operation, ErrorCode code, 
 bool Worker::end_operations(ErrorCode code, const std::string& what, const std::string& hint,
                             const Deadline& deadline) {
   const Error why(code, what, hint);
-  {
-    const std::lock_guard lock(mutex_);
-    if (!why_ended_) why_ended_ = why;
-  }
-  any_lost_.store(true);
+  gone_.end(why);
+  shifts_.stop();
   for (const LoopOf& each : worker_loops_) each.reactor->call([&] { each.worker_loop->leave(why); });
   const auto idle = [this] {
     return std::ranges::all_of(worker_loops_, [](const LoopOf& each) {
@@ -98,7 +96,8 @@ std::shared_ptr<Operation> Worker::start(const std::shared_ptr<Tensor>& whose, c
   const std::uint32_t round = next_round(*tensor, request);
   Request what = request;
   if (what.kind == tensor::OperationKind::kAccumulate) count_tries(*tensor, what, round);
-  auto operation = make_operation(tensor, what, round, sequence_.fetch_add(1));
+  auto plans = plans_of(*tensor, what, round);
+  auto operation = make_operation(tensor, what, round, sequence_.fetch_add(1), {}, std::move(plans));
   launch(operation, request.awaited);
   return operation;
 }
@@ -129,20 +128,26 @@ std::uint32_t Worker::next_round(Tensor& tensor, const Request& request) {
   const bool split = request.kind == tensor::OperationKind::kSplit;
   if (split && request.pulls) return tensor.next_pull.fetch_add(1);
   const std::uint32_t round = tensor.next_round.fetch_add(1);
-  if (!split) tensor.next_pull.store(round + 1);
+  if (!split) {  // other threads may have begun later ones meanwhile
+    std::uint32_t pull = tensor.next_pull.load();
+    while (static_cast<std::int32_t>(round + 1 - pull) > 0 &&
+           !tensor.next_pull.compare_exchange_weak(pull, round + 1)) {
+    }
+  }
   return round;
 }
 
 std::shared_ptr<Operation> Worker::make_operation(const std::shared_ptr<Tensor>& tensor, const Request& request,
                                                   std::uint32_t round, std::uint64_t sequence,
-                                                  std::span<const Begun> only) const {
+                                                  std::span<const Begun> only,
+                                                  std::shared_ptr<const Plans> plans) const {
   Request what = request;
   what.op = exact_op(what.op, what.kind, tensor->exactness);
   const bool is_compressed = tensor->compressor && Compressor::applies(what.kind, what.op);
   what.two_phase &= options_.two_phase && what.kind < tensor::OperationKind::kSplit && !is_compressed;
   if (options_.two_phase && request.two_phase && !what.two_phase) has_one_phase_.store(true);
-  auto operation =
-      std::make_shared<Operation>(tensor, what, round, sequence, worker_loops_.size(), places_.count(), only);
+  auto operation = std::make_shared<Operation>(tensor, what, round, sequence, worker_loops_.size(), places_.count(),
+                                               only, std::move(plans));
   if (worker_loops_.size() == 1) operation->completion.progress = worker_loops_.front().reactor->progress();
   return operation;
 }
@@ -153,7 +158,7 @@ void Worker::launch(const std::shared_ptr<Operation>& operation, bool awaited) {
     for (const LoopOf& worker_loop : worker_loops_) worker_loop.reactor->progress()->wake();
   }
   const Tensor& tensor = *operation->tensor;
-  if (any_lost_.load() || tensor.failed.load()) {  // between the check and the submission
+  if (gone_.is_any() || tensor.failed.load()) {  // between the check and the submission
     try {
       check_alive(tensor, operation->request.kind);
     } catch (const Error& error) {

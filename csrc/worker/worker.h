@@ -23,9 +23,11 @@
 #include "van/server_weights.h"
 #include "van/van.h"
 #include "worker/failed_operations.h"
+#include "worker/gone_members.h"
 #include "worker/late_connections.h"
 #include "worker/places.h"
 #include "worker/prepared_operation.h"
+#include "worker/shifts.h"
 #include "worker/worker_loop.h"
 
 namespace bps::worker {
@@ -52,6 +54,8 @@ class Worker {
   // last operation.
   void add_loop(WorkerLoop* worker_loop, transport::Reactor* reactor, std::span<const std::size_t> connected);
   const Places& places() const { return places_; }
+  // Returns what each server sums of the tensors that this rank has declared.
+  Deal deal() const;
 
   // Groups other than all ranks may need more connections; they are made when a tensor is declared.
   void connect_by(LateConnections::Connect connect) { late_connections_.connect_by(std::move(connect)); }
@@ -114,6 +118,11 @@ class Worker {
   // It runs, although one of our loops hears nothing of it.
   void on_reachable(std::uint32_t node);
   void fail_tensor(std::uint32_t id, const std::string& why);
+  // Servers are about to have other weights. Rounds wait until end_shift(); these are the next ones.
+  std::vector<van::TensorRound> begin_shift();
+  void end_shift(const van::EndShift& shift);
+  // The members, with the links that the weights of servers follow now.
+  van::Membership membership() const;
   void forget_memory(std::uint64_t identity);
 
  private:
@@ -123,7 +132,6 @@ class Worker {
   };
   std::shared_ptr<Tensor> make_tensor(const van::TensorSpec& spec, const van::TensorId& id,
                                       const Tensor* like = nullptr);
-  bool concerns(const van::Node& gone, const van::Group& group) const;
   void check_compression(const van::TensorSpec& spec) const;
   void check_same(const Tensor& known, const van::TensorSpec& spec) const;
   void check_alive(const Tensor& tensor, tensor::OperationKind kind) const;
@@ -134,7 +142,10 @@ class Worker {
   void require_direct() const;
   std::shared_ptr<Operation> make_operation(const std::shared_ptr<Tensor>& tensor, const Request& request,
                                             std::uint32_t round, std::uint64_t sequence,
-                                            std::span<const Begun> only = {}) const;
+                                            std::span<const Begun> only = {},
+                                            std::shared_ptr<const Plans> plans = nullptr) const;
+  Plans make_plans(const Tensor& tensor, const Places& places, std::span<const std::uint64_t> load);
+  std::shared_ptr<const Plans> plans_of(Tensor& tensor, const Request& request, std::uint32_t round);
   void launch(const std::shared_ptr<Operation>& operation, bool awaited);
   void submit(const std::shared_ptr<Operation>& operation);
   // On all loops but `except`, which has done it.
@@ -147,21 +158,20 @@ class Worker {
   const Places places_;
   std::vector<LoopOf> worker_loops_;
   LateConnections late_connections_;
-  mutable std::mutex mutex_;  // declarations, groups, losses
+  GoneMembers gone_;
+  mutable std::mutex mutex_;  // declarations, groups
   std::map<std::pair<std::uint32_t, std::string>, std::shared_ptr<Tensor>> tensors_;
   std::vector<std::shared_ptr<Tensor>> more_tensors_;  // which the recorder may name
   const std::shared_ptr<FlightRecorder> recorder_ = std::make_shared<FlightRecorder>();
   std::map<std::uint32_t, std::shared_ptr<const van::Group>> groups_;
-  std::vector<std::pair<std::uint32_t, std::string>> lost_;  // node id and what to say, the first loss first
-  std::vector<std::pair<std::uint32_t, std::string>> left_;  // the same of members that have left as they should
-  std::map<std::uint32_t, std::string> mismatched_;          // id of a tensor that ranks disagree about -> what to say
-  std::optional<Error> why_ended_;  // why nothing more is begun: the view has ended, or this process leaves
-  bool loops_know_ = false;         // that the view has ended
+  std::map<std::uint32_t, std::string> mismatched_;  // id of a tensor that ranks disagree about -> what to say
+  std::atomic<bool> loops_know_{false};              // that the view has ended
   // An operation that a server has aborted may say so before the scheduler does.
   const std::shared_ptr<std::atomic<bool>> view_ended_ = std::make_shared<std::atomic<bool>>(false);
-  std::atomic<bool> any_lost_{false};
   std::atomic<std::uint64_t> sequence_{0};
   FailedOperations failed_;
+  Shifts shifts_;
+  std::vector<std::uint64_t> links_;                // of nodes, since the last shift; guarded by mutex_
   mutable std::atomic<bool> has_one_phase_{false};  // an operation was started that has no second one
 };
 

@@ -70,12 +70,12 @@ void WorkerLoop::open(ServerConnection& server, std::vector<ServerPath> paths) {
   }
   const bool wants_log = options_.two_phase && !server.needs_slots();
   (void)server.send(tensor::Attach{options_.largest_partition, server.needs_slots(), count, wants_log});
-  // Each server gets an equal share of the scheduling credit, so that what is less urgent on one server never takes the
-  // credit of what is more urgent on another.
+  // Each server gets an equal share of the budget, so that what is less urgent on one server never takes the share of
+  // what is more urgent on another.
   const std::uint64_t met = connections_.all().size();
-  sender_.set_credit((options_.scheduling_credit + met - 1) / met);
+  sender_.set_budget((options_.scheduling_credit + met - 1) / met);
   // The server of this process sums in the order in which it gets the pushes. They need no time on their way, so that a
-  // few at a time are enough, and what is urgent overtakes the rest of the credit.
+  // few at a time are enough, and what is urgent overtakes the rest of the budget.
   if (options_.scheduling_credit > 0 && server.memory.transport().kind() == transport::Kind::kSelf) {
     server.queue.most_per_turn = kOwnTurnBytes;
   }
@@ -183,7 +183,6 @@ void WorkerLoop::check_deadlines() {
           Error(ErrorCode::kTimeout, "not complete within " + in_words(operation->request.timeout_s), kRaiseTimeout));
     }
   }
-  connections_.send_landed();  // where the rest of an operation takes long
   for (const ReplyWatch::Overdue& late : watch_.check(partitions_.table, connections_, events.when_silent)) {
     if (!late.server->loss.is_known()) losses_.report(*late.server, late.why);
   }

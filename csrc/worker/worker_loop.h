@@ -14,7 +14,7 @@
 //   cancellation.h          aborts
 //   reply_watch.h           servers that owe something for too long
 //   server_losses.h         lost servers and paths
-//   host_relay.h            what a relay sends for its host
+//   relay_sender.h          what a relay sends for its host
 //
 // Threading: submit() from any thread, everything else on the reactor's.
 #pragma once
@@ -30,11 +30,11 @@
 #include "worker/admission.h"
 #include "worker/cancellation.h"
 #include "worker/connections.h"
-#include "worker/host_relay.h"
 #include "worker/loop_events.h"
 #include "worker/open_partition.h"
 #include "worker/partitions_in_flight.h"
 #include "worker/receiver.h"
+#include "worker/relay_sender.h"
 #include "worker/reply_watch.h"
 #include "worker/sender.h"
 #include "worker/server_losses.h"
@@ -74,7 +74,7 @@ class WorkerLoop final : public transport::Actor {
   void add_path(ServerConnection& server, ServerPath path);
   // Makes this loop the way of its host's contributions.
   void relay_for(tensor::ContributionSource* source) { contributions_.set_source(source); }
-  HostRelay& relay() { return relay_; }
+  RelaySender& relay() { return relay_; }
   // Before this rank's first operation on a tensor that was declared with a compression.
   void add_compressed(const std::shared_ptr<const Tensor>& tensor) { relay_.add_compressed(tensor); }
 
@@ -109,6 +109,13 @@ class WorkerLoop final : public transport::Actor {
     return worker::list_open(partitions_.table, connections_, most);
   }
   WorkerUsage usage() const { return usage_of(connections_, watched_); }
+  // Calls `look` with each data connection to a server that is not lost, and the server's node.
+  void for_each_connection(const std::function<void(std::uint32_t, transport::DataEndpoint&)>& look) const {
+    for (const ServerConnection* server : connections_.all()) {
+      if (server->is_closed()) continue;
+      for (const ServerStream& stream : server->paths.streams()) look(server->node, *stream.endpoint);
+    }
+  }
 
   bool step() override;
   bool arm() override { return admission_.is_empty() && !connections_.owes_words() && !connections_.is_ready(); }
@@ -129,7 +136,7 @@ class WorkerLoop final : public transport::Actor {
   ReplyWatch watch_;
   Cancellation cancellation_;
   HostContributions contributions_;
-  HostRelay relay_;
+  RelaySender relay_;
   ServerLosses losses_;
   Receiver receiver_;
   Admission admission_;

@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Failures, lost members, and tensors that can be synchronised no more.
-#include <algorithm>
-#include <utility>
-
 #include "worker/worker.h"
 
 namespace bps::worker {
+
 void Worker::note_failure(const std::shared_ptr<Operation>& operation) {
   const ErrorCode code = operation->failure()->code();
   if (code == ErrorCode::kNotInitialized) return;
@@ -13,36 +11,11 @@ void Worker::note_failure(const std::shared_ptr<Operation>& operation) {
   if (on_failure && code != ErrorCode::kRoundAborted) on_failure();
 }
 
-// True when the loss of a member keeps the group from summing: it belongs to it, sums for it, or may be the relay of
-// ranks that do.
-bool Worker::concerns(const van::Node& gone, const van::Group& group) const {
-  if (gone.server_rank >= 0) return true;
-  const auto rank = static_cast<std::uint32_t>(gone.worker_rank);
-  if (!options_.hosts.active()) return group.index_of(rank) != van::kNoRank;
-  const std::uint32_t host = options_.hosts.host_of(rank);
-  return std::ranges::any_of(group.ranks, [&](std::uint32_t member) { return options_.hosts.host_of(member) == host; });
-}
-
 void Worker::check_alive(const Tensor& tensor, tensor::OperationKind kind) const {
   if (tensor.failed.load(std::memory_order_acquire)) {
-    throw Error(ErrorCode::kMismatch, tensor.why_failed, "declare the tensor with the same dtype and shape everywhere");
+    throw Error(ErrorCode::kMismatch, tensor.why_failed, kDeclareAlike);
   }
-  if (!any_lost_.load(std::memory_order_acquire)) return;
-  const std::lock_guard lock(mutex_);
-  if (why_ended_) throw Error(*why_ended_);
-  for (const auto& [node, what] : lost_) {
-    const van::Node* gone = van_.membership().by_id(node);
-    if (gone == nullptr || concerns(*gone, *tensor.group))
-      throw Error(ErrorCode::kPeerLost, "'" + tensor.name + "' cannot be synchronised: " + what, kRestartJob);
-  }
-  // A member may have pushed its part before it left: a push or pull on its own can still succeed.
-  if (kind == tensor::OperationKind::kSplit) return;
-  for (const auto& [node, what] : left_) {
-    const auto rank = static_cast<std::uint32_t>(van_.membership().by_id(node)->worker_rank);
-    if (tensor.group->index_of(rank) != van::kNoRank) {
-      throw Error(ErrorCode::kPeerLost, "'" + tensor.name + "' cannot be synchronised: " + what, kRestartJob);
-    }
-  }
+  gone_.check(tensor, kind);
 }
 
 void Worker::require_alive(const Tensor& tensor, tensor::OperationKind kind) {
@@ -58,13 +31,10 @@ void Worker::require_alive(const Tensor& tensor, tensor::OperationKind kind) {
 }
 
 void Worker::end_view(const Error& why) {
-  {
-    const std::lock_guard lock(mutex_);
-    if (std::exchange(loops_know_, true)) return;
-    if (!why_ended_) why_ended_ = why;  // else this process leaves, and what is under way ends by that
-  }
+  if (loops_know_.exchange(true)) return;
+  gone_.end(why);  // if this process does not leave already: then what is under way ends by that
   *view_ended_ = true;
-  any_lost_.store(true);
+  shifts_.stop();
   for (const LoopOf& each : worker_loops_) {
     each.reactor->loop().post([worker_loop = each.worker_loop, why] { worker_loop->end_view(why); });
   }
@@ -72,16 +42,14 @@ void Worker::end_view(const Error& why) {
 
 void Worker::lose_node(std::uint32_t node, const std::string& why) {
   const van::Node* gone = van_.membership().by_id(node);
-  {
-    const std::lock_guard lock(mutex_);
-    if (std::ranges::find(lost_, node, [](const auto& one) { return one.first; }) != lost_.end()) return;
-    lost_.emplace_back(node, why);
-  }
-  any_lost_.store(true);
+  if (!gone_.note_lost(node, why)) return;
+  if (node == 0) shifts_.stop();  // of other losses the scheduler knows: it calls the shift off
   for (const LoopOf& worker_loop : worker_loops_) {
     worker_loop.reactor->loop().post([this, worker_loop = worker_loop.worker_loop, gone, node, why] {
       worker_loop->abort_operations(
-          [&](const Operation& operation) { return gone == nullptr || concerns(*gone, *operation.tensor->group); },
+          [&](const Operation& operation) {
+            return gone == nullptr || gone_.concerns(*gone, *operation.tensor->group);
+          },
           ErrorCode::kPeerLost, why, kRestartJob);
       worker_loop->lose_server(node, why);
     });
@@ -90,9 +58,7 @@ void Worker::lose_node(std::uint32_t node, const std::string& why) {
 
 // The servers decide about operations in progress, because they know what that member has contributed to.
 void Worker::leave_node(std::uint32_t node, const std::string& why) {
-  const std::lock_guard lock(mutex_);
-  left_.emplace_back(node, why);
-  any_lost_.store(true);
+  gone_.note_left(node, why);
 }
 
 void Worker::on_reachable(std::uint32_t node) {
@@ -118,8 +84,7 @@ void Worker::fail_tensor(std::uint32_t id, const std::string& why) {
   for (const LoopOf& worker_loop : worker_loops_) {
     worker_loop.reactor->loop().post([worker_loop = worker_loop.worker_loop, id, why] {
       worker_loop->abort_operations([&](const Operation& operation) { return operation.tensor->id == id; },
-                                    ErrorCode::kMismatch, why,
-                                    "declare the tensor with the same dtype and shape everywhere");
+                                    ErrorCode::kMismatch, why, kDeclareAlike);
     });
   }
 }

@@ -134,8 +134,8 @@ std::shared_ptr<Tensor> Worker::make_tensor(const van::TensorSpec& spec, const v
   const auto element = static_cast<std::uint32_t>(size_of(dtype));
   const std::uint64_t bytes = spec.count * element;
   const auto members = group(spec.group);
-  const std::int32_t member = members->index_of(rank());
-  if (member == van::kNoRank) {
+  const std::int32_t position = members->index_of(rank());
+  if (position == van::kNoRank) {
     throw Error(ErrorCode::kInvalidArgument, "this rank is not in the group of '" + spec.name + "'",
                 "call operations of a group on its ranks only");
   }
@@ -154,7 +154,7 @@ std::shared_ptr<Tensor> Worker::make_tensor(const van::TensorSpec& spec, const v
   tensor->name = spec.name;
   tensor->id = id.id;
   tensor->group = members;
-  tensor->member = static_cast<std::uint16_t>(member);
+  tensor->position = static_cast<std::uint16_t>(position);
   tensor->is_on_one_host = options_.two_phase && van::hosts_of(*members, options_.hosts) == 1;
   tensor->dtype = dtype;
   tensor->bytes = bytes;
@@ -172,13 +172,75 @@ std::shared_ptr<Tensor> Worker::make_tensor(const van::TensorSpec& spec, const v
     throw Error(ErrorCode::kInternal, "the scheduler has told the load of another number of servers",
                 "report this as a bug");
   }
-  tensor->whole_plan = places_.plan(*tensor, tensor->whole, false, id.server_load, worker_loops_.size());
-  tensor->sharded_plan = places_.plan(*tensor, tensor->sharded, true, id.server_load, worker_loops_.size());
-  if (options_.hosts.active()) {  // without relays every connection is there
-    late_connections_.make(tensor->whole_plan);
-    late_connections_.make(tensor->sharded_plan);
-  }
+  tensor->plans = make_plans(*tensor, places_, id.server_load);
   return tensor;
+}
+
+Deal Worker::deal() const {
+  std::vector<std::shared_ptr<Tensor>> tensors;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [key, tensor] : tensors_) tensors.push_back(tensor);
+  }
+  const auto latest = shifts_.latest();
+  return (latest ? *latest : places_).deal(tensors);
+}
+
+Plans Worker::make_plans(const Tensor& tensor, const Places& places, std::span<const std::uint64_t> load) {
+  Plans plans;
+  plans.whole = places.plan(tensor, tensor.whole, false, load, worker_loops_.size());
+  plans.sharded = places.plan(tensor, tensor.sharded, true, load, worker_loops_.size());
+  if (options_.hosts.active()) {  // without relays every connection is there
+    late_connections_.make(plans.whole);
+    late_connections_.make(plans.sharded);
+  }
+  return plans;
+}
+
+// ---- Servers that get other weights
+
+// The state of shifts is looked at after the round has got its number: so either this rank has told the number to the
+// scheduler, or the round waits.
+std::shared_ptr<const Plans> Worker::plans_of(Tensor& tensor, const Request& request, std::uint32_t round) {
+  if (shifts_.is_at_rest()) [[likely]]
+    return nullptr;
+  return shifts_.plans_of(tensor, request, round, Deadline::after(request.timeout_s),
+                          [&](std::uint32_t shift, const Places& places) {
+                            auto made = std::make_shared<Plans>(make_plans(tensor, places, {}));
+                            made->shift = shift;
+                            return made;
+                          });
+}
+
+std::vector<van::TensorRound> Worker::begin_shift() {
+  shifts_.begin();
+  std::vector<van::TensorRound> next;
+  const std::lock_guard lock(mutex_);
+  for (const auto& [key, tensor] : tensors_) {
+    const auto [early, late] = std::minmax({tensor->next_round.load(), tensor->next_pull.load()});
+    // The other half of a round may follow, by a placement that would be forgotten. The scheduler calls off a shift
+    // where a tensor is left out that had a part in the one before.
+    if (late > 0 && !shifts_.is_early(*tensor, early)) next.push_back({tensor->group->id, tensor->id, late});
+  }
+  std::ranges::sort(next, {}, &van::TensorRound::key);
+  return next;
+}
+
+void Worker::end_shift(const van::EndShift& shift) {
+  if (shift.links.size() != van_.membership().nodes.size()) return shifts_.call_off();
+  {
+    const std::lock_guard lock(mutex_);
+    links_ = shift.links;
+  }
+  const auto weights = van::ServerWeights::of_job(membership(), options_.hosts);
+  if (weights) shifts_.end(places_.with(*weights), shift.from);
+}
+
+van::Membership Worker::membership() const {
+  van::Membership members = van_.membership();
+  const std::lock_guard lock(mutex_);
+  for (std::size_t i = 0; i < links_.size(); ++i) members.nodes[i].link = links_[i];
+  return members;
 }
 
 // The tensor in the group of this rank alone: with the same id and partitions, but rounds of its own.
@@ -194,7 +256,7 @@ std::shared_ptr<Tensor> Worker::alone(Tensor& tensor) {
     made.dtype = tensor.dtype;
     made.bytes = tensor.bytes;
     made.shape = tensor.shape;
-    made.whole_plan = tensor.whole_plan;
+    made.plans.whole = tensor.plans.whole;
     made.view_ended = tensor.view_ended;
     made.recorder = tensor.recorder;
     made.is_timed = tensor.is_timed;

@@ -59,6 +59,8 @@ CASES = [
     Case("scheduler", "DEATHS=0"),
     Case("scheduler", "DEATHS=1"),
     Case("scheduler", "DEATHS=2"),
+    Case("shift", "SHIFTS=1 ROUNDS=3"),
+    Case("shift", "SHIFTS=2"),
     Case("rounds", "DEADLINES=1", "BUG_RETURNS_BEFORE_ACKNOWLEDGED"),
     Case("rounds", "DEADLINES=1", "BUG_SLOT_RELEASED_TWICE"),
     Case("rounds", "DEADLINES=1", "BUG_ONE_CONTRIBUTION_LESS"),
@@ -77,6 +79,10 @@ CASES = [
     Case("fencing", "DIRECT=0 FAULTS=1", "BUG_NOT_CLOSED"),
     Case("scheduler", "DEATHS=1", "BUG_OWES_NOTHING"),
     Case("scheduler", "DEATHS=1", "BUG_VIEW_ENDS_BEFORE_ANSWERS"),
+    Case("shift", "SHIFTS=1", "BUG_READS_FIRST"),
+    Case("shift", "SHIFTS=1", "BUG_LOOKS_FIRST"),
+    Case("shift", "SHIFTS=1", "BUG_EARLIEST"),
+    Case("shift", "SHIFTS=2", "BUG_NOT_THROUGH"),
 ]
 
 

@@ -24,7 +24,7 @@ def test_exact_sums(dtype: str) -> None:
 
 
 def of_hosts(bps: Any) -> list[str]:
-    assert "rdma" in str(job.current().process.routes)
+    assert "rdma" in str(job.current().process.transports)
     return exact_sums.in_one_call(bps, "float32", True)
 
 

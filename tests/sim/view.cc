@@ -116,7 +116,7 @@ std::shared_ptr<worker::Tensor> View::make_tensor(std::uint32_t id, std::string 
   made->group = all;
   made->is_on_one_host = true;  // or so it seems
   made->view_ended = ended;
-  made->member = static_cast<std::uint16_t>(self.worker_rank);
+  made->position = static_cast<std::uint16_t>(self.worker_rank);
   made->dtype = Dtype::kInt32;
   made->bytes = bytes;
   const auto plan = [&](const tensor::Partitioning& cut) {
@@ -128,8 +128,8 @@ std::shared_ptr<worker::Tensor> View::make_tensor(std::uint32_t id, std::string 
     }
     return made_plan;
   };
-  made->whole_plan = plan(made->whole);
-  made->sharded_plan = plan(made->sharded);
+  made->plans.whole = plan(made->whole);
+  made->plans.sharded = plan(made->sharded);
   return made;
 }
 

@@ -21,7 +21,7 @@ std::unique_ptr<Transport> make_rdma_transport(EventLoop&, const Credentials&, C
 }
 
 std::unique_ptr<RdmaListener> open_rdma_listener(EventLoop&, const Credentials&, const std::vector<Rail>&,
-                                                 RdmaListener::Enter) {
+                                                 const PortRange&, RdmaListener::Enter) {
   throw Error(ErrorCode::kUnreachable, kWhyNot, kHint);
 }
 

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "core/event_loop.h"
+#include "core/port_range.h"
 #include "transport/rdma/rail.h"
 #include "transport/transport.h"
 
@@ -36,8 +37,9 @@ class RailError final : public Error {
 std::unique_ptr<Transport> make_rdma_transport(EventLoop& loop, const Credentials& credentials, Counters& counters,
                                                const std::vector<Rail>& rails, const RdmaOptions& options);
 
-// Listens on every rail. Callers who prove that they belong to the job are handed to `enter`, on the loop's thread; the
-// transport that was made for the same rails accepts them. The others are refused and counted.
+// Listens on every rail, at ports of that range. Callers who prove that they belong to the job are handed to `enter`,
+// on the loop's thread; the transport that was made for the same rails accepts them. The others are refused and
+// counted.
 class RdmaListener {
  public:
   using Enter = std::function<void(std::unique_ptr<IncomingConnection>)>;
@@ -47,7 +49,8 @@ class RdmaListener {
   virtual std::uint64_t refused() const = 0;  // from any thread
 };
 std::unique_ptr<RdmaListener> open_rdma_listener(EventLoop& loop, const Credentials& credentials,
-                                                 const std::vector<Rail>& rails, RdmaListener::Enter enter);
+                                                 const std::vector<Rail>& rails, const PortRange& ports,
+                                                 RdmaListener::Enter enter);
 
 // ---- For `bps doctor`
 

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <cstring>
 
 #include "core/hmac.h"
@@ -19,15 +20,12 @@ constexpr int kBacklog = 1024;  // a whole job may call at the same moment
 
 class Listener final : public RdmaListener {
  public:
-  Listener(EventLoop& loop, const Credentials& credentials, const std::vector<Rail>& rails, Enter enter)
+  Listener(EventLoop& loop, const Credentials& credentials, const std::vector<Rail>& rails, const PortRange& ports,
+           Enter enter)
       : loop_(loop), credentials_(credentials), enter_(std::move(enter)), channel_(make_cm_channel()) {
     random_bytes(address_.nonce);
     for (const Rail& rail : rails) {
-      CmId id = make_cm_id(channel_.get());
-      CmAddress here(rail.address, 0, rail.interface);
-      if (::rdma_bind_addr(id.get(), here.get()) != 0 || ::rdma_listen(id.get(), kBacklog) != 0) {
-        throw_errno("cannot listen on " + rail.address + " of " + rail.device, "`bps doctor` looks at the device");
-      }
+      CmId id = listen_within(ports, [&](std::uint16_t port) { return listen_on(rail, port); });
       address_.entries.push_back({rail.address, ntohs(::rdma_get_src_port(id.get())), rail.speed});
       listeners_.push_back(std::move(id));
     }
@@ -41,6 +39,17 @@ class Listener final : public RdmaListener {
   std::uint64_t refused() const override { return refused_; }
 
  private:
+  CmId listen_on(const Rail& rail, std::uint16_t port) const {
+    CmId id = make_cm_id(channel_.get());
+    CmAddress here(rail.address, port, rail.interface);
+    if (::rdma_bind_addr(id.get(), here.get()) == 0 && ::rdma_listen(id.get(), kBacklog) == 0) return id;
+    const std::string what = "cannot listen on " + rail.address + " of " + rail.device;
+    if (errno == EADDRINUSE) {
+      throw Error(ErrorCode::kPortTaken, what + ": port " + std::to_string(port) + " is taken", "choose a free port");
+    }
+    throw_errno(what, "`bps doctor` looks at the device");
+  }
+
   void on_events() {
     CmEvent event;
     while (next_event(channel_.get(), event)) {
@@ -108,8 +117,9 @@ class Listener final : public RdmaListener {
 }  // namespace
 
 std::unique_ptr<RdmaListener> open_rdma_listener(EventLoop& loop, const Credentials& credentials,
-                                                 const std::vector<Rail>& rails, RdmaListener::Enter enter) {
-  return std::make_unique<Listener>(loop, credentials, rails, std::move(enter));
+                                                 const std::vector<Rail>& rails, const PortRange& ports,
+                                                 RdmaListener::Enter enter) {
+  return std::make_unique<Listener>(loop, credentials, rails, ports, std::move(enter));
 }
 
 }  // namespace bps::transport::rdma

@@ -96,7 +96,7 @@ SelfTransfer transfer_to_self(const Rail& rail, const RdmaOptions& options, std:
     }
   };
   const Bytes address = callee.reactor.call([&] {
-    listener = open_rdma_listener(callee.reactor.loop(), credentials, {rail}, accept);
+    listener = open_rdma_listener(callee.reactor.loop(), credentials, {rail}, PortRange{}, accept);
     return listener->address();
   });
   const ConnectRequest request{.address = address, .hello = {.node = 1}, .deadline = deadline, .whom = "this process"};

@@ -17,4 +17,12 @@ MeasuredRate delivery_rate(int socket) {
   return {info.tcpi_delivery_rate, info.tcpi_delivery_rate_app_limited != 0};
 }
 
+Carried carried_by(int socket) {
+  tcp_info info{};
+  socklen_t size = sizeof info;
+  if (::getsockopt(socket, IPPROTO_TCP, TCP_INFO, &info, &size) != 0) return {};
+  if (size < offsetof(tcp_info, tcpi_busy_time) + sizeof info.tcpi_busy_time) return {};  // Linux before 4.10
+  return {info.tcpi_bytes_acked, info.tcpi_busy_time};
+}
+
 }  // namespace bps::transport::tcp

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How fast the kernel sees a TCP connection deliver what is written to it.
+// What the kernel counts of a TCP connection: how fast it delivers what is written to it, and what it has carried.
 #pragma once
 
 #include "transport/data_endpoint.h"
@@ -7,5 +7,6 @@
 namespace bps::transport::tcp {
 
 MeasuredRate delivery_rate(int socket);
+Carried carried_by(int socket);
 
 }  // namespace bps::transport::tcp

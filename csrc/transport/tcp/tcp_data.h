@@ -28,6 +28,7 @@ class TcpData final : public DataEndpoint {
   std::uint64_t stop_landing(std::uint32_t immediate) override;
   bool is_silent() const override { return !is_lost() && is_network_silent(socket_.get()); }
   bool is_flushed() const override { return is_lost() || (out_count_ == 0 && !has_unacknowledged(socket_.get())); }
+  Carried take_carried() override;
   MeasuredRate measured_rate() const override { return is_lost() ? MeasuredRate{} : delivery_rate(socket_.get()); }
 
  private:
@@ -66,6 +67,7 @@ class TcpData final : public DataEndpoint {
   const TcpTransport::Regions& regions_;
   bool watched_ = false;
   bool want_write_ = false;
+  Carried carried_;  // when it was asked last
 
   std::array<Outgoing, kWindow> out_;
   std::size_t out_head_ = 0;  // oldest

@@ -276,6 +276,12 @@ std::uint64_t TcpData::stop_landing(std::uint32_t immediate) {
   return in_payload_ && frame_.immediate == immediate ? cut_frame() : 0;
 }
 
+Carried TcpData::take_carried() {
+  if (is_lost()) return {};
+  const Carried before = std::exchange(carried_, carried_by(socket_.get()));
+  return {carried_.bytes - before.bytes, carried_.busy_us - before.busy_us};
+}
+
 void TcpData::sever() {
   if (const std::uint64_t landed = cut_frame(); landed > 0) sink->on_cut_off(*this, frame_.immediate, landed);
   if (std::exchange(watched_, false)) loop_.forget(socket_.get());

@@ -60,6 +60,15 @@ TEST(Settings, ValuesOfEachKindReachTheirMembers) {
   EXPECT_EQ(settings.transport.spin_us, 7U);
 }
 
+TEST(Settings, ARangeOfPortsHasTwoEnds) {
+  EXPECT_EQ(with({}).parse().transport.ports, PortRange());
+  EXPECT_EQ(with({{"BPS_PORTS", "40000-40100"}}).parse().transport.ports, (PortRange{40000, 40100}));
+  EXPECT_EQ(with({{"BPS_PORTS", "7-7"}}).parse().transport.ports, (PortRange{7, 7}));
+  for (const char* bad : {"40000", "40100-40000", "0-10", "1-65536", "1-2-3", "a-b", "1 - 2", "-5"}) {
+    EXPECT_THROW(with({{"BPS_PORTS", bad}}).parse(), Error) << bad;
+  }
+}
+
 TEST(Settings, AnInfiniteTimeSetsNoLimit) {
   for (const char* text : {"inf", "1e10"}) {
     const double seconds = with({{"BPS_TIMEOUT", text}}).parse().deadlines.operation;

@@ -100,7 +100,7 @@ struct DirectData final : DataEndpoint, DirectAccess {
 struct MixedTransport final : Transport {
   MixedTransport(EventLoop& loop, Counters& counters, bool is_direct)
       : tcp(loop, kJob, counters, {}), direct(is_direct) {}
-  std::string_view name() const override { return "mixed"; }
+  Kind kind() const override { return Kind::kTcp; }
   RegionPtr register_memory(std::span<std::byte> bytes) override { return tcp.register_memory(bytes); }
   std::unique_ptr<ControlEndpoint> connect_control(const ConnectRequest&) override { return nullptr; }
   std::unique_ptr<DataEndpoint> connect_data(const ConnectRequest&) override { return nullptr; }
@@ -133,7 +133,7 @@ struct MixedTransport final : Transport {
 struct LoopedNetwork final : tensor::ContributionSender {
   std::uint64_t largest() const override { return kPartition; }
   void contribute(std::uint32_t contribution, const PushHeader& header, std::int32_t, std::uint32_t) override {
-    fuzz::expect(header.length <= kPartition && header.member == 1);
+    fuzz::expect(header.length <= kPartition && header.position == 1);
     pending.push_back(contribution);
     if ((header.flags & tensor::kTwoPhase) != 0) two_phase.insert(contribution);
   }
@@ -256,7 +256,7 @@ class Job {
     made.version = kProtocolVersion;
     made.dtype = Dtype::kFloat32;
     made.flags = tensor::kHasPayload | tensor::kIsPush | tensor::kIsPull | tensor::kWantsData;
-    made.member = static_cast<std::uint16_t>(rank);
+    made.position = static_cast<std::uint16_t>(rank);
     made.group = group;
     made.tensor = 11;
     made.round = round_;
@@ -440,7 +440,7 @@ Bytes disguise(PushHeader& header, Input& input) {
       header.op = ReduceOp::kSum;
       header.tensor = kStored;
       header.group = tensor::kAlone | kBad;
-      header.member = 0;
+      header.position = 0;
       header.round = input.take<std::uint8_t>();
       header.place = input.take<std::uint32_t>() & 0x00030003;
   }

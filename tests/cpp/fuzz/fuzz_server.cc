@@ -84,8 +84,8 @@ class Job {
     tensor->group = group_;
     tensor->dtype = Dtype::kUint8;
     tensor->bytes = made.memory.size();
-    tensor->whole_plan.resize(2);
-    for (std::uint32_t i = 0; i < pieces; ++i) tensor->whole_plan[has_liar ? (i + 1) % 2 : kHonest].push_back({i});
+    tensor->plans.whole.resize(2);
+    for (std::uint32_t i = 0; i < pieces; ++i) tensor->plans.whole[has_liar ? (i + 1) % 2 : kHonest].push_back({i});
     worker::Request request;
     request.two_phase = two_phase_;
     request.input = request.output = made.memory.data();

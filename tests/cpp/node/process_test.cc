@@ -67,7 +67,7 @@ class Caller {
     const Process::Call call(process_);
     (void)process_.metrics();
     (void)process_.metric_families();
-    (void)process_.routes();
+    (void)process_.transports();
   }
 
  private:

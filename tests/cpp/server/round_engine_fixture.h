@@ -70,7 +70,7 @@ class RoundEngineTest : public ::testing::Test, public SessionOwner {
     made.version = transport::kProtocolVersion;
     made.dtype = Dtype::kFloat32;
     made.flags = flags;
-    made.member = static_cast<std::uint16_t>(worker);
+    made.position = static_cast<std::uint16_t>(worker);
     made.tensor = 11;
     made.round = round;
     made.epoch = 1;

@@ -92,7 +92,7 @@ TEST_F(RoundEngineHostTest, OneContributionForAllRanksAndTheAnswerForEach) {
   const Contributed& sent = contributed[0];
   EXPECT_EQ(sent.place, kPlace);
   EXPECT_EQ(sent.priority, 1) << "the highest of the ranks";
-  EXPECT_EQ(sent.header.member, 0) << "the lowest rank of the host";
+  EXPECT_EQ(sent.header.position, 0) << "the lowest rank of the host";
   EXPECT_EQ(sent.header.flags, kPush | kPull) << "to the server it is a push like any other";
   EXPECT_EQ(sent.header.place, 0U);
   EXPECT_EQ(sum_sent(), 3);
@@ -267,7 +267,7 @@ TEST_F(RoundEngineHostTest, OnlyRanksOfThisHostThatAreReachedDirectlyMayAskForTh
   land(0, for_host(0, kPush | kPull));
   EXPECT_EQ(failures(0).size(), 1U) << "over the network";
   auto someone_else = for_host(0, kPush | kPull);
-  someone_else.member = 1;
+  someone_else.position = 1;
   post(0, someone_else);
   EXPECT_EQ(failures(0).size(), 2U);
   EXPECT_EQ(engine.open_rounds(), 0U);
@@ -285,7 +285,7 @@ TEST_F(RoundEngineHostTest, AHostContributesInTheNameOfItsLowestRankAndNobodyEls
   post(1, of_network(1, kPush | kPull));
   EXPECT_EQ(failures(1).size(), 1U) << "rank 1 is not the lowest";
   auto in_its_name = of_network(2, kPush | kPull);
-  in_its_name.member = 0;
+  in_its_name.position = 0;
   post(2, in_its_name);
   EXPECT_EQ(failures(2).size(), 1U) << "from another host";
   EXPECT_EQ(engine.open_rounds(), 0U);

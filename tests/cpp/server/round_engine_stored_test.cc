@@ -21,7 +21,7 @@ class StoredTest : public RoundEngineTest {
     tensor::PushHeader push = header(worker, kPush | kPull, round);
     push.kind = tensor::OperationKind::kAccumulate;
     push.group = tensor::kAlone | worker;
-    push.member = 0;
+    push.position = 0;
     push.place = most_ahead;
     return push;
   }
@@ -151,7 +151,7 @@ TEST_F(StoredTest, AMemberAloneReplacesNothingOfTheOthers) {
     tensor::PushHeader push = header(2, kPush | tensor::kIsPull);
     push.kind = tensor::OperationKind::kStore;
     push.group = group;
-    push.member = 0;
+    push.position = 0;
     land(2, push);
     answers(2);
   }

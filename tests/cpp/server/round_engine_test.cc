@@ -214,6 +214,21 @@ TEST_F(RoundEngineTest, ADisagreementWhereAMemberIsGoneIsToldAndEndsTheRound) {
   EXPECT_EQ(engine.open_rounds(), 0U);
 }
 
+// The scheduler has told a rank of the disagreement, and the rank has left: others may not have been told yet.
+TEST_F(RoundEngineTest, WhereRanksDisagreeTheOneThatLeavesIsNotTheCause) {
+  use_slots(1);
+  land(1, header(1, kPush | kPull));
+  engine.gone().disagree(header(0, kPush).tensor, "'w' is int8 on worker 0");
+  engine.gone().leave(0, "worker 0 has left the job");
+  engine.fail_lost();
+  land(2, header(2, kPush | kPull));
+  for (const std::uint32_t rank : {1, 2}) {
+    ASSERT_EQ(failures(rank).size(), 1U);
+    EXPECT_EQ(failures(rank)[0].code, ErrorCode::kMismatch);
+    EXPECT_EQ(failures(rank)[0].what, "'w' is int8 on worker 0");
+  }
+}
+
 TEST_F(RoundEngineTest, ARoundWithoutAnyPayloadFails) {
   for (std::uint32_t i = 0; i < kWorkers; ++i) post(i, header(i, tensor::kIsPush | kPull));
   for (std::uint32_t i = 0; i < kWorkers; ++i) EXPECT_EQ(failures(i).size(), 1U);

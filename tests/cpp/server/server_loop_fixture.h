@@ -76,7 +76,7 @@ class ServerLoopTest : public ::testing::Test {
     h.dtype = Dtype::kFloat32;
     h.op = ReduceOp::kSum;
     h.flags = tensor::kHasPayload | tensor::kIsPush | tensor::kIsPull | tensor::kWantsData;
-    h.member = static_cast<std::uint16_t>(worker);
+    h.position = static_cast<std::uint16_t>(worker);
     h.group = 0;
     h.tensor = 11;
     h.round = round;

@@ -24,8 +24,8 @@ TEST_F(ServerLoopTest, WrongPushesAreRefusedAndHarmNothing) {
   wrong[2].op = static_cast<ReduceOp>(9);
   wrong[3].flags = 0;
   wrong[4].flags = tensor::kHasPayload | tensor::kIsPull;
-  wrong[5].member = 1;  // somebody else's place
-  wrong[6].member = 60000;
+  wrong[5].position = 1;  // somebody else's place
+  wrong[6].position = 60000;
   wrong[7].group = 1234;
   wrong[8].length = 0;
   wrong[9].length = 4001;  // no whole elements
@@ -55,8 +55,9 @@ TEST_F(ServerLoopTest, DuplicatesAndStalePushesAreRefused) {
   push(1, header(1));  // the round is over
   EXPECT_EQ(workers[1].failures.size(), 1U);
   expect_sum(6);
-  push(1, header(1, 100'000));  // far in the future
-  EXPECT_EQ(workers[1].failures.size(), 2U);
+  push(1, header(1, 100'000));  // other servers may have summed those between
+  EXPECT_EQ(workers[1].failures.size(), 1U);
+  EXPECT_EQ(server_loop->open_rounds(), 1U);
 }
 
 TEST_F(ServerLoopTest, TwoRoundsNeverMix) {
@@ -91,7 +92,7 @@ TEST_F(ServerLoopTest, AGroupAveragesOverItsOwnSize) {
   for (const std::uint32_t i : {0U, 2U}) {
     tensor::PushHeader h = header(i);
     h.group = 5;
-    h.member = i == 0 ? 0 : 1;
+    h.position = i == 0 ? 0 : 1;
     h.op = ReduceOp::kAverage;
     push(i, h);
   }
@@ -107,7 +108,7 @@ TEST_F(ServerLoopTest, ARoundOfAnotherGroupIsAnotherRound) {
   for (const std::uint32_t worker : {0U, 2U}) {
     tensor::PushHeader h = header(worker);
     h.group = 5;
-    h.member = worker == 0 ? 0 : 1;
+    h.position = worker == 0 ? 0 : 1;
     push(worker, h);
     if (worker == 0) {
       (void)workers[1].control->send(

@@ -19,7 +19,7 @@ PushHeader valid() {
 TEST(PushHeader, GoldenBytes) {
   PushHeader header = valid();
   header.kind = OperationKind::kReduceScatter;
-  header.member = 0x0203;
+  header.position = 0x0203;
   header.group = 0x04050607;
   header.tensor = 0x08090a0b;
   header.partition = 0x0c0d0e0f;
@@ -29,7 +29,7 @@ TEST(PushHeader, GoldenBytes) {
   header.length = 0x18;
   header.answer_key = 0x19;
   header.answer_address = 0x1a;
-  constexpr std::uint8_t kGolden[64] = {16,   0,    4,    1,    15,   1,    3,    2,    7,    6,    5,    4,    0x0b,
+  constexpr std::uint8_t kGolden[64] = {17,   0,    4,    1,    15,   1,    3,    2,    7,    6,    5,    4,    0x0b,
                                         0x0a, 9,    8,    0x0f, 0x0e, 0x0d, 0x0c, 0x13, 0x12, 0x11, 0x10, 0x17, 0x16,
                                         0x15, 0x14, 0x24, 0x23, 0x22, 0x21, 0x18, 0,    0,    0,    0,    0,    0,
                                         0,    0x19, 0,    0,    0,    0,    0,    0,    0,    0x1a, 0,    0,    0,

@@ -291,6 +291,33 @@ TEST(Listener, ATakenPortIsSaidToBeTaken) {
   }
 }
 
+TEST(Listener, TakesTheFirstFreePortOfARange) {
+  Fd taken, free;
+  std::uint16_t port = 0;
+  // Two neighbours that are free; others of this machine take ports as well.
+  for (int i = 0; i < 100 && !free; ++i) {
+    taken = Listener::listen_tcp("127.0.0.1", 0);
+    port = Listener::port_of(taken.get());
+    try {
+      free = Listener::listen_tcp("127.0.0.1", static_cast<std::uint16_t>(port + 1));
+    } catch (const Error&) {  // it is not
+    }
+  }
+  ASSERT_TRUE(free);
+  const PortRange ports{port, static_cast<std::uint16_t>(port + 1)};
+  const auto listen = [](std::uint16_t one) { return Listener::listen_tcp("127.0.0.1", one); };
+  try {
+    const Fd none = listen_within(ports, listen);
+    ADD_FAILURE() << "both are taken";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kPortTaken);
+    EXPECT_NE(std::string(error.what()).find("all ports of BPS_PORTS=" + std::to_string(port)), std::string::npos);
+  }
+  free.reset();
+  EXPECT_EQ(Listener::port_of(listen_within(ports, listen).get()), port + 1);
+  EXPECT_NE(Listener::port_of(listen_within(PortRange{}, listen).get()), 0) << "any";
+}
+
 TEST(Listener, BadAddressesAreNamed) {
   for (const char* address : {"no such host.invalid", "192.0.2.1"}) {
     try {

@@ -181,7 +181,7 @@ class Side {
     return call([&] {
       if (transport->kind() == Kind::kRdma) {
         rdma_listener_ = rdma::open_rdma_listener(
-            reactor_.loop(), credentials_, rails_,
+            reactor_.loop(), credentials_, rails_, PortRange{},
             [this](std::unique_ptr<IncomingConnection> incoming) { accept_connection(std::move(incoming)); });
         return rdma_listener_->address();
       }

@@ -72,6 +72,11 @@ inline std::vector<Message> message_samples() {
       AllLeft{false},
       AllLeft{true, "nobody has resumed the job for 600 s, and it is over"},
       PeerLost{2, "worker 1 was lost: connection closed"},
+      LinkUse{{{2, 1 << 20, 80000}, {3, 1, 0}}},
+      BeginShift{3},
+      Rounds{3, {{0, 1234, 7}, {1, 12, 1}}},
+      EndShift{3, {125000000, 31250000, 0}, {{0, 1234, 8}}},
+      EndShift{3, {}, {}},
   };
 }
 

@@ -175,11 +175,11 @@ class FailoverTest : public ::testing::Test {
     tensor->name = "tensor";
     tensor->id = 1;
     tensor->group = group;
-    tensor->member = static_cast<std::uint16_t>(i);
+    tensor->position = static_cast<std::uint16_t>(i);
     tensor->dtype = Dtype::kUint8;
     tensor->bytes = kBytes;
-    tensor->whole_plan.resize(1);
-    for (std::uint32_t piece = 0; piece < kPieces; ++piece) tensor->whole_plan[0].push_back({piece});
+    tensor->plans.whole.resize(1);
+    for (std::uint32_t piece = 0; piece < kPieces; ++piece) tensor->plans.whole[0].push_back({piece});
     Request request;
     request.input = request.output = memory.data() + kPad;
     request.input_allocation = request.output_allocation = {memory, 1000 * (round + 1ULL) + i};

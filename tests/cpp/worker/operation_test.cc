@@ -16,8 +16,8 @@ std::shared_ptr<Tensor> make_tensor(std::uint16_t member) {
   group->ranks = {0, 1, 2};
   tensor->group = group;
   tensor->name = std::string(1, 't');  // gcc 12 warns of its own operator= otherwise
-  tensor->member = member;
-  for (Plan* plan : {&tensor->whole_plan, &tensor->sharded_plan}) {
+  tensor->position = member;
+  for (Plan* plan : {&tensor->plans.whole, &tensor->plans.sharded}) {
     plan->resize(1);
     for (std::uint32_t i = 0; i < 6; ++i) plan->front().push_back({.partition = i});
   }

@@ -41,8 +41,8 @@ class WorkerLoopRailsTest : public ::testing::Test {
     tensor->group = std::make_shared<const van::Group>(van::Group{0, {0}});
     tensor->dtype = Dtype::kUint8;
     tensor->bytes = bytes;
-    tensor->whole_plan.resize(1);
-    for (std::uint32_t i = 0; i < pieces; ++i) tensor->whole_plan[0].push_back({i});
+    tensor->plans.whole.resize(1);
+    for (std::uint32_t i = 0; i < pieces; ++i) tensor->plans.whole[0].push_back({i});
     Request request;
     request.input = request.output = memory.data();
     request.input_allocation = request.output_allocation = {memory, 1};

@@ -78,8 +78,8 @@ class WorkerLoopTest : public ::testing::Test {
     tensor->group = of;
     tensor->dtype = Dtype::kUint8;
     tensor->bytes = bytes;
-    tensor->whole_plan.resize(kServers);
-    for (std::uint32_t i = 0; i < pieces * kServers; ++i) tensor->whole_plan[i % kServers].push_back({i});
+    tensor->plans.whole.resize(kServers);
+    for (std::uint32_t i = 0; i < pieces * kServers; ++i) tensor->plans.whole[i % kServers].push_back({i});
     return tensor;
   }
   // Of the tensor that was declared last, in its first round.

@@ -116,10 +116,11 @@ def refused(bps: Any) -> None:
     one = np.ones(4, np.float32)
     with pytest.raises(InvalidArgumentError, match=r"store\(\)"):
         bps.accumulate(one, name="never stored")
-    with pytest.raises(InvalidArgumentError, match="need a name"):
-        bps.accumulate(one)
-    with pytest.raises(InvalidArgumentError, match="need a name"):
-        bps.store(one)
+    for call in (bps.accumulate, bps.accumulate_async, bps.store, bps.unstore):
+        with pytest.raises(InvalidArgumentError, match="need a name"):
+            call(one, name=None)
+        with pytest.raises(TypeError, match="'name'"):
+            call(one)
     for staleness in (-1, 0.5, "2"):
         with pytest.raises(InvalidArgumentError, match="staleness"):
             bps.accumulate(one, name="w", staleness=staleness)

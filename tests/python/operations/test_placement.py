@@ -106,6 +106,67 @@ def test_a_dump_says_who_sums_how_much():
     assert elastic[0][-1][1] is None
 
 
+def deal(bps: Any, pieces: int, tensors: int) -> dict[str, Any]:
+    """The bytes on each server and what its weight says, as a dump, metrics and Prometheus show them."""
+    from bps_rdma import job
+
+    served = parts_of_all(bps, pieces, tensors)
+    members = sorted(bps.dump()["members"], key=lambda member: member["server_rank"])
+    servers = [member for member in members if member["server_rank"] >= 0]
+    families = {name: samples for name, _, _, samples in job.current().process.metric_families()}
+    total = bps.metrics()["total"]
+    found = {
+        "bytes": [member["dealt_bytes"] for member in servers],
+        "due": [member["due_bytes"] for member in servers],
+        "shares": [member["share"] for member in servers],
+        "beyond": total["misdealt_bytes"],
+    }
+    assert found["bytes"] == [count * 4 * ELEMENTS for count in served]
+    assert total["dealt_bytes"] == sum(found["bytes"])
+    assert [sample[2] for sample in families["bps_dealt_bytes"]] == found["bytes"]
+    assert [sample[2] for sample in families["bps_due_bytes"]] == pytest.approx(found["due"], abs=1)
+    return found
+
+
+def parts_of_all(bps: Any, pieces: int, tensors: int) -> list[int]:
+    """The pieces of all tensors that each server sums."""
+    from bps_rdma import job
+
+    for number in range(tensors):
+        bps.push_pull(np.zeros(pieces * ELEMENTS, np.float32), name=f"t{number}")
+    process = job.current().process
+    servers = [server for tensor in job.current().tensors.values() for server in process.servers_of(tensor)]
+    return [servers.count(server) for server in range(process.servers)]
+
+
+@pytest.mark.parametrize(("pieces", "tensors"), [(250, 1), (17, 1), (250, 3)])
+@pytest.mark.parametrize(("hash_", "most"), [("raw", 1), ("balanced", 1), ("djb2", 3)])
+def test_the_error_of_dealing_is_counted(hash_, most, pieces, tensors):
+    """Of each tensor every server has its share but for a piece; djb2 jumps where a piece's number gets a digit."""
+    links, env = [1, 1, 1, 0.5], {"BYTEPS_KEY_HASH_FN": hash_, "BPS_LINK_GBPS": "1"}
+    found = same_on_all(run("abcd", 2, deal, pieces, tensors, links=links, env=env))
+    size = pieces * tensors * 4 * ELEMENTS
+    assert sum(found["bytes"]) == size
+    assert found["due"] == pytest.approx([share * size for share in found["shares"]], rel=1e-3)
+    errors = [dealt - due for dealt, due in zip(found["bytes"], found["due"], strict=True)]
+    assert max(map(abs, errors)) <= most * tensors * 4 * ELEMENTS
+    assert found["beyond"] == pytest.approx(sum(max(error, 0) for error in errors), abs=len(errors))
+    assert found["beyond"] > 0  # the shares are no whole numbers of pieces
+
+
+def test_servers_that_take_turns_have_equal_parts():
+    env = {"BPS_MIN_WORKERS": "1"}
+    found = run("ab", 3, in_turn, env=env)
+    assert found == [[100 * 4 * ELEMENTS] * 3 + [0, [100 * 4 * ELEMENTS] * 3]] * 2
+
+
+def in_turn(bps: Any) -> list[Any]:
+    bps.push_pull(np.zeros(300 * ELEMENTS, np.float32), name="t")
+    servers = [member for member in bps.dump()["members"] if member["server_rank"] >= 0]
+    due = [member["due_bytes"] for member in servers]
+    return [*(member["dealt_bytes"] for member in servers), bps.metrics()["total"]["misdealt_bytes"], due]
+
+
 def of_a_pair(bps: Any) -> list[float]:
     if bps.rank() not in (1, 2):
         bps.barrier()
@@ -153,6 +214,7 @@ def in_other_orders(bps: Any) -> None:
         for number, handle in handles.items():
             ranks = bps.size()
             assert (bps.synchronize(handle) == ranks * (ranks - 1) / 2 + ranks * number).all()
+    assert bps.metrics()["total"]["pace_stalls"] > 0
 
 
 @pytest.mark.parametrize("servers", [None, 1])

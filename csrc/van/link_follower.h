@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+// Keeps what servers sum in proportion to what the links of their hosts carry: watches those, and gives the servers
+// other weights when one has become slow, or is as fast again. Belongs to the scheduler's thread.
+#pragma once
+
+#include <vector>
+
+#include "core/json.h"
+#include "van/link_watch.h"
+#include "van/shift.h"
+
+namespace bps::van {
+
+class LinkFollower {
+ public:
+  LinkFollower(MemberTable& members, Shift::Send send, Shift::GroupOf group_of)
+      : members_(members),
+        group_of_(std::move(group_of)),
+        shift_(members, std::move(send)),
+        watch_(members.membership()) {}
+
+  // What a member tells. False: no honest one says this.
+  bool take(const Member& member, const LinkUse& use) { return watch_.take(member.node->id, use); }
+  bool take(const Member& member, Rounds&& rounds);
+  // To be called a few times a second.
+  void look(Clock::time_point now);
+  // Gives the servers the weights that follow from these links, of all nodes, if that is possible just now.
+  void shift(std::vector<std::uint64_t> links, Clock::time_point now);
+  // A worker has left or is lost.
+  void call_off() { shift_.call_off(); }
+  // Adds how many changes there were, and the links that are slow.
+  void describe(JsonObject& state) const;
+
+ private:
+  void note_shift();
+
+  MemberTable& members_;
+  const Shift::GroupOf group_of_;
+  Shift shift_;
+  LinkWatch watch_;
+  Clock::time_point looked_{};
+  Clock::time_point shifted_{};
+};
+
+}  // namespace bps::van

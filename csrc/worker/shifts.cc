@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "worker/shifts.h"
+
+#include <utility>
+
+#include "core/interrupt.h"
+
+namespace bps::worker {
+namespace {
+
+bool stays(const Tensor& tensor, const Request& request) {
+  if (request.kind >= tensor::OperationKind::kStore) return true;
+  return tensor.compressor && tensor.compressor->compression().feedback;
+}
+
+std::uint64_t key_of(const Tensor& tensor) {
+  return van::TensorRound{tensor.group->id, tensor.id, 0}.key();
+}
+
+bool is_before(const std::map<std::uint64_t, std::uint32_t>& from, const Tensor& tensor, std::uint32_t round) {
+  const auto found = from.find(key_of(tensor));
+  return found != from.end() && round < found->second;
+}
+
+}  // namespace
+
+void Shifts::begin() {
+  const std::lock_guard lock(mutex_);
+  if (!stopped_) state_ |= kOpen;
+}
+
+void Shifts::call_off() {
+  const std::lock_guard lock(mutex_);
+  state_ &= ~kOpen;
+  changed_.notify_all();
+}
+
+void Shifts::end(std::shared_ptr<const Places> places, std::span<const van::TensorRound> from) {
+  const std::lock_guard lock(mutex_);
+  before_ = std::exchange(latest_, std::move(places));
+  from_before_ = std::exchange(from_, {});
+  for (const van::TensorRound& first : from) from_[first.key()] = first.round;
+  state_ = (state_ / 2 + 1) * 2;
+  changed_.notify_all();
+}
+
+void Shifts::stop() {
+  const std::lock_guard lock(mutex_);
+  stopped_ = true;
+  state_ &= ~kOpen;
+  changed_.notify_all();
+}
+
+bool Shifts::is_early(const Tensor& tensor, std::uint32_t round) {
+  const std::lock_guard lock(mutex_);
+  return is_before(from_, tensor, round);
+}
+
+std::shared_ptr<const Plans> Shifts::plans_of(Tensor& tensor, const Request& request, std::uint32_t round,
+                                              const Deadline& deadline, const Make& make) {
+  if (stays(tensor, request)) return nullptr;
+  std::shared_ptr<const Places> places;
+  std::uint32_t shift = 0;
+  {
+    std::unique_lock lock(mutex_);
+    if (!wait_until(lock, changed_, deadline, [this] { return (state_ & kOpen) == 0; })) {
+      throw Error(ErrorCode::kTimeout,
+                  "'" + tensor.name + "' waits for the scheduler, which is about to change what each server sums",
+                  "look whether the scheduler's process is stopped");
+    }
+    const bool is_early = is_before(from_, tensor, round);
+    if (is_before(from_before_, tensor, round)) {  // the thread that calls has slept through a whole shift
+      throw Error(ErrorCode::kTimeout, "'" + tensor.name + "' was started too slowly: its servers have changed twice",
+                  "give this process more processor time");
+    }
+    places = is_early ? before_ : latest_;
+    if (!places) return nullptr;
+    shift = state_ / 2 - (is_early ? 1 : 0);
+    for (const auto& known : tensor.shifted) {
+      if (known && known->shift == shift) return known;
+    }
+  }
+  auto made = make(shift, *places);
+  const std::lock_guard lock(mutex_);
+  for (const auto& known : tensor.shifted) {
+    if (known && known->shift == shift) return known;  // another thread was faster
+  }
+  return tensor.shifted[shift % 2] = std::move(made);
+}
+
+}  // namespace bps::worker

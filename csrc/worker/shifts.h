@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+// The weights of servers that change while the job runs, as a worker sees it: which placement a round of a tensor has.
+// van/shift.h tells how all ranks agree on that.
+//
+// Until the first shift a tensor has the plans that it was declared with. A worker knows two placements at most, the
+// latest one and the one before. What servers keep from round to round does not move: stored tensors, and what error
+// feedback remembers, always have the first placement.
+//
+// Threading: begin(), call_off() and end() belong to the van's thread; any thread may ask for plans.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <span>
+
+#include "core/clock.h"
+#include "van/messages.h"
+#include "worker/places.h"
+#include "worker/request.h"
+#include "worker/tensor.h"
+
+namespace bps::worker {
+
+class Shifts {
+ public:
+  using Make = std::function<std::shared_ptr<const Plans>(std::uint32_t shift, const Places& places)>;
+
+  // True while no round can be concerned: no shift was ever begun. To be asked after a round has got its number.
+  bool is_at_rest() const { return state_.load() == 0; }
+
+  // ---- From the van's thread
+  // Rounds that get their numbers from now on wait; those that have them are to be told to the scheduler.
+  void begin();
+  void call_off();
+  // `from`: the first rounds that have the new placement, for the tensors that have begun any.
+  void end(std::shared_ptr<const Places> places, std::span<const van::TensorRound> from);
+  // Nobody decides any more: what waits goes on, and fails for its own reason.
+  void stop();
+
+  // The plans of a round; null: those of the tensor itself. `make` is called without a lock. Throws kTimeout when a
+  // shift has not ended by the deadline, and can be interrupted.
+  std::shared_ptr<const Plans> plans_of(Tensor& tensor, const Request& request, std::uint32_t round,
+                                        const Deadline& deadline, const Make& make);
+  // True when the latest placement is that of later rounds.
+  bool is_early(const Tensor& tensor, std::uint32_t round);
+  // The latest placement; null: that of the worker.
+  std::shared_ptr<const Places> latest() const {
+    const std::lock_guard lock(mutex_);
+    return latest_;
+  }
+  // How many there were.
+  std::uint32_t done() const { return state_.load() / 2; }
+
+ private:
+  static constexpr std::uint32_t kOpen = 1;
+
+  std::atomic<std::uint32_t> state_{0};  // twice the shifts that are done, plus 1 while one is open
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  // ---- Guarded by mutex_
+  bool stopped_ = false;
+  std::shared_ptr<const Places> latest_, before_;  // null: those of the worker
+  // The first round of a tensor in the latest placement, and in the one before; by van::TensorRound::key().
+  std::map<std::uint64_t, std::uint32_t> from_, from_before_;
+};
+
+}  // namespace bps::worker

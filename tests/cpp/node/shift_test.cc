@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+// Servers get other weights while all ranks push and pull: no sum lacks a contribution or has one twice, and none waits
+// for a partition that others sent elsewhere. Of interest under the thread checker, too.
+#include <gtest/gtest.h>
+
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "node/process.h"
+#include "van/scheduler.h"
+#include "van/van.h"
+#include "worker/worker.h"
+
+namespace bps::node {
+namespace {
+
+constexpr std::uint32_t kRanks = 3;
+constexpr const char* kSecret = "a secret of the tests, long enough";
+
+std::unique_ptr<Process> start_rank(std::uint32_t rank, std::uint16_t scheduler, const std::string& host) {
+  SettingValues values;
+  const auto set = [&](const char* name, const std::string& value) { values.set(name, value, "argument"); };
+  set("BPS_TIMEOUT", "60");
+  set("BPS_JOIN_TIMEOUT", "60");
+  set("BPS_TRANSPORT", "shm,tcp");
+  set("BPS_SECRET", kSecret);
+  set("BPS_HOST_ID", host);
+  set("BPS_PARTITION_BYTES", "4096");
+  set("BPS_MIN_PARTITION_BYTES", "4096");
+  set("BPS_NODE_HOST", "127.0.0.1");
+  Startup startup;
+  startup.worker_rank = startup.server_rank = static_cast<std::int32_t>(rank);
+  startup.workers = startup.servers = kRanks;
+  startup.joint = true;
+  startup.scheduler_ports = {scheduler};
+  startup.job = "job";
+  return Process::start(values.parse(), startup);
+}
+
+// One rank, with tensors of all ranks and of some, which it starts in an order of its own.
+class Rank {
+ public:
+  Rank(Process& process, std::uint32_t rank) : process_(process), rank_(rank), random_(rank) {
+    const van::Group some = rank == 1 ? van::Group{} : process.worker().new_group({0, 2}, "some", 60);
+    for (std::uint32_t i = 0; i < 6; ++i) {
+      const bool is_of_some = i % 3 == 2;
+      if (is_of_some && rank == 1) continue;
+      Mine& mine = tensors_.emplace_back();
+      mine.ranks = is_of_some ? std::vector<std::uint32_t>{0, 2} : std::vector<std::uint32_t>{0, 1, 2};
+      mine.memory.resize(20000 + i);
+      const van::TensorSpec spec{is_of_some ? some.id : 0, "t" + std::to_string(i),
+                                 static_cast<std::uint8_t>(Dtype::kFloat32), mine.memory.size(), ""};
+      mine.tensor = process.worker().declare(std::vector{spec}).front();
+      worker::Request request;
+      request.input = request.output = reinterpret_cast<std::byte*>(mine.memory.data());
+      request.input_allocation =
+          request.output_allocation = {std::as_writable_bytes(std::span(mine.memory)), rank * 100 + i + 1};
+      mine.request = request;
+      if (i % 2 == 0) mine.prepared.emplace(worker::PreparedOperation{mine.tensor, request, nullptr});
+    }
+    apart_.resize(20000);
+    const van::TensorSpec spec{0, "apart", static_cast<std::uint8_t>(Dtype::kFloat32), apart_.size(), ""};
+    tensor_apart_ = process.worker().declare(std::vector{spec}).front();
+  }
+
+  void step(std::uint32_t number) {
+    if (number % kApart == 1) push(number);
+    if (number % kApart == kApart / 2) {
+      ASSERT_NO_FATAL_FAILURE(pull(number - kApart / 2 + 1));
+    }
+    std::vector<Mine*> order;
+    for (Mine& mine : tensors_) {
+      if (number % 8 == 0 && !mine.prepared) skip_rounds(*mine.tensor);
+      for (std::size_t i = 0; i < mine.memory.size(); ++i) mine.memory[i] = value(rank_, i, number);
+      order.push_back(&mine);
+    }
+    std::ranges::shuffle(order, random_);
+    std::vector<std::shared_ptr<worker::Operation>> started;
+    for (Mine* mine : order) {
+      if (mine->prepared) {
+        process_.worker().start(*mine->prepared, false);
+        started.push_back(mine->prepared->current);
+      } else {
+        started.push_back(process_.worker().start(mine->tensor, mine->request));
+      }
+    }
+    for (const auto& operation : started) {
+      ASSERT_TRUE(operation->wait(Deadline::after(60)));
+      operation->rethrow();
+      if (operation->plans) latest_ = std::max(latest_, operation->plans->shift);
+    }
+    for (const Mine& mine : tensors_) {
+      for (std::size_t i = 0; i < mine.memory.size(); ++i) {
+        float sum = 0;
+        for (const std::uint32_t rank : mine.ranks) sum += value(rank, i, number);
+        ASSERT_EQ(mine.memory[i], sum) << mine.tensor->name << " step " << number << " element " << i;
+      }
+    }
+  }
+  // The latest weights that a round of this rank was placed by.
+  std::uint32_t latest() const { return latest_; }
+
+ private:
+  // push() and pull() of a round: this many steps from one push to the next.
+  static constexpr std::uint32_t kApart = 16;
+
+  struct Mine {
+    std::vector<std::uint32_t> ranks;
+    std::vector<float> memory;
+    std::shared_ptr<worker::Tensor> tensor;
+    worker::Request request;
+    std::optional<worker::PreparedOperation> prepared;
+  };
+  static float value(std::uint32_t rank, std::size_t element, std::uint32_t step) {
+    return static_cast<float>((rank + 1) * 1000 + element % 97 + step % 31);
+  }
+
+  // The halves of a round may be far apart: servers sum it where they have begun.
+  void push(std::uint32_t number) {
+    for (std::size_t i = 0; i < apart_.size(); ++i) apart_[i] = value(rank_, i, number);
+    worker::Request half;
+    half.kind = tensor::OperationKind::kSplit;
+    half.pulls = false;
+    half.input = reinterpret_cast<std::byte*>(apart_.data());
+    half.input_allocation = {std::as_writable_bytes(std::span(apart_)), rank_ * 100 + 50};
+    pushed_ = process_.worker().start(tensor_apart_, half);
+  }
+  void pull(std::uint32_t number) {
+    std::vector<float> sums(apart_.size());
+    worker::Request half;
+    half.kind = tensor::OperationKind::kSplit;
+    half.pushes = false;
+    half.output = reinterpret_cast<std::byte*>(sums.data());
+    half.output_allocation = {std::as_writable_bytes(std::span(sums)), 1000 + number};
+    std::shared_ptr<worker::Operation> pulled;
+    ASSERT_NO_THROW(pulled = process_.worker().start(tensor_apart_, half));
+    for (const auto& operation : {pushed_, pulled}) {
+      ASSERT_TRUE(operation->wait(Deadline::after(60)));
+      operation->rethrow();
+    }
+    for (std::size_t i = 0; i < sums.size(); ++i) {
+      float sum = 0;
+      for (std::uint32_t rank = 0; rank < kRanks; ++rank) sum += value(rank, i, number);
+      ASSERT_EQ(sums[i], sum) << "pushed in step " << number << " element " << i;
+    }
+  }
+  // As if it had been summed so often elsewhere: a server that gets partitions of it has missed as many rounds.
+  static void skip_rounds(worker::Tensor& tensor) {
+    tensor.next_round += 100'000;
+    tensor.next_pull += 100'000;
+  }
+
+  Process& process_;
+  const std::uint32_t rank_;
+  std::minstd_rand random_;
+  std::vector<Mine> tensors_;
+  std::vector<float> apart_;
+  std::shared_ptr<worker::Tensor> tensor_apart_;
+  std::shared_ptr<worker::Operation> pushed_;
+  std::uint32_t latest_ = 0;
+};
+
+void run_job(const std::vector<std::string>& hosts) {
+  van::Scheduler scheduler(
+      {.address = "127.0.0.1", .ports = {0}, .workers = kRanks, .servers = kRanks, .on_lost = nullptr},
+      transport::Credentials::from("job", kSecret));
+  std::atomic<std::uint32_t> ready{0};
+  std::atomic<std::uint32_t> stop_at{0};  // the step after which all end; 0: not yet
+  std::atomic<std::uint32_t> furthest{0};
+  std::atomic<std::uint32_t> shifted{0};  // the most weights that a rank has used
+  std::vector<std::thread> threads;
+  for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
+    threads.emplace_back([&, rank] {
+      const auto process = start_rank(rank, scheduler.port(), hosts[rank]);
+      {
+        Rank one(*process, rank);
+        ++ready;
+        for (std::uint32_t step = 1; stop_at == 0 || step <= stop_at; ++step) {
+          one.step(step);
+          if (testing::Test::HasFatalFailure()) break;
+          if (rank == 0) furthest = step;
+          shifted = std::max(shifted.load(), one.latest());
+        }
+      }
+      EXPECT_TRUE(process->shutdown(30));
+    });
+  }
+  while (ready < kRanks) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  std::minstd_rand random(7);
+  const Deadline patience = Deadline::after(60);
+  while ((shifted < 20 || furthest < 50) && !patience.passed() && !testing::Test::HasFailure()) {
+    std::vector<std::uint64_t> links;
+    for (std::uint32_t i = 0; i < kRanks; ++i) links.push_back(1000 + random() % 4000);
+    scheduler.shift(links);
+    // A thread that sleeps between two steps of a start must not sleep through two shifts.
+    std::this_thread::sleep_for(std::chrono::milliseconds(20 + random() % 40));
+  }
+  stop_at = furthest + 10;
+  for (auto& thread : threads) thread.join();
+  EXPECT_GE(shifted, 20U);
+}
+
+TEST(Shift, SumsStayRightWhileServersGetOtherWeights) {
+  run_job({"a", "b", "c"});
+}
+
+TEST(Shift, SumsStayRightWhereRanksOfAHostSumFirst) {
+  run_job({"a", "a", "b"});
+}
+
+}  // namespace
+}  // namespace bps::node
