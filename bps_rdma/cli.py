@@ -11,15 +11,19 @@ import re
 import shlex
 import sys
 from importlib import metadata
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 import bps_rdma
 from bps_rdma import _core
+from bps_rdma.errors import InvalidArgumentError
 from bps_rdma.launch.bpslaunch import main as bpslaunch
 from bps_rdma.launch.hosts import job_on
-from bps_rdma.launch.run import run_job
+from bps_rdma.launch.remote.run import GRACE_S as HOSTS_GRACE_S
+from bps_rdma.launch.remote.run import run_on_hosts, wanted
+from bps_rdma.launch.run import GRACE_S, run_job
 from bps_rdma.launch.slurm import component_variables
 from bps_rdma.terminal import closing, run_app, wide_console
 from bps_rdma.tools.bench.allreduce import CLOSING as ALLREDUCE_CLOSING
@@ -86,6 +90,7 @@ class _Run(typer.core.TyperCommand):
     cls=_Run, context_settings={"allow_interspersed_args": False}, short_help="Start a command as several ranks.",
     epilog=closing(
         "bps run -np 2 train.py --epochs 3", "bps run -np 2 -m package.train", "bps run -np 4 --servers 2 ./program",
+        "bps run -H host1:8,host2:8 train.py", "bps run --hostfile hosts --server-hosts dpu1,dpu2 python train.py",
         "bps run --nnodes 2 --node-rank 0 --master-addr 10.0.0.1 -np 8 train.py",
         status="the job did not start; otherwise, that of the rank that failed first.",
     ),
@@ -95,7 +100,12 @@ def run(
     processes: Annotated[
         int | None,
         typer.Option(
-            "--nproc", "--np", "-np", "-n", min=1, help="Ranks to start here. Default in a Slurm step: 1 per task."
+            "--nproc",
+            "--np",
+            "-np",
+            "-n",
+            min=1,
+            help="Ranks to start here. Default in a Slurm step: 1 per task; with -H: as many as there are slots.",
         ),
     ] = None,
     is_module: Annotated[bool, typer.Option("-m", help="COMMAND is a Python module, as in python -m.")] = False,
@@ -111,8 +121,12 @@ def run(
     transport: Annotated[str | None, typer.Option(help="auto, shm, tcp or rdma; see BPS_TRANSPORT.")] = None,
     prefix: Annotated[bool, typer.Option(help="Start each line of output with its rank.")] = False,
     grace: Annotated[
-        float, typer.Option(min=0.0, help="Seconds for ranks to end after one failed, and after SIGTERM.")
-    ] = 3.0,
+        float | None,
+        typer.Option(
+            min=0.0,
+            help="Seconds for ranks to end after one failed, and after SIGTERM. Default: 3, on several hosts 2.",
+        ),
+    ] = None,
     hosts: Annotated[int | None, typer.Option("--nnodes", min=1, help="Hosts of the job, each with a bps run.")] = None,
     host: Annotated[
         int | None, typer.Option("--node-rank", min=0, help="Which host this is. Default: JOB_COMPLETION_INDEX.")
@@ -121,18 +135,46 @@ def run(
     port: Annotated[
         int | None, typer.Option("--master-port", min=1, max=65535, help="Default: MASTER_PORT, or 29500.")
     ] = None,
+    on: Annotated[
+        str | None,
+        typer.Option("-H", "--host", metavar="HOST:SLOTS", help="Start ranks on these hosts, as in: host1:8,host2:8"),
+    ] = None,
+    hostfile: Annotated[Path | None, typer.Option(help="A file with a host in each line, as in: host1 slots=8")] = None,
+    server_hosts: Annotated[
+        str | None, typer.Option(metavar="HOST:N", help="Start dedicated servers on these hosts, one each, or N.")
+    ] = None,
+    exported: Annotated[
+        list[str] | None,
+        typer.Option("-x", metavar="NAME[=VALUE]", help="With -H: a variable that the ranks get as well."),
+    ] = None,
+    rsh: Annotated[str | None, typer.Option(help="The program that leads to hosts. Default: BPS_RSH, or ssh.")] = None,
+    check: Annotated[bool, typer.Option("--check", help="Ask the hosts, say what would run where, and end.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="With --check: print JSON.")] = False,
 ) -> int:
-    """Run a command as several ranks on this machine.
+    """Run a command as several ranks on this machine, or on several hosts.
 
-    For a job on several hosts, start it on each: by `srun`, whose variables it understands, or with --nnodes,
-    --node-rank and --master-addr. SIGUSR1 and SIGUSR2 are passed on to the ranks.
+    With -H or --hostfile it starts them on each host by ssh, in this folder and with this Python; BPS_*, BYTEPS_*,
+    DMLC_* and NCCL_* variables go with them. Where each host has a bps run of its own, start it by `srun`, whose
+    variables it understands, or with --nnodes, --node-rank and --master-addr. SIGUSR1 and SIGUSR2 are passed on to the
+    ranks.
 
-    No process is left running, whatever happens.
+    However it ends, no process is left running.
     """
     if is_module:
         command = [sys.executable, "-m", *command]
+    where = wanted(on, hostfile, server_hosts, exported or [], rsh)
+    if where is not None:
+        if (hosts, host, address, port) != (None, None, None, None):
+            what = "--nnodes, --node-rank, --master-addr and --master-port are for a bps run on each host"
+            raise InvalidArgumentError(what, "leave them out, or -H and --hostfile")
+        return run_on_hosts(
+            where, command, ranks=processes, servers=servers, least=least, transport=transport, prefixed=prefix,
+            grace=HOSTS_GRACE_S if grace is None else grace, restarts=restarts, only_check=check, as_json=as_json,
+        )  # fmt: skip
+    if check or as_json:
+        raise InvalidArgumentError("--check and --json are for a job on several hosts", "add -H host1:8,host2:8")
     job = job_on(processes, servers, transport, hosts=hosts, host=host, address=address, port=port, least=least)
-    return run_job(job, command, prefixed=prefix, grace=grace, restarts=restarts)
+    return run_job(job, command, prefixed=prefix, grace=GRACE_S if grace is None else grace, restarts=restarts)
 
 
 app.command("doctor", short_help="Check this machine, and transfers on it.", epilog=closing(

@@ -23,6 +23,7 @@ from bps_rdma import _core
 from bps_rdma.errors import InvalidArgumentError
 
 _PORT_CANDIDATES = 16
+_PORTS = 12000, 20000  # the lowest, and how many
 _LONGEST_COMMAND = 800  # characters; with the marks of each piece it is longer, see kMostOriginBytes
 
 
@@ -55,6 +56,19 @@ def from_config(config: Any) -> Any:
     else:
         _embedded(config, startup)
     return startup
+
+
+def port_range(config: Any) -> tuple[int, int]:
+    """The lowest port that a process may listen on for other hosts, and how many from there on.
+
+    Raises:
+        InvalidArgumentError: a setting, such as BPS_PORTS, has no usable value.
+    """
+    if not (text := config.text("BPS_PORTS")):
+        return _PORTS
+    config.check()
+    first, last = map(int, text.split("-"))
+    return first, last - first + 1
 
 
 def _integer(config: Any, name: str, default: int) -> int:
@@ -161,7 +175,8 @@ def _embedded(config: Any, startup: Any) -> None:
         startup.job = f"{launch and f'TORCHELASTIC_RUN_ID={launch} '}MASTER_PORT={port}"
         if not launch:  # the agent of torchrun has the port for itself
             startup.command = command_line([startup.worker_rank, *_numbers_on_host(config)])
-    if config.source("BPS_ROOT_URI") in ("default", "MASTER_ADDR") and _all_on_this_host(config, startup.workers):
+    is_here = _all_on_this_host(config, startup.workers)
+    if config.source("BPS_ROOT_URI") in ("default", "MASTER_ADDR") and is_here:
         startup.scheduler_host = "127.0.0.1"  # closed to the network
     if config.text("BPS_ROOT_PORT"):
         startup.scheduler_ports = [config.integer("BPS_ROOT_PORT")]
@@ -171,8 +186,9 @@ def _embedded(config: Any, startup: Any) -> None:
     # find it because only the scheduler of this job accepts them. Of two jobs with one MASTER_PORT and different names
     # each finds the other's, and can say so.
     pool = hashlib.sha256(f"bps_rdma|{port or startup.job}".encode()).digest()
+    lowest, count = _PORTS if is_here else port_range(config)
     startup.scheduler_ports = [
-        12000 + int.from_bytes(pool[2 * i : 2 * i + 2], "big") % 20000 for i in range(_PORT_CANDIDATES)
+        lowest + int.from_bytes(pool[2 * i : 2 * i + 2], "big") % count for i in range(_PORT_CANDIDATES)
     ]
     startup.scheduler_hint = _hint(config, "MASTER_PORT" if port else "BPS_JOB_ID")
 

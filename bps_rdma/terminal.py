@@ -4,9 +4,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from bps_rdma.errors import BpsError, InvalidArgumentError
@@ -14,6 +17,8 @@ from bps_rdma.errors import BpsError, InvalidArgumentError
 if TYPE_CHECKING:
     import typer
     from rich.console import Console
+
+_TELL_S = 5.0
 
 
 def print_error(message: str, hint: str = "") -> None:
@@ -26,10 +31,32 @@ def print_error(message: str, hint: str = "") -> None:
     sys.stderr.flush()
 
 
-def wide_console() -> Console:
+@contextmanager
+def showing_progress() -> Iterator[Callable[[str], None]]:
+    """Say on standard error what is waited for: all the time in a line of a terminal, elsewhere every five seconds."""
+    on_terminal = sys.stderr.isatty()
+    told_at = time.monotonic()
+
+    def show(text: str) -> None:
+        nonlocal told_at
+        if on_terminal:
+            width = shutil.get_terminal_size().columns - 1
+            print(f"\r\x1b[K{text[:width]}", end="", file=sys.stderr, flush=True)
+        elif time.monotonic() - told_at > _TELL_S:
+            told_at = time.monotonic()
+            print(text, file=sys.stderr, flush=True)
+
+    try:
+        yield show
+    finally:
+        if on_terminal:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+def wide_console(columns: int = 160) -> Console:
     """A rich console on standard output.
 
-    A pipe counts as 160 columns wide, so that tables are not wrapped, unless COLUMNS says otherwise.
+    A pipe is that many columns wide, so that tables are not wrapped, unless COLUMNS says otherwise.
     """
     from rich.console import Console
 
@@ -37,7 +64,7 @@ def wide_console() -> Console:
         def on_broken_pipe(self) -> None:
             raise BrokenPipeError  # for run_app(), which knows the exit status
 
-    return Ours() if sys.stdout.isatty() or os.environ.get("COLUMNS") else Ours(width=160)
+    return Ours() if sys.stdout.isatty() or os.environ.get("COLUMNS") else Ours(width=columns)
 
 
 def closing(*examples: str, status: str = "") -> str:

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starts the processes of a job: `bps run` on one machine, `bpslaunch` for BytePS's roles."""
+"""Starts the processes of a job: `bps run`, here or on several hosts (remote), and `bpslaunch` for BytePS's roles."""

@@ -106,6 +106,10 @@ class LocalJob:
         del label
         return command
 
+    def binary(self, name: str) -> str:
+        """The path of a plain binary on the host where it is to run. Raises BpsError when it is not found."""
+        return find_binary(name)
+
     def label(self, index: int) -> str:
         """The name of worker number `index` of this machine in messages."""
         return f"rank {index}"
@@ -133,13 +137,17 @@ class LocalJob:
             "BPS_ROOT_URI": LOCALHOST,
             "BPS_ROOT_PORT": str(self.scheduler_port),
         }
+        return env | self._settings()
+
+    def _settings(self) -> dict[str, str]:
+        env = {}
         if self.servers is not None:
             env["BPS_NUM_SERVERS"] = str(self.servers)
         elif self.least is not None:
             env |= {"BPS_ROLE": "joint", "BPS_NUM_SERVERS": str(self.workers)}
         if self.least is not None:
-            env["BPS_MIN_WORKERS"] = str(self.least)
-            env.setdefault("BPS_SCHEDULER_PATIENCE", "30")
+            patience = os.environ.get("BPS_SCHEDULER_PATIENCE", "30")
+            env |= {"BPS_MIN_WORKERS": str(self.least), "BPS_SCHEDULER_PATIENCE": patience}
         if self.transport is not None:
             env["BPS_TRANSPORT"] = self.transport
         return env

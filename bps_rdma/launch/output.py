@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from dataclasses import dataclass
 
 _COLOURS = (36, 33, 32, 35, 34, 31)  # ANSI cyan, yellow, green, magenta, blue, red
 _CHUNK = 65536
@@ -16,18 +18,43 @@ def line_prefix(label: str, index: int, *, coloured: bool) -> bytes:
     return (f"\x1b[{_COLOURS[index % len(_COLOURS)]}m{text}\x1b[0m" if coloured else text).encode()
 
 
-class LineCopier:
-    """Copies one pipe to one descriptor in whole lines, so that lines of different children never mix.
+def write_all(target: int, data: bytes) -> None:
+    """Write to a descriptor, which may take a part at a time."""
+    block = memoryview(data)
+    while block:
+        block = block[os.write(target, block) :]
 
-    Owns `source`, makes it non-blocking, and closes it at its end. Only writes to `target`. Without a prefix it changes
+
+@dataclass(frozen=True)
+class Output:
+    """Where the lines of children go, instead of to the output of this process.
+
+    Attributes:
+        write: takes 1 for standard output or 2 for standard error, and whole lines.
+        joined: both go to one place, where their order counts.
+        coloured: prefixes have colours.
+    """
+
+    write: Callable[[int, bytes], None]
+    joined: bool = False
+    coloured: bool = False
+
+
+class LineCopier:
+    """Copies one pipe to one descriptor, 1 or 2, in whole lines, so that lines of different children never mix.
+
+    Owns `source`, makes it non-blocking, and closes it at its end. Without a prefix it changes
     nothing, and what a carriage return ends counts as a line, too: a bar of progress is seen while it grows.
     """
 
-    def __init__(self, source: int, target: int, prefix: bytes) -> None:
+    def __init__(
+        self, source: int, target: int, prefix: bytes, write: Callable[[int, bytes], None] = write_all
+    ) -> None:
         os.set_blocking(source, False)
         self.source = source
         self._target = target
         self._prefix = prefix
+        self._write_to = write
         self._rest = b""
 
     def copy(self) -> bool:
@@ -61,6 +88,5 @@ class LineCopier:
         self._write(data[:end])
 
     def _write(self, data: bytes) -> None:
-        block = memoryview(data)
-        while block:
-            block = block[os.write(self._target, block) :]
+        if data:
+            self._write_to(self._target, data)

@@ -21,30 +21,32 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Protocol
 
 from bps_rdma.errors import BpsError
-from bps_rdma.launch.output import LineCopier, line_prefix
+from bps_rdma.launch.output import LineCopier, Output, line_prefix, write_all
 
 _PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
 _LOOK_S = 0.05  # between two looks at children whose end the system does not tell
 _libc = ctypes.CDLL(None)
 
 
-@dataclass
+@dataclass(eq=False)
 class Child:
     """One child: `label` names it in messages, `status` is None while it runs, then Popen's returncode.
 
-    `pidfd` is None where the system has no such descriptors.
+    `pid` is the number on its host; `pidfd` and `popen` are None for one of another host, and `pidfd` as well where the
+    system has no such descriptors.
     """
 
     label: str
     pid: int
-    pidfd: int | None
-    popen: subprocess.Popen[bytes]
+    pidfd: int | None = None
+    popen: subprocess.Popen[bytes] | None = None
     status: int | None = None
 
     def describe_end(self) -> str:
@@ -59,17 +61,44 @@ def exit_status(status: int) -> int:
     return 128 - status if status < 0 else status
 
 
+class Parent(Protocol):
+    """What starts the processes of a job and tells of their ends: Children on this host, or the agents of several."""
+
+    @property
+    def running(self) -> list[Child]:
+        """See Children.running."""
+
+    def spawn(self, label: str, command: Sequence[str], env: Mapping[str, str]) -> Child:
+        """See Children.spawn."""
+
+    def has_place(self, label: str) -> bool:
+        """See Children.has_place."""
+
+    def wait(self, timeout: float | None = None) -> list[Child]:
+        """See Children.wait."""
+
+    def end_late(self, candidates: Sequence[Child], looking: Callable[[], set[int]]) -> list[Child]:
+        """See Children.end_late."""
+
+    def pass_on(self, to: Sequence[Child], signum: int) -> None:
+        """See Children.pass_on."""
+
+    def stop(self, signum: int = signal.SIGTERM, grace: float = 3.0) -> None:
+        """See Children.stop."""
+
+
 class Children:
     """The children of one launcher; use as `with Children() as children:`."""
 
-    def __init__(self, *, prefixed: bool = False) -> None:
-        """`prefixed`: each line of output starts with `[label]`.
+    def __init__(self, *, prefixed: bool = False, output: Output | None = None) -> None:
+        """`prefixed`: each line of output starts with `[label]`. `output`: where it goes, if not to ours.
 
         Lines of all children go out whole. Without prefixes, children that write to a terminal inherit it.
         """
         self._prefixed = prefixed
+        self._output = output
         self._all: list[Child] = []
-        self._selector = selectors.DefaultSelector()
+        self._selector = selectors.EpollSelector()
         script = str(Path(__file__).with_name("guard.py"))
         try:
             self._guard = subprocess.Popen(
@@ -87,6 +116,10 @@ class Children:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._finish()
+
+    def fileno(self) -> int:
+        """A descriptor that is readable when wait() has something to do, except for children without a pidfd."""
+        return self._selector.fileno()
 
     @property
     def running(self) -> list[Child]:
@@ -121,11 +154,37 @@ class Children:
             self._selector.register(child.pidfd, selectors.EVENT_READ, child)
         for pipe, target in ((popen.stdout, 1), (popen.stderr, 2)):
             if pipe is not None:
-                prefix = line_prefix(label, len(self._all) - 1, coloured=_coloured(target)) if self._prefixed else b""
-                copier = LineCopier(os.dup(pipe.fileno()), target, prefix)
+                coloured = self._output.coloured if self._output else _coloured(target)
+                prefix = line_prefix(label, len(self._all) - 1, coloured=coloured) if self._prefixed else b""
+                write = self._output.write if self._output else write_all
+                copier = LineCopier(os.dup(pipe.fileno()), target, prefix, write)
                 pipe.close()
                 self._selector.register(copier.source, selectors.EVENT_READ, copier)
         return child
+
+    def has_place(self, label: str) -> bool:
+        """Returns whether a process that is lost can be started again: always, on this host."""
+        del label
+        return True
+
+    def pass_on(self, to: Sequence[Child], signum: int) -> None:
+        """Send a signal to those of `to` that run, and not to their children. A signal handler may call this."""
+        for child in to:
+            if child.status is None:
+                os.kill(child.pid, signum)  # it may have ended, and is a zombie then: the number stays its own
+
+    def end_late(self, candidates: Sequence[Child], looking: Callable[[], set[int]]) -> list[Child]:
+        """End those of `candidates` that look for a job that is over; returns them. wait() does not report them.
+
+        Args:
+            candidates: children that were started again.
+            looking: says which process groups of this host look for a job.
+        """
+        groups = looking()
+        late = [child for child in candidates if child.status is None and child.pid in groups]
+        for child in late:
+            self.end(child)
+        return late
 
     def wait(self, timeout: float | None = None) -> list[Child]:
         """Children that ended since the last call; waits up to `timeout` seconds (None: no limit) for the first."""
@@ -179,8 +238,15 @@ class Children:
         _signal_group(child, signal.SIGTERM)  # processes that it left behind
         return child
 
+    def signal(self, child: Child, signum: int) -> None:
+        """Send a signal to a child and its own children."""
+        if child.status is None:
+            _signal_group(child, signum)
+
     def _outputs(self) -> tuple[int | None, int | None]:
         """Standard output and standard error of a child, as Popen takes them."""
+        if self._output:
+            return subprocess.PIPE, subprocess.STDOUT if self._output.joined else subprocess.PIPE
         ours = [subprocess.PIPE if self._prefixed or _takes_lines(target) else None for target in (1, 2)]
         if not self._prefixed and None not in ours and os.path.sameopenfile(1, 2):
             return subprocess.PIPE, subprocess.STDOUT  # in the order in which the child writes to them
@@ -208,6 +274,7 @@ class Children:
             if isinstance(key.data, LineCopier) and key.data.copy():
                 key.data.close()
         for child in self._all:
+            assert child.popen is not None
             child.popen.wait()
             if child.pidfd is not None:
                 os.close(child.pidfd)

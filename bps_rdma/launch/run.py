@@ -16,8 +16,8 @@ from pathlib import Path
 from types import FrameType
 
 from bps_rdma.errors import BpsError
-from bps_rdma.launch.environment import LocalJob, find_binary
-from bps_rdma.launch.process import Child, Children, exit_status
+from bps_rdma.launch.environment import LocalJob
+from bps_rdma.launch.process import Child, Children, Parent, exit_status
 from bps_rdma.terminal import print_error
 from bps_rdma.tools.inspection import local
 
@@ -49,22 +49,21 @@ def signals_raise() -> Iterator[None]:
 class PassOn:
     """The children that get the signals which are for the program, not for its launcher."""
 
+    children: Parent
     to: Sequence[Child] = ()
 
     def __call__(self, signum: int, _: FrameType | None) -> None:
         """The signal handler."""
-        for child in self.to:
-            if child.status is None:
-                os.kill(child.pid, signum)  # it may have ended, and is a zombie then: the number stays its own
+        self.children.pass_on(self.to, signum)
 
 
 @contextmanager
-def signals_pass_on() -> Iterator[PassOn]:
+def signals_pass_on(children: Parent) -> Iterator[PassOn]:
     """Pass SIGUSR1 and SIGUSR2 on, by which a cluster warns a job that its time is over (sbatch --signal).
 
     Only the ranks get them: the processes that a rank has started would be killed.
     """
-    pass_on = PassOn()
+    pass_on = PassOn(children)
     before = {n: signal.signal(n, pass_on) for n in (signal.SIGUSR1, signal.SIGUSR2)}
     try:
         yield pass_on
@@ -80,6 +79,7 @@ SCHEDULERS_WITHIN = 60.0  # seconds
 # gone on without it, and somebody has ended it before the job was over.
 STEPPED_DOWN = 75
 TERMINATED = 128 + signal.SIGTERM
+GRACE_S = 3.0  # for processes to end by themselves
 _LOOK_S = 0.2  # between two looks at ranks that come too late; and for what is told late
 
 
@@ -93,7 +93,7 @@ class Scheduler:
         state: the file by which the next one knows the job; None: there is none.
     """
 
-    children: Children
+    children: Parent
     job: LocalJob
     state: Path | None = None
     child: Child = field(init=False)
@@ -107,13 +107,15 @@ class Scheduler:
         environment = self.job.role("scheduler")
         if self.state is not None:
             environment["BPS_SCHEDULER_STATE"] = str(self.state)
-        command = self.job.placed("scheduler", [find_binary("bps-scheduler")])
+        command = self.job.placed("scheduler", [self.job.binary("bps-scheduler")])
         self.child = self.children.spawn("scheduler", command, environment)
 
     def start_again(self) -> bool:
         """Starts a lost scheduler again, unless that is of no use; returns whether it did."""
         status = self.child.status or 0
         recent = [start for start in self._starts if start > time.monotonic() - SCHEDULERS_WITHIN]
+        if not self.children.has_place("scheduler"):
+            return False
         if (status > 0 and status not in (STEPPED_DOWN, TERMINATED)) or len(recent) >= MOST_SCHEDULERS:
             return False
         self._start()
@@ -124,7 +126,7 @@ class Scheduler:
 class Members:
     """The ranks and dedicated servers of a job. Lost ones are started again, `restarts` times altogether."""
 
-    children: Children
+    children: Parent
     job: LocalJob
     command: list[str]
     ranks: list[Child]
@@ -142,12 +144,16 @@ class Members:
         """Starts a lost rank or server again in its old place, if that may be; returns whether it did."""
         if self.restarts == 0 or self.job_is_over:
             return False
+        is_server = lost in self.servers
+        number = (self.servers if is_server else self.ranks).index(lost)
+        label = f"server {number}" if is_server else self.job.label(number)
+        if not self.children.has_place(label):
+            return False
         self.restarts -= 1
-        if lost in self.servers:
-            self.servers[self.servers.index(lost)] = _spawn_server(self.children, self.job, lost.label)
+        if is_server:
+            self.servers[number] = _spawn_server(self.children, self.job, label)
             return True
-        number = self.ranks.index(lost)
-        again = self.children.spawn(lost.label, self.command, self.job.worker(number))
+        again = self.children.spawn(label, self.command, self.job.worker(number))
         self.ranks[number] = again
         self._came_again.append(again)
         return True
@@ -175,22 +181,27 @@ class Members:
     def _end_late(self) -> None:
         """End ranks that were started again and look for the job, which is over, up to BPS_JOIN_TIMEOUT.
 
-        The scheduler has ended when everybody had closed the connection to it. So who is in the job still, or again, by
-        the socket that it is asked by, tries to join.
+        The scheduler has ended when everybody had closed the connection to it.
         """
-        looking = set()
-        for process in local.find():
-            if process.is_ours and local.is_listening(process):
-                with contextlib.suppress(ProcessLookupError):
-                    looking.add(os.getpgid(process.pid))
-        for child in self._came_again:
-            if child.status is None and child.pid in looking:
-                self.children.end(child)
-                print(f"{child.label} (pid {child.pid}) was started again too late: the job is over; it is ended",
-                      file=sys.stderr, flush=True)  # fmt: skip
+        for child in self.children.end_late(self._came_again, looking_for_jobs):
+            print(f"{child.label} (pid {child.pid}) was started again too late: the job is over; it is ended",
+                  file=sys.stderr, flush=True)  # fmt: skip
 
 
-def spawn_helpers(children: Children, job: LocalJob, state: Path | None = None) -> Scheduler | None:
+def looking_for_jobs() -> set[int]:
+    """The process groups of this host that look for a job.
+
+    Who is in a job still, or again, by the socket that it is asked by, tries to join.
+    """
+    found = set()
+    for process in local.find():
+        if process.is_ours and local.is_listening(process):
+            with contextlib.suppress(ProcessLookupError):
+                found.add(os.getpgid(process.pid))
+    return found
+
+
+def spawn_helpers(children: Parent, job: LocalJob, state: Path | None = None) -> Scheduler | None:
     """Start the scheduler and the dedicated servers of `job`, if it has any. Raises BpsError without binaries."""
     if job.servers is None and job.least is None:
         return None
@@ -200,12 +211,12 @@ def spawn_helpers(children: Children, job: LocalJob, state: Path | None = None) 
     return scheduler
 
 
-def _spawn_server(children: Children, job: LocalJob, label: str) -> Child:
-    return children.spawn(label, job.placed(label, [find_binary("bps-server")]), job.role(label))
+def _spawn_server(children: Parent, job: LocalJob, label: str) -> Child:
+    return children.spawn(label, job.placed(label, [job.binary("bps-server")]), job.role(label))
 
 
 def run_job(
-    job: LocalJob, command: Sequence[str], *, prefixed: bool = False, grace: float = 3.0, restarts: int = 0
+    job: LocalJob, command: Sequence[str], *, prefixed: bool = False, grace: float = GRACE_S, restarts: int = 0
 ) -> int:
     """Run `command` as every worker of `job`; returns the exit status for the shell.
 
@@ -216,13 +227,37 @@ def run_job(
     scheduler takes the place of one that is lost. If there are too many of that, the job goes on without one, as long
     as no rank fails: the ranks decide what they still need it for.
     """
-    words = [sys.executable, *command] if command[0].endswith(".py") else list(command)
     with (
         signals_raise(),
-        signals_pass_on() as pass_on,
         Children(prefixed=prefixed) as children,
         _folder_for_state(job, children) as state,
     ):
+        failed, status = supervise(children, job, words_of(command), state, grace=grace, restarts=restarts)
+    return told(failed, status)
+
+
+def words_of(command: Sequence[str]) -> list[str]:
+    """The command with the interpreter in front, where it is a script in Python."""
+    return [sys.executable, *command] if command[0].endswith(".py") else list(command)
+
+
+def told(failed: Child | None, status: int) -> int:
+    """Say which process failed first, if one did; returns the exit status."""
+    if failed is None:
+        return status
+    print_error(failed.describe_end(), "it failed first; see its output above")
+    return exit_status(failed.status or 0)
+
+
+def supervise(
+    children: Parent, job: LocalJob, words: list[str], state: Path | None, *, grace: float, restarts: int
+) -> tuple[Child | None, int]:
+    """Start the members of `job`, and wait for their ends, as run_job() says.
+
+    Returns:
+        The process that failed first, or None, and the exit status in that case.
+    """
+    with signals_pass_on(children) as pass_on:
         try:
             scheduler = spawn_helpers(children, job, state)
             servers = [child for child in children.running if scheduler is not None and child is not scheduler.child]
@@ -236,11 +271,8 @@ def run_job(
                 failed = failed or failed_late
         except Interrupted as interrupted:
             children.stop(interrupted.signum, grace)
-            return 128 + interrupted.signum
-    if failed is None:
-        return 0
-    print_error(failed.describe_end(), "it failed first; see its output above")
-    return exit_status(failed.status or 0)
+            return None, 128 + interrupted.signum
+    return failed, 0
 
 
 @contextmanager
@@ -294,7 +326,7 @@ def _first_failure(members: Members) -> Child | None:
     return None
 
 
-def _let_end(children: Children, grace: float) -> Child | None:
+def _let_end(children: Parent, grace: float) -> Child | None:
     """Wait `grace` seconds for the rest, then stop it; returns the first process that failed meanwhile."""
     failed: Child | None = None
     deadline = time.monotonic() + grace

@@ -234,7 +234,7 @@ def _broadcast(array: Any, root: int, group: Group, name: str | None = None) -> 
 
         transfer.broadcast(_as_bytes(array.detach()), root, _options(group, name=name)).wait()
     else:
-        bps_rdma.broadcast(_as_bytes(array), root, name=name, group=group)
+        bps_rdma.broadcast(_as_bytes(array), name, root=root, group=group)
 
 
 def _is_tensor(array: Any) -> bool:

@@ -66,7 +66,7 @@ def run(
         max_failures: times to start again after a failure. `train` then has to go on from its last checkpoint;
             TORCHELASTIC_RESTART_COUNT counts the starts from 0.
         min_workers: go on without lost members while that many ranks, and a server, are left; each rank then gets a
-            RoundAbortedError (docs/errors.md). 0: the loss of a member is a failure. Implies own_scheduler.
+            RoundAbortedError (docs/elastic.md). 0: the loss of a member is a failure. Implies own_scheduler.
         restarts: with min_workers, how often lost members are started again, all together; they enter the running job.
         start_timeout: seconds until the cluster must have room, and then until all members must run.
         timeout: seconds until all ranks must have returned, from each start; None: no limit.

@@ -230,7 +230,7 @@ def _state_of(actor: Actor, of_node: dict[int, str] | str) -> str:
 
 def look_at(pids: Iterable[int]) -> dict[int, str]:
     """Describes what processes of this machine do, by process id."""
-    found = {process.pid: process for process in local.find()}
+    found = local.pids_of(local.find())
     return {pid: _doing(pid, found.get(pid)) for pid in pids}
 
 

@@ -271,6 +271,19 @@ def test_an_excepthook_that_was_set_before_is_called_once():
     assert harness.run(keeps_its_hook, workers=1, init=False) == [(1, "mine KeyError\n")]
 
 
+def raises_ours(bps: Any) -> str:
+    code = "import bps_rdma as bps; bps.init(); bps.push_pull(3)"
+    folder = os.environ["BPS_TEST_FOLDER"]
+    return harness.run_command([sys.executable, "-c", code], os.environ, folder, within=120).stderr
+
+
+def test_one_line_says_why_a_rank_ends_before_its_traceback():
+    (shown,) = harness.run(raises_ours, workers=1, init=False)
+    first, _, rest = shown.partition("\n")
+    assert first.startswith("error: rank 0 ends with InvalidTensorError: ")
+    assert rest.startswith("Traceback")
+
+
 def leaves_while_groups_are_made(bps: Any, tries: int) -> int:
     """The scheduler asks the loops of a rank that leaves whether they know a group."""
     made = 0

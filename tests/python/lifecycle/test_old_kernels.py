@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import platform
 import sys
@@ -107,43 +106,6 @@ def test_a_lost_rank_is_noticed_without_pidfds(tmp_path):
     done = harness.run_command(command, within=60)
     assert done.returncode == 3
     assert "rank 1 (pid" in done.stderr
-
-
-# ---- Containers that share a network
-
-ASIDE = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make namespaces")
-def test_containers_that_share_the_network(tmp_path):
-    """In each of them the rank is process 1."""
-    if harness.run_command([*ASIDE, "true"]).returncode != 0:
-        pytest.skip("no namespaces of process ids here")
-    script = tmp_path / "waits.py"
-    script.write_text(
-        "import os, sys, pathlib, time, bps_rdma as bps\nimport numpy as np\nbps.init()\n"
-        "bps.push_pull_inplace(np.ones(3, np.float32), name='x')\nprint('pid', os.getpid(), flush=True)\n"
-        "end = pathlib.Path(sys.argv[1])\n"
-        "while not end.exists(): time.sleep(0.01)\nbps.shutdown()\n"
-    )
-    end = tmp_path / "end"
-    with harness.Members() as ranks:
-        port, name = harness.free_port(), f"containers-{os.getpid()}"
-        for rank in range(2):
-            env = harness.clean_env(**harness.of_rank(rank, 2, port), BPS_JOB_ID=name)
-            ranks.command(f"rank {rank}", [*ASIDE, sys.executable, str(script), str(end)], env)
-        for rank in range(2):
-            member = f"rank {rank}"
-            ranks.eventually(lambda member=member: "pid 1\n" in ranks.log(member), what="a sum", of=[member])  # type: ignore[misc]
-        top = harness.run_command([BPS, "top", "--once", "--json", "--job", name])
-        assert top.returncode == 0, top.stderr
-        jobs = [json.loads(line) for line in top.stdout.splitlines()]
-        assert "Address already in use" not in ranks.log("rank 0") + ranks.log("rank 1")
-        end.touch()
-        ranks.succeed()
-    text = json.dumps(jobs)
-    assert '"rank 0' in text or '"worker 0' in text, text
-    assert text.count('"pid": 1') == 2, text
 
 
 # ---- What ranks print

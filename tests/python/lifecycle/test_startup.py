@@ -17,6 +17,8 @@ import numpy as np
 import pytest
 
 import bps_rdma
+from bps_rdma import startup
+from bps_rdma.settings import config_with
 
 
 def python(code: str, **env: str) -> subprocess.CompletedProcess[str]:
@@ -118,3 +120,18 @@ def test_ranks_by_hand_in_any_order():
 
 def who(bps: Any) -> tuple[int, int, int, int]:
     return bps.rank(), bps.size(), bps.local_rank(), bps.local_size()
+
+
+def scheduler_ports(**settings: str) -> list[int]:
+    common = {"rank": "1", "world_size": "4", "local_size": "2", "root_uri": "10.0.0.1"}
+    found = startup.from_config(config_with(common | settings))
+    return list(found.scheduler_ports)
+
+
+def test_the_scheduler_listens_within_the_range_of_ports():
+    assert set(scheduler_ports(ports="40000-40003")) <= set(range(40000, 40004))
+    assert scheduler_ports(ports="40000-40003") == scheduler_ports(ports="40000-40003"), "the same on all ranks"
+    assert not set(scheduler_ports(ports="40000-40003", local_size="4")) & set(range(40000, 40004)), "within a host"
+    assert scheduler_ports(ports="40000-40003", root_port="7") == [7]
+    with pytest.raises(bps_rdma.InvalidArgumentError, match="BPS_PORTS='40000' is not a range of ports"):
+        scheduler_ports(ports="40000")
