@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Predicts a push_pull on a cluster of a given size: time, bytes per link, memory of servers, control messages.
 
-This is a fluid model. Flows share links max-min fairly, as TCP and InfiniBand do on average. Pieces of the tensor are
-modelled where the protocol depends on them: a server answers a piece when the last worker has pushed it, and a worker
-has at most a window of pieces in flight to a server. Hosts of one kind behave alike, so the model keeps one state per
-kind of hosts, and 4,096 workers take no longer to simulate than 4.
+This is a fluid model. Flows share links max-min fairly, as TCP and InfiniBand do on average; a worker has one to each
+loop of each server. Pieces of the tensor are modelled where the protocol depends on them: a server answers a piece when
+the last worker has pushed it, a worker has at most a window of pieces in flight to a loop of a server, and it keeps the
+servers in step (csrc/worker/pace.h). How many pieces each server sums is what the core computes: the function is the
+same. Hosts of one kind behave alike, so the model keeps one state per kind of hosts, and 4,096 workers take no longer
+to simulate than 4.
 
 The model has no congestion inside the network, no unfairness among the flows of a link, and no processors except for
-the rate at which a server sums. bench/link_lab.py measures small clusters; bench/scale_model.py compares and plots.
+the rate at which a server sums. It does not know how the ranks of a host take turns at its link, and is too pessimistic
+by a tenth where such hosts have spare hosts beside them. bench/link_lab.py measures small clusters;
+bench/scale_model.py compares and plots.
 """
 
 from __future__ import annotations
@@ -17,7 +21,9 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, islice, pairwise
 
+from bps_rdma import _core
 from bps_rdma.errors import InvalidArgumentError
 
 HEADER_BYTES = 64  # the header of a push; kMaxHeader in csrc/transport/transport.h
@@ -34,7 +40,7 @@ class Hosts:
     Attributes:
         count: number of hosts.
         gbit_per_s: speed of each host's link, in each direction at the same time.
-        worker, server: what runs on each host; both means servers inside the workers.
+        worker, server: what runs on each host; both means servers inside the workers, a server alone a spare host.
         ranks: worker processes on each host. They sum in memory first, and send one contribution (BPS_HOST_SUM).
     """
 
@@ -50,17 +56,19 @@ class Protocol:
     """Settings of bps_rdma, and properties of the network.
 
     Attributes:
-        partition_bytes: BYTEPS_PARTITION_BYTES.
+        partition_bytes: BYTEPS_PARTITION_BYTES, the most that a piece has.
+        min_partition_bytes: BPS_MIN_PARTITION_BYTES; where a tensor is small for its servers, it is cut finer.
         window: BPS_SERVER_WINDOW, the pieces that a worker may have in flight to one loop of a server.
-        server_loops: BYTEPS_SERVER_ENGINE_THREAD.
+        server_loops: BYTEPS_SERVER_ENGINE_THREAD of spare hosts; a server inside a worker has one loop.
         server_memory: BPS_SERVER_MEMORY, bytes for landing slots; windows shrink to fit with many workers.
         latency_s: time from a write to its arrival on an idle network.
-        sum_bytes_per_s: speed at which a server sums, in bytes of all workers' pieces.
-        piece_s: additional time of a server for each piece.
+        sum_bytes_per_s: speed at which a loop of a server sums, in bytes of all workers' pieces.
+        piece_s: additional time of a loop for each piece.
         wire: bytes on the wire per byte of payload (1.0074 for TCP/IP in frames of 9000 bytes).
     """
 
     partition_bytes: int = 512 << 10
+    min_partition_bytes: int = 64 << 10
     window: int = 4
     server_loops: int = 1
     server_memory: int = 4 << 30
@@ -101,12 +109,13 @@ class Prediction:
 
 
 @dataclass
-class _Servers:
-    """Servers with equally many pieces, on hosts of one kind."""
+class _Loops:
+    """Loops of servers that sum equally many pieces, on hosts of one kind."""
 
     host: int  # index of the kind of hosts
-    count: int
-    pieces: int
+    hosts: int
+    on_each: int
+    pieces: int  # of each loop
     pushed: int = 0  # pieces that have arrived from all workers
     summed: int = 0  # pieces that are ready to be answered
     busy_until: float = 0.0
@@ -114,12 +123,14 @@ class _Servers:
 
 @dataclass
 class _Flow:
-    """All flows from a kind of workers to a kind of servers (or back); all of them are equally fast."""
+    """All flows from a kind of workers to a kind of loops (or back); all of them are equally fast."""
 
-    servers: _Servers
+    loops: _Loops
     push: bool
     links: tuple[tuple[int, bool, int], ...]  # used: kind of hosts, direction is up, flows on the link of one host
-    window: int  # pieces
+    worker: int  # kind of hosts
+    peers: int  # such loops that a worker reaches by its link
+    slots: int = 0  # pieces for which the loops have given slots so far
     limit: float = 0.0  # bytes that may be sent so far
     sent: float = 0.0
     rate: float = 0.0
@@ -143,6 +154,37 @@ def ring_seconds(workers: int, gbit_per_s: float, nbytes: int, protocol: Protoco
     return steps * (nbytes / max(workers, 1) * protocol.wire / (gbit_per_s * 1e9 / 8) + protocol.latency_s)
 
 
+def partition_for(hosts: Sequence[Hosts]) -> int:
+    """BYTEPS_PARTITION_BYTES as init() chooses it for such links: the slowest one counts."""
+    return _core.partition_for_link(min(_bytes_per_s(host) for host in hosts))
+
+
+def best_seconds(hosts: Sequence[Hosts], nbytes: int) -> float:
+    """The lower limit for every placement of sums: how long the links carry the bytes, each as full as can be."""
+    sites = _sites(hosts)
+    return nbytes * _core.seconds_per_byte(sites, _core.link_shares(sites))
+
+
+def spare_share(hosts: Sequence[Hosts]) -> float:
+    """The part of the bytes that the spare hosts sum together."""
+    sites = _sites(hosts)
+    shares = _core.link_shares(sites)
+    return sum(share for share, (_, _, contributions) in zip(shares, sites, strict=True) if contributions == 0)
+
+
+def _bytes_per_s(host: Hosts) -> float:
+    return host.gbit_per_s * 1e9 / 8
+
+
+def _sites(hosts: Sequence[Hosts]) -> list[tuple[float, float, int]]:
+    """Each host as the core sees it: speed of its link, of its sums, and contributions."""
+    return [
+        (_bytes_per_s(host), math.inf if host.server else 0.0, int(host.worker))
+        for host in hosts
+        for _ in range(host.count)
+    ]
+
+
 def _check(hosts: Sequence[Hosts], nbytes: int, protocol: Protocol) -> None:
     positive = [nbytes, protocol.partition_bytes, protocol.window, *(n for h in hosts for n in (h.count, h.ranks))]
     rates = [protocol.sum_bytes_per_s, *(h.gbit_per_s for h in hosts)]
@@ -154,59 +196,85 @@ def _check(hosts: Sequence[Hosts], nbytes: int, protocol: Protocol) -> None:
         raise InvalidArgumentError("a host is neither worker nor server", "set worker or server, or remove it")
 
 
+def _evenly(pieces: int, count: int) -> list[tuple[int, int]]:
+    """(how many, pieces of each), so that they differ by one at most."""
+    each, more = divmod(pieces, count)
+    return [(n, one) for n, one in ((more, each + 1), (count - more, each)) if n > 0]
+
+
 class _Round:
     def __init__(self, hosts: Sequence[Hosts], nbytes: int, protocol: Protocol) -> None:
         self.protocol = protocol
         self.nbytes = nbytes
-        self.pieces = math.ceil(nbytes / protocol.partition_bytes)
+        loops = sum(h.count * self._loops_of(h) for h in hosts if h.server)
+        least = min(protocol.min_partition_bytes, protocol.partition_bytes)
+        self.pieces = math.ceil(nbytes / _core.partition_size(nbytes, protocol.partition_bytes, loops, least))
         self.piece_bytes = nbytes / self.pieces
         self.wire_bytes = (self.piece_bytes + HEADER_BYTES) * protocol.wire  # per push; an answer has no header
         self.given = hosts
         self.workers = sum(h.count for h in hosts if h.worker)
-        share = protocol.server_memory // protocol.server_loops // self.workers or sys.maxsize
+        self.loops_of_a_server = max(1 if h.worker else protocol.server_loops for h in hosts if h.server)
+        share = protocol.server_memory // self.loops_of_a_server // self.workers or sys.maxsize
         self.small_slots = min(max(share // 8 // SMALL_SLOT, FEWEST_SMALL_SLOTS), MOST_SMALL_SLOTS)
         self.window = min(max(share // 8 * 7 // (protocol.partition_bytes + HEADER_BYTES), 1), protocol.window)
         self.hosts: list[Hosts] = []  # kinds of hosts, split so that all servers of a kind have equally many pieces
         self.origin: list[int] = []  # index in `given`
-        self.servers: list[_Servers] = []
+        self.loops: list[_Loops] = []
         self._deal_pieces(hosts)
-        self.flows = [flow for one in self.servers for flow in self._flows_of(one)]
-        self.arrivals: list[tuple[float, int, _Servers, bool]] = []  # (when, order, servers, is the sum)
+        self.flows = [flow for one in self.loops for flow in self._flows_of(one)]
+        self.pushes = [flow for flow in self.flows if flow.push]
+        self.parts: dict[int, int] = {}  # by kind of workers: pieces of the tensor that one pushes over its link
+        self.ahead: dict[int, float] = {}  # and how many of them may be under way
+        self._begin_pace()
+        self.arrivals: list[tuple[float, int, _Loops, bool]] = []  # (when, order, loops, is the sum)
         self.order = 0
         self.now = 0.0
 
     def _deal_pieces(self, hosts: Sequence[Hosts]) -> None:
-        """Distribute pieces round robin, as raw keys do: the first servers may have one piece more."""
-        each, more = divmod(self.pieces, sum(h.count for h in hosts if h.server))
-        for origin, host in enumerate(hosts):
-            heavy = min(more, host.count) if host.server else 0
-            more -= heavy
-            for count, pieces in ((heavy, each + 1), (host.count - heavy, each)):
-                if count == 0:
-                    continue
-                if host.server and pieces > 0:
-                    self.servers.append(_Servers(len(self.hosts), count, pieces))
+        """Deal pieces as the core does, so that all links are full; the first of a kind may have one more."""
+        for origin, (host, dealt) in enumerate(zip(hosts, self._shares(hosts), strict=True)):
+            for count, pieces in _evenly(dealt, host.count):
+                for loops, each in _evenly(pieces, self._loops_of(host)):
+                    if each > 0:
+                        self.loops.append(_Loops(len(self.hosts), count, loops, each))
                 self.hosts.append(replace(host, count=count))
                 self.origin.append(origin)
 
-    def _flows_of(self, servers: _Servers) -> list[_Flow]:
+    def _loops_of(self, host: Hosts) -> int:
+        """On a host with a server. Each rank of a worker's host is one."""
+        return host.ranks if host.worker else self.protocol.server_loops
+
+    def _shares(self, hosts: Sequence[Hosts]) -> list[int]:
+        """The pieces that all hosts of each kind sum together."""
+        shares = iter(_core.link_shares(_sites(hosts)))
+        ends = accumulate(sum(islice(shares, host.count)) for host in hosts)
+        return [after - before for before, after in pairwise([0, *(round(end * self.pieces) for end in ends)])]
+
+    def _flows_of(self, loops: _Loops) -> list[_Flow]:
         flows = []
         for kind, host in enumerate(self.hosts):
             if not host.worker:
                 continue
-            own = 1 if kind == servers.host else 0  # a worker reaches its own server without the link
-            per_worker, per_server = servers.count - own, host.count - own
+            own = 1 if kind == loops.host else 0  # a worker reaches the servers of its host without the link
+            per_worker, per_server = (loops.hosts - own) * loops.on_each, (host.count - own) * loops.on_each
             if per_worker == 0 or per_server == 0:
                 continue
             for push in (True, False):
-                links = ((kind, push, per_worker), (servers.host, not push, per_server))
-                # Each rank of the server's host is a server, and each has a window for every other host.
-                window = self.window * (self.hosts[servers.host].ranks if self.hosts[servers.host].worker else 1)
-                flows.append(_Flow(servers, push, links, window))
+                links = ((kind, push, per_worker), (loops.host, not push, per_server))
+                flows.append(_Flow(loops, push, links, kind, per_worker))
         return flows
+
+    def _begin_pace(self) -> None:
+        each = _core.pace_of(self.protocol.partition_bytes)
+        for kind in {flow.worker for flow in self.pushes}:
+            own = [flow for flow in self.pushes if flow.worker == kind]
+            peers = sum(flow.peers for flow in own)
+            self.parts[kind] = sum(flow.peers * flow.loops.pieces for flow in own)
+            self.ahead[kind] = each * peers if peers > 1 else math.inf
 
     def run(self) -> Prediction:
         self._open()
+        self._keep_pace()
         while self.arrivals or any(self._active(flow) for flow in self.flows):
             self._share()
             soonest = self.arrivals[0][0] - self.now if self.arrivals else math.inf
@@ -234,12 +302,22 @@ class _Round:
         return ranks * self.piece_bytes / self.protocol.sum_bytes_per_s + self.protocol.piece_s
 
     def _open(self) -> None:
+        for flow in self.pushes:
+            flow.slots = min(flow.loops.pieces, self.window)
+        for loops in self.loops:
+            if not any(flow.loops is loops for flow in self.flows):  # its only worker is on the same host
+                self._summed_later(loops, loops.pieces)
+
+    def _keep_pace(self) -> None:
+        """Let each push go on to the end of its slots, or of its part of what may be under way (csrc/worker/pace.h)."""
+        answered = dict.fromkeys(self.parts, 0.0)
         for flow in self.flows:
-            if flow.push:
-                flow.limit = min(flow.servers.pieces, flow.window) * self.wire_bytes
-        for servers in self.servers:
-            if not any(flow.servers is servers for flow in self.flows):  # its only worker is on the same host
-                self._summed_later(servers, servers.pieces)
+            if not flow.push:  # the loops answer one after the other, and not all a piece at the same time
+                answered[flow.worker] += flow.peers * flow.sent / self._bytes_of(flow)
+        for flow in self.pushes:
+            due = (answered[flow.worker] + self.ahead[flow.worker]) / self.parts[flow.worker]
+            pieces = math.ceil(due * flow.loops.pieces - _EPSILON) if due < 1 else flow.loops.pieces
+            flow.limit = min(pieces, flow.slots) * self.wire_bytes
 
     def _active(self, flow: _Flow) -> bool:
         return flow.sent < flow.limit - _EPSILON
@@ -258,43 +336,46 @@ class _Round:
         for flow in self.flows:
             if self._active(flow):
                 flow.sent = min(flow.sent + flow.rate * seconds, flow.limit)
-        for servers in self.servers:
-            self._note_pushes(servers)
+        for loops in self.loops:
+            self._note_pushes(loops)
         while self.arrivals and self.arrivals[0][0] <= self.now + 1e-12:
-            _, _, servers, is_sum = heapq.heappop(self.arrivals)
+            _, _, loops, is_sum = heapq.heappop(self.arrivals)
             if is_sum:
-                self._note_sum(servers)
+                self._note_sum(loops)
             else:
-                self._summed_later(servers, 1)
+                self._summed_later(loops, 1)
+        self._keep_pace()
 
-    def _note_pushes(self, servers: _Servers) -> None:
-        pushes = [flow for flow in self.flows if flow.servers is servers and flow.push]
+    def _note_pushes(self, loops: _Loops) -> None:
+        pushes = [flow for flow in self.pushes if flow.loops is loops]
         if not pushes:
             return
         complete = min(math.floor(flow.sent / self.wire_bytes + _EPSILON) for flow in pushes)
-        while servers.pushed < complete:
-            servers.pushed += 1
-            self._schedule(self.now + self.protocol.latency_s, servers, is_sum=False)
+        while loops.pushed < complete:
+            loops.pushed += 1
+            self._schedule(self.now + self.protocol.latency_s, loops, is_sum=False)
 
-    def _summed_later(self, servers: _Servers, pieces: int) -> None:
-        begin = max(self.now, servers.busy_until)
+    def _summed_later(self, loops: _Loops, pieces: int) -> None:
+        begin = max(self.now, loops.busy_until)
         work = self.workers * self.piece_bytes / self.protocol.sum_bytes_per_s + self.protocol.piece_s
         for _ in range(pieces):
             begin += work
-            self._schedule(begin, servers, is_sum=True)
-        servers.busy_until = begin
+            self._schedule(begin, loops, is_sum=True)
+        loops.busy_until = begin
 
-    def _note_sum(self, servers: _Servers) -> None:
-        servers.summed += 1
+    def _note_sum(self, loops: _Loops) -> None:
+        loops.summed += 1
         for flow in self.flows:
-            if flow.servers is not servers:
+            if flow.loops is not loops:
                 continue
-            pieces = min(servers.pieces, servers.summed + flow.window) if flow.push else servers.summed
-            flow.limit = pieces * self._bytes_of(flow)
+            if flow.push:
+                flow.slots = min(loops.pieces, loops.summed + self.window)
+            else:
+                flow.limit = loops.summed * self._bytes_of(flow)
 
-    def _schedule(self, when: float, servers: _Servers, *, is_sum: bool) -> None:
+    def _schedule(self, when: float, loops: _Loops, *, is_sum: bool) -> None:
         self.order += 1
-        heapq.heappush(self.arrivals, (when, self.order, servers, is_sum))
+        heapq.heappush(self.arrivals, (when, self.order, loops, is_sum))
 
     # ---- Sharing
 
@@ -305,7 +386,7 @@ class _Round:
         for flow in growing:
             flow.rate = 0.0
             for kind, up, _ in flow.links:
-                room[kind, up] = self.hosts[kind].gbit_per_s * 1e9 / 8
+                room[kind, up] = _bytes_per_s(self.hosts[kind])
         while growing:
             load: dict[tuple[int, bool], int] = {}
             for flow in growing:
@@ -326,12 +407,12 @@ class _Round:
         for flow in self.flows:
             for kind, up, count in flow.links:
                 if (kind, up) in carried:
-                    carried[kind, up] += flow.servers.pieces * self._bytes_of(flow) * count
+                    carried[kind, up] += flow.loops.pieces * self._bytes_of(flow) * count
         most = {way: max(amount for (_, up), amount in carried.items() if up == way) for way in (True, False)}
         return Link(host, most[True], most[False])
 
     def _memory(self) -> int:
         # A worker on the server's own host needs no slots; every other worker loop has slots on every server loop.
-        remote = max(self.workers - (1 if self.hosts[one.host].worker else 0) for one in self.servers)
+        remote = max(self.workers - (1 if self.hosts[one.host].worker else 0) for one in self.loops)
         slot = self.protocol.partition_bytes + HEADER_BYTES
-        return remote * self.protocol.server_loops * (self.window * slot + self.small_slots * SMALL_SLOT)
+        return remote * self.loops_of_a_server * (self.window * slot + self.small_slots * SMALL_SLOT)

@@ -22,9 +22,8 @@ from bps_rdma.launch.run import run_job
 from bps_rdma.terminal import wide_console
 from bps_rdma.tools.bench.plan import format_size, parse_size
 from bps_rdma.tools.outputs import check_outputs, progress, wrote
-from bps_rdma.tools.scale_model import Hosts, Protocol, simulate
+from bps_rdma.tools.tune.hosts import Predicted, cluster_of, predict, speeds_of
 from bps_rdma.tools.tune.measure import Found, Tell, Trial, has_servers_of_its_own, measure
-from bps_rdma.tools.tune.model import step_seconds
 
 
 def tune(
@@ -38,9 +37,21 @@ def tune(
         typer.Option(min=0.0, help="Length of the backward pass. Default: as long as sending all gradients."),
     ] = None,
     seconds: Annotated[float, typer.Option(min=1.0, help="Time for measuring.")] = 30.0,
-    hosts: Annotated[int | None, typer.Option(min=1, help="Also predict a step on so many hosts.")] = None,
+    hosts: Annotated[
+        int | None, typer.Option(min=1, help="Also predict a step on so many hosts, and what spare hosts would bring.")
+    ] = None,
     ranks: Annotated[int, typer.Option(min=1, help="With --hosts: ranks on each.")] = 1,
-    gbit: Annotated[float, typer.Option(min=0.001, help="With --hosts: speed of each link, Gbit/s.")] = 100.0,
+    gbit: Annotated[
+        str | None,
+        typer.Option(
+            help="With --hosts: speed of their links, Gbit/s; one number, or one for each host. "
+            "Default: as in this job, where it has several hosts, else 100."
+        ),
+    ] = None,
+    spare_gbit: Annotated[
+        float | None,
+        typer.Option(min=0.001, help="With --hosts: speed of a spare host's link. Default: as their slowest."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Plot what was measured into this file (png, svg, pdf).")] = None,
 ) -> int:
@@ -52,6 +63,8 @@ def tune(
     nbytes = parse_size(gradients)
     if nbytes < 1 << 14:
         raise InvalidArgumentError(f"--gradients {gradients} is too small to cut into buckets", "give at least 16K")
+    if hosts is not None and gbit is not None:
+        speeds_of(gbit, hosts)
     check_outputs(None, plot)
     if plot is not None and not extras.is_installed("matplotlib"):
         raise InvalidArgumentError("matplotlib is not installed", extras.install_command("matplotlib"))
@@ -65,8 +78,8 @@ def tune(
     with _progress(seconds, shown=shows) as tell:
         found = measure(nbytes, seconds, None if backward_ms is None else backward_ms / 1e3, tell)
     if shows:
-        topology = None if hosts is None else (hosts, ranks, gbit)
-        _show(found, topology, as_json=as_json, plot=plot)
+        predicted = None if hosts is None else predict(found, cluster_of(found, hosts, ranks, gbit, spare_gbit))
+        _show(found, predicted, as_json=as_json, plot=plot)
     return 0
 
 
@@ -91,15 +104,27 @@ def settings_of(found: Found) -> dict[str, str]:
     return {} if found.partition is None else {"BYTEPS_PARTITION_BYTES": str(found.partition)}
 
 
-def to_json(found: Found, topology: tuple[int, int, float] | None) -> dict[str, Any]:
+def to_json(found: Found, predicted: Predicted | None) -> dict[str, Any]:
     """All figures, in bytes and seconds."""
     text = asdict(found) | {"settings": settings_of(found), "bucket_mb": found.bucket / (1 << 20)}
     text["step"] = {"predicted_s": found.costs.step(found.nbytes, found.bucket, found.backward_s)}
     text["step"]["measured_s"] = found.backward_s + shown_s(found)
-    if topology is not None:
-        hosts, ranks, gbit = topology
-        predicted = {"seconds": predict(found, *topology), "step_seconds": predict_step(found, *topology)}
-        text["predicted"] = {"hosts": hosts, "ranks": ranks, "gbit": gbit} | predicted
+    if predicted is not None:
+        cluster, without = predicted.cluster, predicted.without
+        text["predicted"] = {
+            "hosts": len(cluster.links),
+            "ranks": cluster.ranks,
+            "gbit": list(cluster.links),
+            "spare_gbit": cluster.spare_link,
+            "seconds": without.seconds,
+            "step_seconds": without.step_seconds,
+            "enough_spares": predicted.enough,
+            "spare_hosts": [
+                asdict(one)
+                | {"bytes_per_s": found.nbytes / one.seconds, "of_line_rate": predicted.of_line_rate(one.seconds)}
+                for one in predicted.counts
+            ],
+        }
     return text
 
 
@@ -111,40 +136,19 @@ def shown_s(found: Found) -> float:
     return next(trial.seconds for trial in found.buckets if trial.nbytes == found.bucket)
 
 
-def predict(found: Found, hosts: int, ranks: int, gbit: float) -> float:
-    """Seconds for one push_pull of all gradients on `hosts` with `ranks` each, which have links of `gbit` Gbit/s.
-
-    A model (bps_rdma.tools.scale_model) with servers inside the workers, and half the measured overhead as latency.
-    """
-    return _predict(found, found.nbytes, hosts, ranks, gbit)
-
-
-def predict_step(found: Found, hosts: int, ranks: int, gbit: float) -> float:
-    """Seconds of a backward pass that sends its gradients in the best buckets, on the same cluster."""
-    buckets = max(round(found.nbytes / found.bucket), 1)
-    return step_seconds(found.backward_s, buckets, _predict(found, found.nbytes // buckets, hosts, ranks, gbit))
-
-
-def _predict(found: Found, nbytes: int, hosts: int, ranks: int, gbit: float) -> float:
-    protocol = Protocol(
-        partition_bytes=found.partition or Protocol.partition_bytes, latency_s=found.costs.overhead_s / 2
-    )
-    return simulate([Hosts(hosts, gbit, worker=True, server=True, ranks=ranks)], nbytes, protocol).seconds
-
-
-def _show(found: Found, topology: tuple[int, int, float] | None, *, as_json: bool, plot: Path | None) -> None:
+def _show(found: Found, predicted: Predicted | None, *, as_json: bool, plot: Path | None) -> None:
     if as_json:
-        print(json.dumps(to_json(found, topology)))
+        print(json.dumps(to_json(found, predicted)))
     else:
-        _print(found, topology)
+        _print(found, predicted)
     if plot is not None:
         from bps_rdma.tools.tune.plot import save_plot
 
-        save_plot(found, plot)
+        save_plot(found, plot, predicted)
         wrote(plot)
 
 
-def _print(found: Found, topology: tuple[int, int, float] | None) -> None:
+def _print(found: Found, predicted: Predicted | None) -> None:
     console = wide_console()
     routes = "+".join(sorted(set(found.routes)))
     costs = found.costs
@@ -157,8 +161,8 @@ def _print(found: Found, topology: tuple[int, int, float] | None) -> None:
     _print_trials(console, title, "time", found.partitions)
     best = format_size(costs.best_bucket(found.nbytes))
     title = f"buckets, behind a backward pass of {found.backward_s * 1e3:.1f} ms; by the model {best}"
-    predicted = {size: costs.visible(found.nbytes, size) for size in (one.nbytes for one in found.buckets) if size}
-    _print_trials(console, title, "what shows", found.buckets, predicted)
+    model = {size: costs.visible(found.nbytes, size) for size in (one.nbytes for one in found.buckets) if size}
+    _print_trials(console, title, "what shows", found.buckets, model)
     _print_pairs(console, found)
     if not found.partitions:
         print("# partitions: not tried, because this job has servers of its own")
@@ -170,13 +174,50 @@ def _print(found: Found, topology: tuple[int, int, float] | None) -> None:
     measured_s = found.backward_s + shown_s(found)
     print(f"# a step: {measured_s * 1e3:.1f} ms measured, {step_s * 1e3:.1f} ms by the model")
     print(f"# bps_rdma.torch.DistributedDataParallel(model, bucket_mb={found.bucket / (1 << 20):g})")
-    if topology is not None:
-        hosts, ranks, gbit = topology
-        print(
-            f"# predicted for {hosts} hosts with {ranks} ranks and {gbit:g} Gbit/s each: "
-            f"{predict(found, *topology) * 1e3:.1f} ms to sum all gradients, "
-            f"{predict_step(found, *topology) * 1e3:.1f} ms for a step"
+    if predicted is not None:
+        _print_predicted(console, predicted)
+
+
+def _print_predicted(console: Any, predicted: Predicted) -> None:
+    cluster, without = predicted.cluster, predicted.without
+    hosts = len(cluster.links)
+    links = ", ".join(f"{gbit:g}" for gbit in (cluster.links if len(set(cluster.links)) > 1 else cluster.links[:1]))
+    print(
+        f"# predicted for {hosts} hosts with {cluster.ranks} {'rank' if cluster.ranks == 1 else 'ranks'} "
+        f"and {links} Gbit/s each: "
+        f"{without.seconds * 1e3:.1f} ms to sum all gradients, {without.step_seconds * 1e3:.1f} ms for a step"
+    )
+    if hosts == 1:
+        return
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    print(f"\nwith spare hosts of {cluster.spare_link:g} Gbit/s")
+    table = Table(box=SIMPLE_HEAD)
+    headings = (
+        "spare hosts",
+        "they sum",
+        "goodput / line rate",
+        "best",
+        "all gradients, ms",
+        "a step, ms",
+        "times faster",
+    )
+    for heading in headings:
+        table.add_column(heading, justify="right", overflow="fold")
+    for one in predicted.counts:
+        table.add_row(
+            str(one.spares),
+            f"{one.share:.0%}",
+            f"{predicted.of_line_rate(one.seconds):.2f}",
+            f"{predicted.of_line_rate(one.best_seconds):.2f}",
+            f"{one.seconds * 1e3:.1f}",
+            f"{one.step_seconds * 1e3:.1f}",
+            f"{without.step_seconds / one.step_seconds:.2f}",
         )
+    console.print(table)
+    more = f"more than {predicted.enough} spare hosts bring" if predicted.enough else "spare hosts bring"
+    print(f"# {more} nothing: the workers' links are then full of their own bytes")
 
 
 def _print_trials(

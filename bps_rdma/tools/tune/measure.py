@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 import bps_rdma as bps
+from bps_rdma import job
 from bps_rdma.tools.bench.pattern import WrongResultError
 from bps_rdma.tools.tune.model import Costs, fit, neighbours
 
@@ -69,6 +70,7 @@ class Found:
             where partitions could not be changed.
         bucket: the best one.
         backward_s: how long the backward pass of a step takes.
+        links: Gbit/s of the link of each host of the job, as its members know them; empty on one host.
     """
 
     workers: int
@@ -82,6 +84,7 @@ class Found:
     pairs: list[Pair] = field(default_factory=list)
     bucket: int = 0
     backward_s: float = 0.0
+    links: list[float] = field(default_factory=list)
 
 
 def measure(nbytes: int, seconds: float, backward_s: float | None, tell: Tell) -> Found:
@@ -100,6 +103,7 @@ def measure(nbytes: int, seconds: float, backward_s: float | None, tell: Tell) -
         points = _single_operations(nbytes, 0.15 * seconds, tell)
         costs = fit([size for size, _ in points], [time for _, time in points])
         found = Found(bps.size(), bps.metrics()["transports"], nbytes, costs, points, partitions, partition)
+        found.links = links_of_job()
         found.backward_s = costs.seconds(nbytes) if backward_s is None else backward_s
         candidates = neighbours(costs.best_bucket(nbytes), nbytes, (1 << 20, 25 << 20))
         found.buckets = _compare_buckets(found, candidates, 0.25 * seconds, tell)
@@ -112,6 +116,14 @@ def measure(nbytes: int, seconds: float, backward_s: float | None, tell: Tell) -
     return found
 
 
+def links_of_job() -> list[float]:
+    """Gbit/s of each host's link; empty on one host, or where a speed is not known. Collective."""
+    places = bps.all_gather(np.array([bps.local_rank()], np.int64), name=f"{_NAME}/places")
+    speeds = {member["rank"]: float(member["link_gbps"]) for member in bps.dump()["members"]}
+    links = [speeds[rank] for rank, place in enumerate(np.asarray(places).ravel()) if place == 0]
+    return links if len(links) > 1 and min(links) > 0 else []
+
+
 def has_servers_of_its_own() -> bool:
     """Returns whether the job ends with its first shutdown(). Then nothing can be tried that init() decides."""
     return any(os.environ.get(name) for name in ("DMLC_ROLE", "BPS_ROLE", "BPS_NUM_SERVERS", "DMLC_NUM_SERVER"))
@@ -119,7 +131,7 @@ def has_servers_of_its_own() -> bool:
 
 def _join(partition: int | None) -> None:
     settings = {} if partition is None else {"partition_bytes": partition}
-    bps.init(**settings)
+    job.join(settings, resumes=False)
 
 
 def _best(trials: Sequence[Trial]) -> int | None:
@@ -273,7 +285,7 @@ def _rounds(what: _Whole | _Step, seconds: float) -> list[float]:
 
 def _agreed(count: int) -> int:
     """Returns what rank 0 says."""
-    return int(bps.broadcast(np.array([count], np.int64), 0, name=f"{_NAME}/count")[0])
+    return int(bps.broadcast(np.array([count], np.int64), f"{_NAME}/count")[0])
 
 
 def _slowest(times: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

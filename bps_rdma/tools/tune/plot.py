@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plot of `bps tune`: what operations cost, partitions, and buckets."""
+"""The plot of `bps tune`: what operations cost, partitions, buckets, and what spare hosts would bring."""
 
 from __future__ import annotations
 
@@ -8,20 +8,22 @@ from pathlib import Path
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from bps_rdma.files import output
 from bps_rdma.tools.bench.plan import format_size
+from bps_rdma.tools.tune.hosts import Predicted
 from bps_rdma.tools.tune.measure import Found, Trial
 
 _MEASURED, _MODEL = "#0b5394", "#e69138"
 
 
-def save_plot(found: Found, path: Path) -> None:
+def save_plot(found: Found, path: Path, predicted: Predicted | None = None) -> None:
     """Draw into `path`; the suffix chooses the format (png, svg, pdf)."""
     mpl.use("Agg")
-    figure = Figure(figsize=(15, 4.6), layout="constrained")
-    single, partitions, buckets = figure.subplots(1, 3)
+    panels = 3 if predicted is None else 4
+    figure = Figure(figsize=(5 * panels, 4.6), layout="constrained")
+    single, partitions, buckets, *spares = figure.subplots(1, panels)
     sizes = [size for size, _ in found.points]
     single.plot(
         sizes, [time * 1e3 for _, time in found.points], "o-", color=_MEASURED, label="measured (lower quartile)"
@@ -44,9 +46,26 @@ def save_plot(found: Found, path: Path) -> None:
     buckets.plot(sizes, shows, "--", color=_MODEL, label="model: s/(w n) + n o")
     title = f"what shows of a step, backward pass {found.backward_s * 1e3:.1f} ms"
     _finish(buckets, title, "bytes per bucket", sizes)
+    if predicted is not None:
+        _draw_spares(spares[0], predicted)
     figure.suptitle(f"bps tune: {found.workers} ranks, {'+'.join(sorted(set(found.routes)))}", fontsize=11)
     with output(path) as out:
         figure.savefig(out, dpi=150, format=path.suffix[1:])
+
+
+def _draw_spares(axis: Axes, predicted: Predicted) -> None:
+    counts = [one.spares for one in predicted.counts]
+    best = [predicted.of_line_rate(one.best_seconds) for one in predicted.counts if one.best_seconds]
+    axis.plot(counts[: len(best)], best, "--", color=_MODEL, label="the best placement of sums")
+    goodput = [predicted.of_line_rate(one.seconds) for one in predicted.counts]
+    axis.plot(counts, goodput, "o-", color=_MEASURED, label=f"predicted, {format_size(predicted.nbytes)} at once")
+    axis.set_title(f"{len(predicted.cluster.links)} hosts", fontsize=11)
+    axis.set_xlabel("spare hosts")
+    axis.set_ylabel("goodput / line rate")
+    axis.set_ylim(bottom=0)
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axis.grid(visible=True, alpha=0.3)
+    axis.legend(frameon=False, fontsize=9)
 
 
 def _describe(found: Found) -> str:
