@@ -29,7 +29,6 @@ from bps_rdma.launch.process import Children
 
 OURS: dict[str, Any] = {
     "bps, float32": None,
-    "bps, bf16 tensors": "bf16 tensors",
     "bps, bf16": "bf16",
     "bps, mxfp8": "mxfp8",
     "bps, int8": "int8",
@@ -43,7 +42,6 @@ ERRORS = {
     "gloo, float32": 1e-5,
     "gloo, torch's fp16 hook": 5e-3,
     "bps, float32": 1e-5,
-    "bps, bf16 tensors": 2e-2,
     "bps, bf16": 2e-2,
     "bps, mxfp8": 2e-1,
     "bps, int8": 3e-2,
@@ -59,7 +57,7 @@ def rank_main(rounds: int) -> None:
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
     import bps_rdma as bps
-    from bps_rdma.torch import Compression, DistributedDataParallel
+    from bps_rdma.torch import DistributedDataParallel
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
@@ -82,7 +80,7 @@ def rank_main(rounds: int) -> None:
     state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=4, start_powerSGD_iter=2)
     replicas[GLOO[2]].register_comm_hook(state, powerSGD_hook.powerSGD_hook)
     for name, method in OURS.items():
-        how = Compression.bf16 if method == "bf16 tensors" else method or Compression.none
+        how = method or None
         replicas[name] = DistributedDataParallel(model(), compression=how)
     names = list(replicas)
     interface = Path("/sys/class/net/eth0/statistics/tx_bytes")
@@ -142,8 +140,8 @@ def measure(rate: float, rounds: int, folder: Path) -> dict[str, dict[str, Any]]
 
 
 def report(rate: float, found: dict[str, dict[str, Any]]) -> None:
-    base = statistics.median(found["bps, bf16 tensors"]["seconds"])
-    print(f"\n{rate:g} Mbit/s; times in ms, median and quartiles; speed beside bf16 tensors; MB sent by a host; error")
+    base = statistics.median(found["bps, bf16"]["seconds"])
+    print(f"\n{rate:g} Mbit/s; times in ms, median and quartiles; speed beside bf16; MB sent by a host; error")
     for name, one in found.items():
         low, middle, high = statistics.quantiles(one["seconds"], n=4)
         error = f"{max(one['errors']):.1e}" if one["errors"] else "-"

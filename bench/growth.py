@@ -43,13 +43,13 @@ def rank_main(partitions: int) -> None:
     calls = max(1, 20_000 // partitions)
     array = bps.empty(partitions * PIECE // 4)
     warm = bps.empty(16)
-    bps.push_pull_inplace(warm, False, "warm")
+    bps.push_pull_inplace(warm, "warm", average=False)
     bps.barrier()
     memory, begin = resident(), time.perf_counter()
     bps.declare("large", array)
     declared = time.perf_counter() - begin
     array.fill(1)
-    bps.push_pull_inplace(array, False, "large")
+    bps.push_pull_inplace(array, "large", average=False)
     assert (array == bps.size()).all()
     memory = resident() - memory - array.nbytes
     cpu, wall = [], []
@@ -57,7 +57,7 @@ def rank_main(partitions: int) -> None:
         bps.barrier()
         before, begin = used(), time.perf_counter()
         for _ in range(calls):
-            bps.push_pull_inplace(array, False, "large")
+            bps.push_pull_inplace(array, "large", average=False)
         wall.append((time.perf_counter() - begin) / calls / partitions)
         cpu.append((used() - before) / calls / partitions)
     print(json.dumps({"declare": declared / partitions, "memory": memory / partitions,

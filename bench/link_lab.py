@@ -1,10 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Simulates hosts with separate links on one machine: network namespaces, connected by a switch, with limited rates.
+r"""Simulates hosts with separate links on one machine: network namespaces, connected by a switch, with limited rates.
 
     sudo .venv/bin/python bench/link_lab.py --workers 4 --servers 4 --rate 300
     sudo .venv/bin/python bench/link_lab.py --workers 4                           # servers inside the workers
     sudo .venv/bin/python bench/link_lab.py --workers 2 --ranks-per-host 1,2,4,8  # as nodes with several GPUs
     sudo .venv/bin/python bench/link_lab.py --workers 4 --servers 2 --server-links 1,0.25  # a slow spare host
+
+What each spare host brings, measured and drawn (docs/servers.md, docs/performance.md), and drawn again:
+
+    sudo .venv/bin/python bench/link_lab.py --workers 4 --servers 0,1,2,3,4 --rate 100 --size 32M --rounds 4 \
+        --json bench/spare_hosts.json --plot docs/spare_hosts.png
+    .venv/bin/python bench/link_lab.py --draw bench/spare_hosts.json --plot docs/spare_hosts.png
 
 Workers and servers, each on its own host, sum a tensor; rounds alternate with gloo's all_reduce on the workers' hosts.
 With --ranks-per-host each of the workers' hosts has several ranks, which share its link.
@@ -164,19 +170,31 @@ def lab(
         switch.remove()
 
 
-def rates(args: argparse.Namespace, links: str, count: int) -> list[float]:
-    """Mbit/s of each link: all alike, or as the list of factors says."""
-    factors = [float(one) for one in links.split(",")] if links else [1.0] * count
-    if len(factors) != count:
-        sys.exit(f"error: {links} names {len(factors)} links, and there are {count} such hosts")
-    return [args.rate * factor for factor in factors]
+def rates(args: argparse.Namespace, links: str, most: int, count: int) -> list[float]:
+    """Mbit/s of the first `count` of `most` links: all alike, or as the list of factors says."""
+    factors = [float(one) for one in links.split(",")] if links else [1.0] * most
+    if len(factors) != most:
+        sys.exit(f"error: {links} names {len(factors)} links, and there are {most} such hosts")
+    return [args.rate * factor for factor in factors[:count]]
 
 
-def best_goodput(args: argparse.Namespace, ranks: int) -> float:
+def worker_rates(args: argparse.Namespace) -> list[float]:
+    return rates(args, args.worker_links, args.workers, args.workers)
+
+
+def server_rates(args: argparse.Namespace, servers: int) -> list[float]:
+    return rates(args, args.server_links, max(counts(args.servers)), servers)
+
+
+def counts(numbers: str) -> list[int]:
+    return [int(one) for one in numbers.split(",")]
+
+
+def best_goodput(args: argparse.Namespace, servers: int, ranks: int) -> float:
     """What the best placement reaches, in bytes per second. A host's ranks contribute once."""
     contributions = 1 if args.workers > 1 else ranks
-    sites = [(mbit * 1e6 / 8, math.inf, contributions) for mbit in rates(args, args.worker_links, args.workers)]
-    sites += [(mbit * 1e6 / 8, math.inf, 0) for mbit in rates(args, args.server_links, args.servers)]
+    sites = [(mbit * 1e6 / 8, math.inf, contributions) for mbit in worker_rates(args)]
+    sites += [(mbit * 1e6 / 8, math.inf, 0) for mbit in server_rates(args, servers)]
     return 1 / _core.seconds_per_byte(sites, _core.link_shares(sites))
 
 
@@ -195,19 +213,13 @@ class Measured:
     busiest: float
 
 
-def measure(args: argparse.Namespace, ranks: int) -> dict[str, Measured]:
+def measure(args: argparse.Namespace, servers: int, ranks: int) -> dict[str, Measured]:
     """Run alternating rounds of all implementations, then some of each alone to count the bytes that it sends."""
     nbytes, rounds = parse_size(args.size), args.rounds
     cases = make_cases(str(nbytes), "float32", "push_pull", 1, 1)
     plan = Plan(cases=cases, compare=() if args.no_gloo else ("gloo",), bound=False)
     partition = parse_size(args.partition) if args.partition else 0
-    place = lab(
-        rates(args, args.worker_links, args.workers),
-        ranks,
-        rates(args, args.server_links, args.servers),
-        partition,
-        args.least,
-    )
+    place = lab(worker_rates(args), ranks, server_rates(args, servers), partition, args.least)
     with place as (switch, job), Children() as children:
         spawn_helpers(children, job)
         team = teams.start_ours(children, plan, job, None)
@@ -234,16 +246,20 @@ def measure(args: argparse.Namespace, ranks: int) -> dict[str, Measured]:
     return found
 
 
-def report(args: argparse.Namespace, ranks: int, found: dict[str, Measured]) -> dict[str, Any]:
-    """Print one count of ranks per host, and return it for --json."""
+def place_of(servers: int) -> str:
+    return f"{servers} spare {'host' if servers == 1 else 'hosts'}" if servers else "servers inside the workers"
+
+
+def report(args: argparse.Namespace, servers: int, ranks: int, found: dict[str, Measured]) -> dict[str, Any]:
+    """Print one count of servers and of ranks per host, and return it for --json."""
     nbytes, line = parse_size(args.size), args.rate * 1e6 / 8
-    place = f"{args.servers} dedicated servers" if args.servers else "servers inside the workers"
+    place = place_of(servers)
     what = f"{format_size(nbytes)} in pieces {f'of {args.partition}' if args.partition else 'that suit the link'}"
     who = f"{args.workers} hosts with {ranks} {'rank' if ranks == 1 else 'ranks'} each"
     print(f"{who}, {place}, {args.rate:g} Mbit/s links, tcp, {what}")
-    best = best_goodput(args, ranks)
+    best = best_goodput(args, servers, ranks)
     print(f"the best placement of sums reaches {best / 1e6:.1f} MB/s, {best / line:.3f} of line rate")
-    rows: dict[str, Any] = {"best_mb_per_s": best / 1e6}
+    rows: dict[str, Any] = {"servers": servers, "ranks_per_host": ranks, "best_mb_per_s": best / 1e6}
     for name, one in found.items():
         goodput = nbytes / one.timing.median
         up = max(a for a, _ in one.carried.values()) / nbytes
@@ -274,53 +290,74 @@ def report(args: argparse.Namespace, ranks: int, found: dict[str, Measured]) -> 
 
 
 def plot(path: Path, results: list[dict[str, Any]]) -> None:
-    """Goodput over the number of ranks that share a link, with the range of the rounds: a panel for each --json."""
+    """A panel for each --json: goodput over the number of spare hosts, if it has several, else of ranks per host."""
     import matplotlib.pyplot as plt
 
     figure, panels = plt.subplots(
-        1, len(results), figsize=(1 + 4 * len(results), 4.2), sharey=True, squeeze=False, layout="constrained"
+        1, len(results), figsize=(1.6 + 4 * len(results), 4.2), sharey=True, squeeze=False, layout="constrained"
     )
     for axes, result in zip(panels[0], results, strict=True):
-        found = result["found"]
-        counts = [str(one["ranks_per_host"]) for one in found]
-        for offset, (name, label) in zip((-0.2, 0.2), (("bps_rdma", "bps_rdma"), ("gloo", "gloo's ring")), strict=True):
-            rows = [one[name] for one in found if name in one]
-            if not rows:
-                continue
-            middle = [row["goodput_mb_per_s"] for row in rows]
-            low = [m - row["range_mb_per_s"][0] for m, row in zip(middle, rows, strict=True)]
-            high = [row["range_mb_per_s"][1] - m for m, row in zip(middle, rows, strict=True)]
-            places = [index + offset for index in range(len(rows))]
-            axes.bar(places, middle, 0.38, yerr=[low, high], capsize=3, label=label)
-        axes.axhline(result["rate"] / 8, color="gray", linestyle="--", label="line rate")
-        axes.set_xticks(range(len(counts)), counts)
-        axes.set_xlabel("ranks per host")
-        servers = f"{result['servers']} server hosts" if result["servers"] else "servers inside the workers"
-        axes.set_title(f"{result['workers']} hosts, {servers}", fontsize="medium")
-    panels[0][0].set_ylabel("goodput per worker, MB/s")
-    figure.legend(*panels[0][0].get_legend_handles_labels(), loc="outside right center")
+        by_servers = len({row["servers"] for row in result["found"]}) > 1
+        (plot_spare_hosts if by_servers else plot_ranks)(axes, result)
+        axes.set_ylim(bottom=0)
+    figure.legend(*panels[0][0].get_legend_handles_labels(), loc="outside right center", frameon=False)
     same = results[0]
-    figure.suptitle(
-        f"push_pull of {format_size(parse_size(same['size']))} over links of {same['rate']:g} Mbit/s", fontsize="medium"
-    )
-    figure.savefig(path, dpi=110)
+    size = format_size(parse_size(same["size"]))
+    figure.suptitle(f"push_pull of {size} over links of {same['rate']:g} Mbit/s", fontsize="medium")
+    figure.savefig(path, dpi=150)
+    print(f"wrote {path}")
+
+
+def goodput(result: dict[str, Any], name: str) -> tuple[list[float], list[list[float]]]:
+    """The shares of line rate of one implementation, and how far the rounds reach below and above."""
+    line = result["rate"] / 8
+    rows = [row[name] for row in result["found"] if name in row]
+    middle = [row["goodput_mb_per_s"] / line for row in rows]
+    low = [m - row["range_mb_per_s"][0] / line for m, row in zip(middle, rows, strict=True)]
+    high = [row["range_mb_per_s"][1] / line - m for m, row in zip(middle, rows, strict=True)]
+    return middle, [low, high]
+
+
+def plot_spare_hosts(axes: Any, result: dict[str, Any]) -> None:
+    found = result["found"]
+    spares = [row["servers"] for row in found]
+    best = [row["best_mb_per_s"] / (result["rate"] / 8) for row in found]
+    axes.plot(spares, best, "--", color="#666666", label="optimum")
+    for name, label, colour in (("bps_rdma", "bps_rdma", "#0b5394"), ("gloo", "gloo's ring", "#e69138")):
+        middle, reach = goodput(result, name)
+        if middle:
+            axes.errorbar(spares, middle, yerr=reach, fmt="o-", markersize=4, capsize=3, color=colour, label=label)
+    axes.set(xlabel="spare hosts", ylabel="goodput / line rate", xticks=spares)
+    axes.set_title(f"{result['workers']} hosts with workers", fontsize="medium")
+    axes.grid(visible=True, alpha=0.3)
+
+
+def plot_ranks(axes: Any, result: dict[str, Any]) -> None:
+    found = result["found"]
+    for offset, (name, label) in zip((-0.2, 0.2), (("bps_rdma", "bps_rdma"), ("gloo", "gloo's ring")), strict=True):
+        middle, reach = goodput(result, name)
+        axes.bar([index + offset for index in range(len(middle))], middle, 0.38, yerr=reach, capsize=3, label=label)
+    axes.axhline(1, color="gray", linestyle="--", label="line rate")
+    axes.set_xticks(range(len(found)), [str(row["ranks_per_host"]) for row in found])
+    axes.set(xlabel="ranks per host", ylabel="goodput / line rate")
+    axes.set_title(f"{result['workers']} hosts, {place_of(found[0]['servers'])}", fontsize="medium")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", type=int, default=4, help="hosts with workers")
     parser.add_argument("--ranks-per-host", default="1", help="ranks on each of them; several counts: 1,2,4,8")
-    parser.add_argument("--servers", type=int, default=0, help="servers on hosts of their own; 0: inside the workers")
+    parser.add_argument("--servers", default="0", help="spare hosts with a server each; several counts: 0,1,2,3,4")
     parser.add_argument("--rate", type=float, default=300, help="rate of every link in Mbit/s, in each direction")
     parser.add_argument("--worker-links", default="", help="factors of --rate for each worker's host: 1,1,1,0.5")
-    parser.add_argument("--server-links", default="", help="the same for servers' hosts")
+    parser.add_argument("--server-links", default="", help="the same for spare hosts")
     parser.add_argument("--size", default="64M")
     parser.add_argument("--partition", default="", help="BYTEPS_PARTITION_BYTES; by default what suits the link")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--least", type=int, help="BPS_MIN_WORKERS; with it the loss of a server goes unnoticed")
     parser.add_argument("--no-gloo", action="store_true")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--plot", type=Path, help="draw goodput by ranks per host into this file")
+    parser.add_argument("--plot", type=Path, help="draw goodput by spare hosts, or by ranks per host, into this file")
     parser.add_argument("--draw", type=Path, nargs="+", metavar="JSON", help="measure nothing; --plot these results")
     args = parser.parse_args()
     if args.draw:
@@ -328,14 +365,17 @@ def main() -> None:
         return
     if os.geteuid() != 0:
         sys.exit("error: creating network namespaces needs root\nhint: use sudo, or a container with CAP_SYS_ADMIN")
-    counts = [int(count) for count in args.ranks_per_host.split(",")]
-    found = [report(args, ranks, measure(args, ranks)) for ranks in counts]
-    given = {name: str(value) if isinstance(value, Path) else value for name, value in vars(args).items()}
-    rows = [{"ranks_per_host": ranks} | one for ranks, one in zip(counts, found, strict=True)]
+    found = [
+        report(args, servers, ranks, measure(args, servers, ranks))
+        for servers in counts(args.servers)
+        for ranks in counts(args.ranks_per_host)
+    ]
+    result = {name: value for name, value in vars(args).items() if name not in ("json", "plot", "draw")}
+    result |= {"server_loops": min(os.cpu_count() or 1, 4), "found": found}
     if args.json:
-        args.json.write_text(json.dumps(given | {"found": rows}) + "\n")
+        args.json.write_text(json.dumps(result, indent=1) + "\n")
     if args.plot:
-        plot(args.plot, [given | {"found": rows}])
+        plot(args.plot, [result])
 
 
 if __name__ == "__main__":

@@ -60,7 +60,7 @@ class Job {
     for (Rank& worker : workers_) {
       worker::Request request;
       request.input = request.output = worker.bytes.data();
-      request.input_allocation = request.output_allocation = {worker.bytes, worker.tensor->member + 1U};
+      request.input_allocation = request.output_allocation = {worker.bytes, worker.tensor->position + 1U};
       operations.push_back(std::make_shared<worker::Operation>(worker.tensor, request, round_, round_, 1, 1));
       worker.worker_loop->submit(operations.back(), true);
     }
@@ -93,10 +93,10 @@ class Job {
     worker.tensor->id = 7;
     worker.tensor->name = "path";
     worker.tensor->group = group_;
-    worker.tensor->member = static_cast<std::uint16_t>(rank);
+    worker.tensor->position = static_cast<std::uint16_t>(rank);
     worker.tensor->bytes = worker.bytes.size();
-    worker.tensor->whole_plan.resize(1);
-    for (std::uint32_t i = 0; i < partitions_; ++i) worker.tensor->whole_plan[0].push_back({i});
+    worker.tensor->plans.whole.resize(1);
+    for (std::uint32_t i = 0; i < partitions_; ++i) worker.tensor->plans.whole[0].push_back({i});
     const transport::ConnectRequest request{
         .address = {}, .hello = {.node = rank + 1}, .deadline = Deadline::after(10), .whom = "server"};
     worker::ServerConnection& server = worker.worker_loop->add_server(0, 0, "server", transport_);
@@ -175,7 +175,7 @@ void queue(long count) {
   const auto tensor = std::make_shared<worker::Tensor>(tensor::Partitioning(kPiece, 4, kPiece),
                                                        tensor::Partitioning(kPiece, 4, kPiece));
   tensor->group = std::make_shared<const van::Group>(van::Group{0, {0, 1}});
-  tensor->whole_plan.resize(1);
+  tensor->plans.whole.resize(1);
   std::vector<std::unique_ptr<worker::Operation>> all;
   worker::SendQueue waiting;
   for (std::uint64_t i = 0; i < 1000; ++i) {

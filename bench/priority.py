@@ -42,10 +42,12 @@ def main() -> None:
             array.fill(1)
         bps.barrier()
         begin = time.perf_counter()
-        handles = [bps.push_pull_async_inplace(array, False, f"low {i}", priority=-1) for i, array in enumerate(low)]
+        handles = [
+            bps.push_pull_async_inplace(array, f"low {i}", average=False, priority=-1) for i, array in enumerate(low)
+        ]
         before = bps.metrics()["total"]["summed_bytes"]
         issued = time.perf_counter()
-        bps.push_pull_inplace(urgent, False, "urgent", priority=1)
+        bps.push_pull_inplace(urgent, "urgent", average=False, priority=1)
         back = time.perf_counter()
         meanwhile = bps.metrics()["total"]["summed_bytes"] - before
         behind = sum(not handle.done() for handle in handles)
