@@ -70,7 +70,7 @@ class PushPull:
         self._names = [case.name(index) for index in range(case.arrays)]
         self._prepared = [self._prepare(index) for index in range(case.arrays)] if self._prepares else []
 
-    def _prepare(self, index: int) -> bps_rdma.PreparedOperation:
+    def _prepare(self, index: int) -> bps_rdma.PreparedOperation[Any]:
         op, array, name = self._case.op, self._arrays[index], self._names[index]
         if op == "push_pull":
             return bps_rdma.prepare("push_pull", array, average=False, name=name)

@@ -78,13 +78,23 @@ def summary(
         return
     stages = [{name: value for name, value in row.items() if name != "meaning"} for row in found["stages"]]
     _print("Stages, milliseconds", stages)
-    _print("Steps, milliseconds", found["steps"][-20:])
+    _print("Steps, milliseconds", _told(found["steps"][-20:]))
     if found["hidden_percent"] is not None:
         print(f"{found['hidden_percent']:.1f} % of the communication was hidden behind computation")
-    _print("Whose contribution was the last", found["last_ranks"][:20])
+    if ranks := found["last_ranks"]:
+        rank, rounds, total = ranks[0]["rank"], ranks[0]["rounds"], sum(row["rounds"] for row in ranks)
+        print(f"the others waited longest for rank {rank}: the last in {rounds} of {total} rounds")
+    _print("Whose contribution was the last", ranks[:20])
     _print("Longest waits", found["longest_waits"])
     if found["dropped"]:
         print(f"{found['dropped']} events were dropped: trace fewer rounds, with BPS_TRACE_START_STEP and _END_STEP")
+
+
+def _told(steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The steps, without the optimizer's time where no optimizer has told any: a plain one does not."""
+    if any(step.get("optimizer_ms") for step in steps):
+        return steps
+    return [{name: value for name, value in step.items() if name != "optimizer_ms"} for step in steps]
 
 
 def _read(folder: Path) -> list[Trace]:

@@ -81,17 +81,16 @@ def test_members_of_a_job(monkeypatch, capfd):
     )  # fmt: skip
     rows = [one, replace(one, name="scheduler", state="silent", memory_bytes=None, operations_per_s=None)]
     state = JobState(name="a" * 40)
-    shown = in_80_columns(monkeypatch, capfd, lambda: print_table(state, rows))
+    shown = in_80_columns(monkeypatch, capfd, lambda: top.print_members(state, rows))
     assert "4194304" in shown
     assert "98765" in shown
     wide = Console(width=300, file=io.StringIO())
     wide.print(top._table(state, rows, 300))
     assert "stalls/s" in wide.file.getvalue()  # type: ignore[attr-defined]
 
-
-def print_table(state: JobState, rows: list[top.Row]) -> None:
-    console = terminal.wide_console()
-    console.print(top._table(state, rows, console.width))
+    monkeypatch.delenv("COLUMNS")
+    top.print_members(state, rows)
+    assert "received/s" in capfd.readouterr().out, "in a pipe a heading is split"
 
 
 def test_traces_trials_and_devices(monkeypatch, capfd):

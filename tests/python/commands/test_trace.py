@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import importlib.util
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from bodies.metrics import fetch, samples, value
 from harness import await_mark, mark
 from reference.trace_format import check
 
-from bps_rdma.tools.trace import clocks, files, merge, summary
+from bps_rdma.tools.trace import cli, clocks, files, merge, summary
 
 PARTITION = 65_536
 PARTITIONS = 4
@@ -259,6 +260,12 @@ def test_percentiles():
     assert summary.percentile([float(i) for i in range(100)], 0.9) == 90
 
 
+def test_an_optimizer_that_tells_no_time_has_no_column():
+    told = [{"step": 0, "wait_ms": 1.0, "optimizer_ms": 0.0}, {"step": 1, "wait_ms": 1.0, "optimizer_ms": 0.5}]
+    assert cli._told(told) == told
+    assert cli._told(told[:1]) == [{"step": 0, "wait_ms": 1.0}]
+
+
 def bps_trace(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", "from bps_rdma.cli import main; main()", "trace", *arguments]
     return harness.run_command(command)
@@ -273,6 +280,7 @@ def test_commands(folder, tmp_path):
     shown = bps_trace("summary", str(folder))
     assert "waits for ranks" in shown.stdout
     assert "layer" in shown.stdout
+    assert re.search(r"\nthe others waited longest for rank [01]: the last in \d+ of \d+ rounds\n", shown.stdout)
     assert json.loads(bps_trace("summary", "--json", str(folder)).stdout)["dropped"] == 0
     if importlib.util.find_spec("matplotlib") is not None:
         plot = tmp_path / "trace.png"
