@@ -8,15 +8,14 @@ the name.
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 import bps_rdma
 from bps_rdma import (
-    argument_types,
+    arrays,
     get_pushpull_speed,
     job,
     local_rank,
@@ -27,17 +26,22 @@ from bps_rdma import (
     size,
     synchronize,
 )
+from bps_rdma.errors import InvalidArgumentError
 from bps_rdma.operations import OperationOptions, ReduceOp
+from bps_rdma.operations.options import AnyCompression, ReduceName, reduction, text_of
+from bps_rdma.positions import keywords_since
 from bps_rdma.torch import transfer
+from bps_rdma.torch.arguments import call_site, name_here, ours, required_name
 from bps_rdma.torch.checks import check_tensor
-from bps_rdma.torch.compression import AnyCompression, Compression, Compressor, compressor_of
-from bps_rdma.torch.membership import AnyGroup, group_of, init, resume, suspend
+from bps_rdma.torch.compression import Compression
+from bps_rdma.torch.membership import AnyGroup, init, resume, suspend
 from bps_rdma.torch.transfer import AnyHandle
 
 __all__ = [
     "Compression",
     "byteps_torch_set_num_grads",
     "declare",
+    "declare_many",
     "get_pushpull_speed",
     "init",
     "local_rank",
@@ -56,15 +60,21 @@ __all__ = [
     "synchronize",
 ]
 
+_in_the_order_of_byteps = keywords_since("average", "name", "version", "priority", "group")
 
+
+@keywords_since("average", "name", "version", "priority", "compression", "group", "exact")
 def push_pull(
     tensor: torch.Tensor,
-    average: bool = True,
     name: str | None = None,
+    *,
+    average: bool = True,
+    op: ReduceName | None = None,
     version: int = 0,
     priority: int = 0,
-    compression: AnyCompression = Compression.none,
     group: AnyGroup = None,
+    timeout: float | None = None,
+    compression: AnyCompression | None = None,
     exact: bool | None = None,
 ) -> torch.Tensor:
     """The sum (or mean) over all ranks, as a new tensor through which gradients flow.
@@ -73,94 +83,122 @@ def push_pull(
 
     Args:
         tensor: any shape, contiguous, on the CPU or a CUDA device; dtypes as for bps_rdma.push_pull_inplace().
-        average: divide by the size of the group. The mean of integers is rounded down, and is an integer.
         name: the same on all ranks. None: made from the calling function, the dtype and the size.
+        average: divide by the size of the group. The mean of integers is rounded down, and is an integer.
+        op: "sum", "average", "min", "max" or "product"; overrides `average`.
         version: accepted for compatibility with BytePS and ignored.
         priority: operations with a higher priority are sent first.
-        compression: the dtype that is sent, e.g. Compression.bf16 for a float32 tensor, or how one travels between
-            hosts, e.g. "int8"; see docs/compression.md.
         group: a group of bps_rdma or of torch.distributed; default: all workers.
+        timeout: seconds; default BPS_TIMEOUT.
+        compression: how a float32 tensor travels between hosts, as in BFloat16(); see docs/compression.md.
         exact: True: the sum (or mean) is exact, and rounded once (see docs/exact.md). Default: what BPS_EXACT says.
 
     Raises:
+        InvalidArgumentError: the result of this `op` has no gradient here, and the tensor requires one.
         InvalidTensorError, MismatchError, PeerLostError, DeadlineError: as bps_rdma.push_pull_inplace().
     """
-    options = _options(average, _full_name(name, tensor), priority, group, awaited=True)
-    how = compressor_of(compression, exact)
-    options = options._replace(compression=how.method)
+    options = _options(tensor, name, average, op, priority, group, timeout, compression, exact, awaited=True)
     if tensor.requires_grad and torch.is_grad_enabled():
-        result: torch.Tensor = _PushPull.apply(tensor, options, how)  # type: ignore[no-untyped-call]
+        if options.op not in (ReduceOp.sum, ReduceOp.average):
+            raise InvalidArgumentError(f"no gradient flows through op={op!r}", "pass tensor.detach()")
+        result: torch.Tensor = _PushPull.apply(tensor, options)  # type: ignore[no-untyped-call]
         return result
-    return _push_pull(tensor, options, how)
+    return _push_pull(tensor, options)
 
 
-def _push_pull(tensor: torch.Tensor, options: OperationOptions, compression: Compressor) -> torch.Tensor:
-    wire, context = compression.compress(tensor.detach())
-    if wire.dtype != tensor.dtype:
-        options = options._replace(name=f"{options.name}.{wire.dtype}")  # one name stands for one dtype
-    own = wire.data_ptr() == tensor.data_ptr()
-    summed = transfer.all_reduce(wire, options, torch.empty_like(wire) if own else None).wait()
-    return compression.decompress(summed, context)
+def _push_pull(tensor: torch.Tensor, options: OperationOptions) -> torch.Tensor:
+    data = tensor.detach()
+    result: torch.Tensor = transfer.all_reduce(data, options, torch.empty_like(data)).wait()
+    return result
 
 
 class _PushPull(torch.autograd.Function):
     @staticmethod
-    def forward(context: Any, tensor: torch.Tensor, options: OperationOptions, compression: Compressor) -> torch.Tensor:
-        context.call = options._replace(name=f"{options.name}.backward"), compression
-        return _push_pull(tensor, options, compression)
+    def forward(context: Any, tensor: torch.Tensor, options: OperationOptions) -> torch.Tensor:
+        context.options = options._replace(name=f"{options.name}.backward")
+        return _push_pull(tensor, options)
 
     @staticmethod
     def backward(context: Any, *gradients: torch.Tensor) -> Any:
-        return _push_pull(gradients[0].contiguous(), *context.call), None, None
+        return _push_pull(gradients[0].contiguous().resolve_neg(), context.options), None
 
 
+@_in_the_order_of_byteps
 def push_pull_inplace(
     tensor: torch.Tensor,
-    average: bool = True,
     name: str | None = None,
+    *,
+    average: bool = True,
+    op: ReduceName | None = None,
     version: int = 0,
     priority: int = 0,
     group: AnyGroup = None,
+    timeout: float | None = None,
+    compression: AnyCompression | None = None,
+    exact: bool | None = None,
 ) -> torch.Tensor:
-    """Replaces the tensor by its sum (or mean) over all ranks, and returns it. Autograd does not record this."""
-    options = _options(average, _full_name(name, tensor), priority, group, awaited=True)
+    """Replaces the tensor by its sum (or mean) over all ranks, and returns it. No gradient flows through this.
+
+    Args:
+        tensor, name, average, op, version, priority, group, timeout, compression, exact: as for push_pull().
+    """
+    options = _options(tensor, name, average, op, priority, group, timeout, compression, exact, awaited=True)
     transfer.all_reduce(tensor.detach(), options).wait()
+    arrays.note_change(tensor)
     return tensor
 
 
+@_in_the_order_of_byteps
 def push_pull_async(
     tensor: torch.Tensor,
-    average: bool = True,
     name: str | None = None,
+    *,
+    average: bool = True,
+    op: ReduceName | None = None,
     version: int = 0,
     priority: int = 0,
     group: AnyGroup = None,
+    timeout: float | None = None,
+    compression: AnyCompression | None = None,
+    exact: bool | None = None,
 ) -> AnyHandle:
     """Starts push_pull() without gradients; synchronize() gives the new tensor."""
-    options = _options(average, _full_name(name, tensor), priority, group)
+    options = _options(tensor, name, average, op, priority, group, timeout, compression, exact, awaited=False)
     data = tensor.detach()
     return transfer.all_reduce(data, options, torch.empty_like(data))
 
 
+@_in_the_order_of_byteps
 def push_pull_async_inplace(
     tensor: torch.Tensor,
-    average: bool = True,
     name: str | None = None,
+    *,
+    average: bool = True,
+    op: ReduceName | None = None,
     version: int = 0,
     priority: int = 0,
     group: AnyGroup = None,
+    timeout: float | None = None,
+    compression: AnyCompression | None = None,
+    exact: bool | None = None,
 ) -> AnyHandle:
     """Starts push_pull_inplace(); the tensor must neither be read nor written until synchronize() returns it."""
-    options = _options(average, _full_name(name, tensor), priority, group)
-    return transfer.all_reduce(tensor.detach(), options)
+    options = _options(tensor, name, average, op, priority, group, timeout, compression, exact, awaited=False)
+    handle = transfer.all_reduce(tensor, options)
+    arrays.note_change(tensor)
+    return handle
 
 
-def _options(average: bool, name: str, priority: int, group: AnyGroup, *, awaited: bool = False) -> OperationOptions:
-    op = ReduceOp.average if average else ReduceOp.sum
-    return OperationOptions(op, name, priority, None if group is None else group_of(group), None, awaited)
-
-
-def declare(name: str, like: Any = None, *, shape: Any = None, dtype: Any = None, group: AnyGroup = None) -> None:
+def declare(
+    name: str,
+    like: Any = None,
+    *,
+    shape: Any = None,
+    dtype: Any = None,
+    group: AnyGroup = None,
+    compression: AnyCompression | None = None,
+    exact: bool | None = None,
+) -> None:
     """Announces a name, so that its first use needs no round trip of its own. Optional.
 
     With the name alone, as in BytePS, this has no effect: a name is declared with its shape and dtype.
@@ -170,17 +208,52 @@ def declare(name: str, like: Any = None, *, shape: Any = None, dtype: Any = None
         like: a tensor of the shape and dtype and on the device that will be used; instead of `shape` and `dtype`.
         shape: of CPU tensors.
         dtype: torch's or numpy's.
-        group: as for push_pull().
+        group, compression, exact: as for push_pull(), of all operations of this name.
     """
-    if like is None and shape is None:
-        return
-    name = _full_name(name)
-    if isinstance(like, torch.Tensor):
-        transfer.declare_many({name: like}, group_of(group))
-        return
-    if isinstance(dtype, torch.dtype):
-        dtype = str(dtype).removeprefix("torch.")
-    bps_rdma.declare(name, like, shape=shape, dtype=dtype, group=group_of(group))
+    required_name(name)
+    if like is not None or shape is not None:
+        found = like if like is not None else (shape, dtype)
+        declare_many({name: found}, group=group, compression=compression, exact=exact)
+
+
+def declare_many(
+    tensors: Mapping[str, Any],
+    *,
+    group: AnyGroup = None,
+    compression: AnyCompression | None = None,
+    exact: bool | None = None,
+) -> None:
+    """Announces any number of names in one round trip; see declare().
+
+    Args:
+        tensors: name -> a tensor of the shape and dtype and on the device that will be used, or (shape, dtype).
+        group, compression, exact: as for push_pull(), of all operations of these names.
+
+    Raises:
+        InvalidArgumentError, MismatchError: as bps_rdma.declare_many().
+    """
+    if not isinstance(tensors, Mapping):
+        raise InvalidArgumentError(f"{type(tensors).__name__} is not a dict", "pass {name: tensor or (shape, dtype)}")
+    found = {required_name(name): like for name, like in tensors.items()}
+    transfer.declare_many(found, ours(group), text_of(compression, exact))
+
+
+def _options(
+    tensor: torch.Tensor,
+    name: str | None,
+    average: bool,
+    op: ReduceName | None,
+    priority: int,
+    group: AnyGroup,
+    timeout: float | None,
+    compression: AnyCompression | None,
+    exact: bool | None,
+    *,
+    awaited: bool,
+) -> OperationOptions:
+    full = name_here(name, tensor)
+    how = text_of(compression, exact)
+    return OperationOptions(reduction(average, op), full, priority, ours(group), timeout, awaited, how)
 
 
 # ---- BytePS's way to wait once for many gradients: byteps_torch_set_num_grads(n), then n calls of
@@ -210,7 +283,9 @@ def push_pull_group_sync_inplace(
     Returns:
         (handle, calls of this group so far); the handles of a complete group need not be synchronised.
     """
-    handle = push_pull_async_inplace(tensor, average, name or _call_site(tensor), version, priority)
+    check_tensor(tensor)
+    own = name or call_site(tensor)
+    handle = push_pull_async_inplace(tensor, name=own, average=average, version=version, priority=priority)
     batch = job.current().part(_Batch)
     batch.started.append(handle)
     count = len(batch.started)
@@ -218,20 +293,3 @@ def push_pull_group_sync_inplace(
         complete, batch.started = batch.started, []
         bps_rdma.wait(complete)
     return handle, count
-
-
-def _full_name(name: str | None, tensor: torch.Tensor | None = None) -> str:
-    """The name for the core, of a call's `name`; without one it is made from the tensor and the calling function."""
-    argument_types.explain(name=name)  # in the caller's words: formatted, any object would be a text
-    if tensor is not None:
-        check_tensor(tensor)
-    return f"byteps.{_call_site(tensor) if tensor is not None and not name else name}"
-
-
-def _call_site(tensor: torch.Tensor) -> str:
-    """Names a call by function, dtype and size; not by its line, since ranks may call from different branches."""
-    frame = sys._getframe(1)
-    while frame.f_code.co_filename == __file__ and frame.f_back is not None:
-        frame = frame.f_back
-    place = f"{Path(frame.f_code.co_filename).stem}.{frame.f_code.co_name}"
-    return f"{place}.{str(tensor.dtype).removeprefix('torch.')}.{tensor.numel()}"

@@ -47,6 +47,8 @@ def _functions_of(owner: Any, module: str) -> Iterator[types.FunctionType]:
         elif isinstance(found, types.FunctionType):
             if found.__module__ == module:
                 yield found
+                if isinstance(member, types.FunctionType) and member is not found:  # a wrapper of it
+                    yield member
         elif inspect.isclass(found) and found.__module__ == module and found is not owner:
             yield from _functions_of(found, module)
 

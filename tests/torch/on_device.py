@@ -53,12 +53,12 @@ def kept(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def with_ddp(bps: Any, strategy: str) -> Results:
-    from bps_rdma.torch import Compression, DistributedDataParallel
+    from bps_rdma.torch import BFloat16, DistributedDataParallel
 
     rank, size = bps.rank(), bps.size()
     found: Results = {}
     for make in (Plain, Images, Exact, Branching, AnyOrder):
-        for compression in (Compression.none, Compression.bf16):
+        for compression in (None, BFloat16(everywhere=True)):
             model = seeded(make, rank)
             ddp = DistributedDataParallel(model, strategy=strategy, bucket_mb=0.001, compression=compression)
             rate = 2.0**-10 if make is Exact else 0.05
@@ -72,17 +72,17 @@ def with_ddp(bps: Any, strategy: str) -> Results:
                         loss_of(ddp(batch(9, *share(rank, size)), *more)).backward()
                 loss_of(ddp(batch(step, *share(rank, size)), *more)).backward()
                 optimizer.step()
-            found[f"{make.__name__} {compression.dtype}"] = kept(model)
+            found[f"{make.__name__} {compression}"] = kept(model)
     return found
 
 
 def with_optimizers(bps: Any) -> Results:
-    from bps_rdma.torch import Compression, CrossBarrier, DistributedOptimizer, broadcast_parameters
+    from bps_rdma.torch import CrossBarrier, DistributedOptimizer, Float16, broadcast_parameters
 
     rank, size = bps.rank(), bps.size()
     found: Results = {}
     for strategy in ("naive", "flat", "overlap", "bucketed", "cross barrier"):
-        for compression in (Compression.none, Compression.fp16):
+        for compression in (None, Float16(everywhere=True)):
             model = seeded(AnyOrder, rank)
             broadcast_parameters(model.state_dict(), prefix=strategy)
             optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
@@ -99,7 +99,7 @@ def with_optimizers(bps: Any) -> Results:
                     loss_of(model(batch(step + 10 * half, *share(rank, size)), order)).backward()
                 optimizer.step()
             optimizer.synchronize()
-            found[f"{strategy} {compression.dtype}"] = kept(model), optimizer.state_dict()["state"]
+            found[f"{strategy} {compression}"] = kept(model), optimizer.state_dict()["state"]
     return found
 
 
@@ -172,11 +172,12 @@ def with_push_pull(bps: Any) -> Results:
     found: Results = {}
     bps_torch.declare("declared", torch.empty(5000))
     for average in (True, False):
-        for compression in (bps_torch.Compression.none, bps_torch.Compression.bf16):
+        for compression in (None, bps_torch.BFloat16(everywhere=True)):
             x = torch.linspace(0, rank + 1, 5000, requires_grad=True)
-            y = bps_torch.push_pull(x, average, "declared", compression=compression)
+            name = "compressed" if compression else "declared"
+            y = bps_torch.push_pull(x, average, name, compression=compression)
             (y * (rank + 1)).sum().backward()
-            found[f"{average} {compression.dtype}"] = y.detach().clone(), x.grad
+            found[f"{average} {compression}"] = y.detach().clone(), x.grad
     z = torch.full((3000,), float(rank))
     out = bps_torch.push_pull_async(z, name="out of place")
     into = bps_torch.push_pull_async_inplace(z.clone(), name="in place", priority=3)
@@ -191,6 +192,43 @@ def with_push_pull(bps: Any) -> Results:
     for number, tensor in enumerate(group):
         bps_torch.push_pull_group_sync_inplace(tensor, name=f"grouped {number}")
     found["rest"] = inside, group
+    return found
+
+
+def with_collectives(bps: Any) -> Results:
+    """reduce_scatter, all_gather, broadcast, and all options of all forms of push_pull."""
+    import bps_rdma.torch as bps_torch
+
+    rank, size = bps.rank(), bps.size()
+    found: Results = {}
+    own = torch.linspace(-1, 1, 1500 * size) * (rank + 1)
+    for how in ({"op": "max"}, {"op": "product"}, {"exact": True}, {"compression": bps_torch.Int8(everywhere=True)}):
+        text = str(how)
+        found[f"{text} forms"] = [
+            bps_torch.push_pull(own, text, **how),
+            bps_torch.push_pull_inplace(own.clone(), text, **how),
+            bps_torch.push_pull_async(own, text, **how).wait(),
+            bps_torch.push_pull_async_inplace(own.clone(), text, **how).wait(),
+        ]
+        if "compression" in how:  # chunks have scales of their own
+            del found[f"{text} forms"]
+            continue
+        part = bps_torch.reduce_scatter(own, f"{text} part", **how)
+        out = torch.empty_like(part)
+        assert bps_torch.reduce_scatter_async(own, f"{text} part", out=out, **how).wait() is out
+        found[f"{text} parts"] = part, out, bps_torch.all_gather(part)
+    for dtype in (torch.float32, torch.bool, torch.complex64):
+        whole = bps_torch.all_gather(own[:700].view(7, 100).to(dtype), f"gathered {dtype}")
+        out = torch.empty_like(whole)
+        assert bps_torch.all_gather_async(own[:700].view(7, 100).to(dtype), out=out).wait() is out
+        copied = own.to(dtype)
+        assert bps_torch.broadcast(copied, f"copied {dtype}", root=size - 1) is copied
+        again = own.to(dtype)
+        assert bps_torch.broadcast_async(again, root=0).wait() is again
+        found[str(dtype)] = whole, out, copied, again
+    parameter = torch.nn.Parameter(own.clone())
+    assert bps_torch.push_pull_async_inplace(parameter, "parameter").wait() is parameter
+    found["parameter"] = parameter.detach().clone()
     return found
 
 

@@ -179,9 +179,9 @@ def test_groups():
 
 
 def compressed(bps: Any, strategy: str) -> None:
-    from bps_rdma.torch import Compression, DistributedDataParallel
+    from bps_rdma.torch import BFloat16, DistributedDataParallel, Float16
 
-    for compression, dtype in ((Compression.bf16, torch.bfloat16), (Compression.fp16, torch.float16)):
+    for compression, dtype in ((BFloat16(everywhere=True), torch.bfloat16), (Float16(everywhere=True), torch.float16)):
         model = nn.Linear(64, 64)
         ddp = DistributedDataParallel(model, strategy=strategy, compression=compression)
         torch.manual_seed(bps.rank())
@@ -196,7 +196,7 @@ def compressed(bps: Any, strategy: str) -> None:
 
 
 def test_compressed_gradients():
-    harness.run(with_every_strategy, compressed, workers=2)
+    harness.run(with_every_strategy, compressed, workers=2, env={"BPS_MIN_COMPRESS_BYTES": "64"})
 
 
 def wrong(bps: Any) -> None:

@@ -25,6 +25,7 @@ from on_device import (
     torchs_own,
     with_broadcasts,
     with_closure,
+    with_collectives,
     with_ddp,
     with_optimizers,
     with_push_pull,
@@ -128,6 +129,39 @@ def test_broadcasts_between_cpu_and_device():
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.long), 3])
 def test_push_pull(workers):
     harness.run(on_both, with_push_pull, workers=workers, env=SMALL)
+
+
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.long), 3])
+def test_collectives(workers):
+    harness.run(on_both, with_collectives, workers=workers, env=SMALL)
+
+
+def without_a_route(bps: Any) -> None:
+    """What only takes CPU tensors says so, before anything is sent."""
+    import bps_rdma.torch as bps_torch
+
+    simulated.install(immediate=True)
+    x = torch.ones(4)
+    for call, arguments in {
+        "push": (x, "x"),
+        "pull": (x, "x"),
+        "prepare": ("push_pull", x),
+        "store": (x, "x"),
+        "unstore": (x, "x"),
+        "accumulate": (x, "x"),
+        "accumulate_async": (x, "x"),
+        "feedback_state": (x, "x"),
+        "load_feedback_state": (x, "x", {}),
+        "forget": (x,),
+        "ExactSum": (x,),
+    }.items():
+        with pytest.raises(bps.InvalidTensorError, match=rf"{call}\(\) has no route for tensors on a device"):
+            getattr(bps_torch, call)(*arguments)
+    assert bps_torch.push_pull(x, average=False).tolist() == [bps.size()] * 4
+
+
+def test_what_has_no_route_from_a_device_says_so():
+    harness.run(without_a_route, workers=2, env=SMALL)
 
 
 def awaited(bps: Any) -> None:

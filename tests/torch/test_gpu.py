@@ -22,6 +22,7 @@ from on_device import (
     torchs_own,
     with_broadcasts,
     with_closure,
+    with_collectives,
     with_ddp,
     with_optimizers,
     with_push_pull,
@@ -82,7 +83,7 @@ def test_ddp(strategy):
     harness.run(on_both, with_ddp, strategy, workers=2, env=SMALL)
 
 
-@pytest.mark.parametrize("body", [with_optimizers, with_closure, with_broadcasts, with_push_pull])
+@pytest.mark.parametrize("body", [with_optimizers, with_closure, with_broadcasts, with_push_pull, with_collectives])
 def test_faces(body):
     harness.run(on_both, body, workers=2, env=SMALL)
 

@@ -58,9 +58,12 @@ def semantics(bps: Any) -> None:
     parameter = torch.nn.Parameter(torch.full((4,), float(rank)))
     assert bps_torch.push_pull_inplace(parameter, average=False, name="parameter") is parameter
     assert torch.equal(parameter.detach(), torch.full((4,), float(sum(range(size)))))
-    for compression, exact in ((bps_torch.Compression.bf16, 2.0**-8), (bps_torch.Compression.fp16, 2.0**-11)):
-        x = torch.full((100,), 1 / 3)
-        y = bps_torch.push_pull(x, compression=compression, name="compressed")
+    for compression, exact in (
+        (bps_torch.BFloat16(everywhere=True), 2.0**-8),
+        (bps_torch.Float16(everywhere=True), 2.0**-11),
+    ):
+        x = torch.full((1000,), 1 / 3)
+        y = bps_torch.push_pull(x, compression=compression, name=compression.text)
         assert y.dtype == torch.float32
         assert 0 < (y - x).abs().max() <= exact
 

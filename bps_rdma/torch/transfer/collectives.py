@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 
@@ -18,7 +19,7 @@ from bps_rdma.torch.transfer.device import Device, device_of
 from bps_rdma.torch.transfer.operation import Layout, StagedOperation
 from bps_rdma.torch.transfer.pipeline import CopyPipeline
 
-AnyHandle = Handle | StagedOperation
+AnyHandle = Handle[torch.Tensor] | StagedOperation
 _MOMENT = 1.0  # seconds; threads that take longer to end are left alone
 
 
@@ -68,15 +69,13 @@ def all_reduce(tensor: torch.Tensor, options: OperationOptions, out: torch.Tenso
     result = tensor if out is None else out
     device = device_of(tensor)
     if device is None:
-        if tensor.requires_grad:
-            tensor = tensor.detach()
-        return start.reduce(tensor, tensor if out is None else out, options)
+        return start.reduce(tensor, result, options)
     _check_reducible(tensor, options)
     source = _flat(tensor)
     target = source if out is None else _flat(out)
     layout = Layout(1, source.numel(), [(0, source)], [(0, target)], source.dtype)
 
-    def send(chunk: torch.Tensor, each: OperationOptions) -> Handle:
+    def send(chunk: torch.Tensor, each: OperationOptions) -> Handle[Any]:
         return start.reduce(chunk, chunk, each)
 
     return _stage(device, layout, "all_reduce", send, options, result)
@@ -91,14 +90,14 @@ def reduce_scatter(part: torch.Tensor, whole: torch.Tensor, options: OperationOp
     """
     device = device_of(whole)
     if device is None:
-        return start.reduce_scatter(whole.detach(), part.detach(), options)
+        return start.reduce_scatter(whole.detach(), part, options)
     _check_reducible(whole, options)
     members = members_of(options.group)
     mine = members.ranks.index(bps_rdma.rank())
     rows = _rows(whole, part, members.size)
     layout = Layout(members.size, part.numel(), list(enumerate(rows)), [(mine, _flat(part))], part.dtype)
 
-    def send(chunk: torch.Tensor, each: OperationOptions) -> Handle:
+    def send(chunk: torch.Tensor, each: OperationOptions) -> Handle[Any]:
         return start.reduce_scatter(chunk, chunk.view(members.size, -1)[mine], each)
 
     return _stage(device, layout, "reduce_scatter", send, options, part)
@@ -114,7 +113,7 @@ def all_gather(whole: torch.Tensor, part: torch.Tensor, options: OperationOption
     device = device_of(whole)
     result, whole, part = whole, as_bytes(whole), as_bytes(part)
     if device is None:
-        return start.all_gather(part, whole, options)
+        return start.all_gather(part, whole, options, result)
     members = members_of(options.group)
     mine = members.ranks.index(bps_rdma.rank())
     rows = _rows(whole, part, members.size)
@@ -122,7 +121,7 @@ def all_gather(whole: torch.Tensor, part: torch.Tensor, options: OperationOption
     targets = [(number, row) for number, row in enumerate(rows) if not (in_place and number == mine)]
     layout = Layout(members.size, part.numel(), [(mine, _flat(part))], targets, part.dtype)
 
-    def send(chunk: torch.Tensor, each: OperationOptions) -> Handle:
+    def send(chunk: torch.Tensor, each: OperationOptions) -> Handle[Any]:
         return start.all_gather(chunk.view(members.size, -1)[mine], chunk, each)
 
     return _stage(device, layout, "all_gather", send, options, result)
@@ -142,7 +141,7 @@ def broadcast(tensor: torch.Tensor, root: int, options: OperationOptions) -> Any
     device = device_of(tensor)
     data = as_bytes(tensor)
     if device is None:
-        return start.broadcast(data, root, options)
+        return start.broadcast(data, root, options, tensor)
     ranks = members_of(options.group).ranks
     if root not in ranks:
         raise InvalidArgumentError(f"root {root} is not in the group {ranks}", "name a worker rank of the group")
@@ -150,23 +149,23 @@ def broadcast(tensor: torch.Tensor, root: int, options: OperationOptions) -> Any
     sends = root == bps_rdma.rank()
     layout = Layout(1, data.numel(), flat if sends else [], [] if sends else flat, data.dtype)
 
-    def send(chunk: torch.Tensor, each: OperationOptions) -> Handle:
+    def send(chunk: torch.Tensor, each: OperationOptions) -> Handle[Any]:
         return start.broadcast(chunk, root, each)
 
     return _stage(device, layout, "broadcast", send, options, tensor)
 
 
-def declare_many(tensors: Mapping[str, torch.Tensor], group: Group | None, compression: str | None = None) -> None:
+def declare_many(tensors: Mapping[str, Any], group: Group | None, compression: str | None = None) -> None:
     """Announces the names of all_reduce operations in one round trip, with the chunks of staged ones.
 
     Args:
-        tensors: name -> a tensor of the shape and dtype and on the device that will be used.
+        tensors: name -> a tensor of the shape and dtype and on the device that will be used, or (shape, dtype).
         group: who takes part; None: all workers.
         compression: of all of them; see bps_rdma.declare_many().
     """
     found: dict[str, object] = {}
     for name, tensor in tensors.items():
-        if device_of(tensor) is None:
+        if not isinstance(tensor, torch.Tensor) or device_of(tensor) is None:
             found[name] = tensor
             continue
         for piece, elements in pieces(name, tensor):
@@ -187,7 +186,7 @@ def _stage(
     device: Device,
     layout: Layout,
     kind: str,
-    send: Callable[[torch.Tensor, OperationOptions], Handle],
+    send: Callable[[torch.Tensor, OperationOptions], Handle[Any]],
     options: OperationOptions,
     result: torch.Tensor,
 ) -> StagedOperation:
@@ -197,7 +196,7 @@ def _stage(
     patience = running.process.timeout_s if options.timeout is None else options.timeout
     each = options._replace(awaited=False)
 
-    def send_chunk(chunk: torch.Tensor, number: int) -> Handle:
+    def send_chunk(chunk: torch.Tensor, number: int) -> Handle[Any]:
         return send(chunk, each._replace(name=f"{name} {number}"))
 
     operation = StagedOperation(device, layout, send_chunk, name, result, patience, lambda: pipeline.completed)
@@ -219,6 +218,7 @@ def _flat(tensor: torch.Tensor) -> torch.Tensor:
         raise InvalidTensorError(
             f"the tensor of shape {tuple(tensor.shape)} is not contiguous", "pass tensor.contiguous()"
         )
+    arrays.check_values(tensor)
     return tensor.detach().view(-1)
 
 

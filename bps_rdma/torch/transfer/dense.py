@@ -19,6 +19,10 @@ def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """A contiguous tensor under a dtype of the core, for operations that only move it: any other is viewed as bytes."""
     if tensor.dtype in DTYPES:
         return tensor.detach()
+    if tensor.is_conj():
+        raise InvalidTensorError(
+            f"the tensor of shape {tuple(tensor.shape)} is a view of conjugate values", "pass tensor.resolve_conj()"
+        )
     return tensor.detach().view(-1).view(torch.uint8) if tensor.is_contiguous() else tensor.detach()
 
 

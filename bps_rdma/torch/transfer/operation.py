@@ -48,7 +48,7 @@ class Layout:
         return self.rows * (columns[1] - columns[0]) * self.dtype.itemsize
 
 
-class StagedOperation(PythonHandle):
+class StagedOperation(PythonHandle[torch.Tensor]):
     """A handle that several threads may wait for, repeatedly.
 
     Args:
@@ -65,7 +65,7 @@ class StagedOperation(PythonHandle):
         self,
         device: Device,
         layout: Layout,
-        send: Callable[[torch.Tensor, int], Handle],
+        send: Callable[[torch.Tensor, int], Handle[Any]],
         name: str,
         result: torch.Tensor,
         patience: float,

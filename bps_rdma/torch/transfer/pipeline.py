@@ -57,7 +57,7 @@ class Chunk:
     slot: Slot
     filled: Any = field(default=None)  # event: it has been copied down
     began: int = 0  # the copy, time.monotonic_ns()
-    handle: Handle | None = None
+    handle: Handle[Any] | None = None
 
     def row(self, number: int) -> torch.Tensor:
         """A row of the chunk, in pinned memory."""
