@@ -4,7 +4,7 @@
 import bps_rdma as bps
 
 bps.init()
-gradient = bps.empty((1024, 1024), "float32")  # or any numpy array or CPU torch tensor
+gradient = bps.zeros((1024, 1024), "float32")  # or any numpy array or CPU torch tensor
 bps.push_pull_inplace(gradient, name="layer1.weight")  # now the mean over all workers
 bps.shutdown()
 """
@@ -17,7 +17,21 @@ except ModuleNotFoundError as error:
         "start Python in another folder, where the installed package is found, or install it: pip install ."
     ) from error
 from bps_rdma.agreement import barrier, commit, new_group
-from bps_rdma.arrays import empty
+from bps_rdma.arrays import empty, zeros
+from bps_rdma.compression import (
+    BFloat16,
+    Compression,
+    Dithering,
+    Float16,
+    Fp8,
+    Int4,
+    Int8,
+    MxFp8,
+    OneBit,
+    RandomK,
+    TopK,
+    Uncompressed,
+)
 from bps_rdma.counters import dump, get_pushpull_speed, metrics
 from bps_rdma.errors import (
     AuthenticationError,
@@ -68,26 +82,40 @@ from bps_rdma.operations import (
     unstore,
     wait,
 )
+from bps_rdma.setting_types import Settings
 from bps_rdma.settings import SettingValue
 
 __all__ = [
     "AuthenticationError",
+    "BFloat16",
     "BpsError",
+    "Compression",
     "DeadlineError",
+    "Dithering",
     "ExactSum",
+    "Float16",
+    "Fp8",
     "Group",
     "Handle",
+    "Int4",
+    "Int8",
     "InternalError",
     "InvalidArgumentError",
     "InvalidTensorError",
     "MismatchError",
+    "MxFp8",
     "NotInitializedError",
+    "OneBit",
     "PeerLostError",
     "PortTakenError",
     "PreparedOperation",
+    "RandomK",
     "RoundAbortedError",
     "SettingValue",
+    "Settings",
+    "TopK",
     "TransportError",
+    "Uncompressed",
     "UnknownHandleError",
     "UnreachableError",
     "VersionError",
@@ -133,4 +161,5 @@ __all__ = [
     "synchronize",
     "unstore",
     "wait",
+    "zeros",
 ]

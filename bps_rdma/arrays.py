@@ -163,14 +163,48 @@ def describe_torch(tensor: Any, *, keep: Any) -> Memory:
         raise InvalidTensorError(
             f"the tensor of shape {tuple(tensor.shape)} is not contiguous", "pass tensor.contiguous()"
         )
-    storage = tensor.untyped_storage()
     count = tensor.numel()
-    size = count * tensor.itemsize
-    return Memory(keep, tensor.data_ptr(), count, size, dtype, storage, storage.data_ptr(), storage.nbytes())
+    address, storage = check_values(tensor)
+    return Memory(keep, address, count, count * tensor.itemsize, dtype, storage, storage.data_ptr(), storage.nbytes())
+
+
+def check_values(tensor: Any) -> tuple[int, Any]:
+    """Returns (the address of a contiguous torch tensor's values, its storage).
+
+    Raises:
+        InvalidTensorError: there is no memory with its values, as with a DTensor, or after the storage was given back
+            by resize_(0); or it holds them with the other sign.
+    """
+    address, storage, size = tensor.data_ptr(), tensor.untyped_storage(), tensor.numel() * tensor.itemsize
+    if size > 0 and (address == 0 or address + size > storage.data_ptr() + storage.nbytes()):
+        raise InvalidTensorError(
+            f"the {type(tensor).__name__} of shape {tuple(tensor.shape)} has no memory with its values",
+            "pass a tensor that has: of a DTensor, tensor.to_local(); of FSDP's parameters, while they are unsharded",
+        )
+    if tensor.is_neg():
+        raise InvalidTensorError(
+            f"the tensor of shape {tuple(tensor.shape)} is a view of values with the other sign",
+            "pass tensor.resolve_neg()",
+        )
+    return address, storage
+
+
+def note_change(array: Any) -> None:
+    """Lets autograd know that an operation has written to an array, or is about to, if that is a torch tensor."""
+    if type(array) is np.ndarray:
+        return
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(array, torch.Tensor) and not array.is_inference():
+        torch.autograd.graph.increment_version(array)
 
 
 def empty(shape: int | Sequence[int], dtype: Any = "float32") -> np.ndarray[Any, Any]:
-    """A zeroed numpy array that the other processes of this host can map, so that it is synchronised without copies.
+    """As zeros(), for programs that write to all of it before they read: what is in it is not promised."""
+    return zeros(shape, dtype)
+
+
+def zeros(shape: int | Sequence[int], dtype: Any = "float32") -> np.ndarray[Any, Any]:
+    """A numpy array of zeros that the other processes of this host can map, so that it is synchronised without copies.
 
     Args:
         shape: as for numpy.empty.

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The methods by which tensors can travel compressed, and what each makes of numbers; see docs/compression.md.
 
-Operations take the text of a method as `compression=`; this module is for looking at methods without a job.
+Operations take an object such as Int8(feedback=True) as `compression=`, or its text, which settings have, too. Codec is
+for looking at methods without a job.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,17 +17,221 @@ import numpy.typing as npt
 from bps_rdma import _core
 from bps_rdma.errors import InvalidArgumentError
 
-__all__ = ["METHODS", "Codec", "Method", "register"]
+__all__ = [
+    "METHODS",
+    "BFloat16",
+    "Codec",
+    "Compression",
+    "Dithering",
+    "Float16",
+    "Fp8",
+    "Int4",
+    "Int8",
+    "Method",
+    "MxFp8",
+    "OneBit",
+    "RandomK",
+    "Registered",
+    "TopK",
+    "Uncompressed",
+    "register",
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compression:
+    """How float32 tensors travel between hosts: the kind of Int8(), TopK(k=0.1) and the others. docs/compression.md.
+
+    Args:
+        feedback: add to a round what the ones before it lost by encoding.
+        momentum: workers send gradients with Nesterov momentum of this factor, from 0 to 1; 0: without.
+        everywhere: also within a host, where it saves nothing; for tests.
+        seed: another sequence for methods that draw random numbers; 64 bits.
+
+    Attributes:
+        text: the same as settings write it, as in "int8:feedback=1". Parameters that have their default are left out.
+        none: nothing is asked for, and BPS_COMPRESSION decides; under BytePS's name.
+        fp16: Float16(), under BytePS's name.
+        bf16: BFloat16().
+
+    Raises:
+        InvalidArgumentError: a parameter is out of range.
+    """
+
+    feedback: bool = False
+    momentum: float = 0.0
+    everywhere: bool = False
+    seed: int = 0
+    text: str = field(init=False, repr=False, compare=False)
+
+    _method: ClassVar[str] = ""
+    none: ClassVar[None] = None
+    fp16: ClassVar[Float16]
+    bf16: ClassVar[BFloat16]
+
+    def __post_init__(self) -> None:
+        """Makes the text, and checks it."""
+        method = self._name()
+        if not method:
+            raise InvalidArgumentError("Compression is no method itself", "use Int8(), BFloat16() or another one")
+        changed = [
+            f"{each.name}={_written(getattr(self, each.name))}"
+            for each in sorted(fields(self), key=lambda each: each.name in _COMMON)  # those of the method come first
+            if each.init and each.name != "method" and getattr(self, each.name) != each.default
+        ]
+        text = method + (":" + ",".join(changed) if changed else "")
+        if method != "none":
+            _core.Codec(text)
+        object.__setattr__(self, "text", text)
+
+    def _name(self) -> str:
+        return self._method
+
+
+_COMMON = ("feedback", "momentum", "everywhere", "seed")
+
+
+def _written(value: Any) -> str:
+    return str(int(value)) if isinstance(value, bool) else str(value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BFloat16(Compression):
+    """Rounded to bfloat16: half of the bytes of float32, and its range."""
+
+    _method: ClassVar[str] = "bf16"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Float16(Compression):
+    """Rounded to float16: half of the bytes; from 65520 on infinite."""
+
+    _method: ClassVar[str] = "fp16"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MxFp8(Compression):
+    """8-bit floats E4M3 with a power of two per 32 elements (OCP MX)."""
+
+    _method: ClassVar[str] = "mxfp8"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fp8(Compression):
+    """8-bit floats E4M3 with a float32 scale per row.
+
+    Args:
+        row: elements of a row.
+    """
+
+    row: int = 1024
+    _method: ClassVar[str] = "fp8"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Int8(Compression):
+    """8-bit integers with a float32 scale per 256 elements: the first thing to try on a slow link."""
+
+    _method: ClassVar[str] = "int8"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Int4(Compression):
+    """4-bit integers with a bfloat16 scale per 128 rotated elements; use it with feedback."""
+
+    _method: ClassVar[str] = "int4"
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneBit(Compression):
+    """Signs, and the mean magnitude; use it with feedback.
+
+    Args:
+        scaling: False: signs stand for 1 and -1.
+    """
+
+    scaling: bool = True
+    _method: ClassVar[str] = "onebit"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TopK(Compression):
+    """The elements of largest magnitude; use it with feedback.
+
+    Args:
+        k: below 1 a share of the elements, else their number.
+    """
+
+    k: float = 0.01
+    _method: ClassVar[str] = "topk"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RandomK(Compression):
+    """Elements drawn at random; use it with feedback.
+
+    Args:
+        k: below 1 a share of the elements, else their number.
+    """
+
+    k: float = 0.01
+    _method: ClassVar[str] = "randomk"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dithering(Compression):
+    """Magnitudes rounded at random to a few levels, so that the expected value is right; without feedback.
+
+    Args:
+        k: number of levels.
+        partition: how the levels lie: at equal distances, or at powers of two.
+        normalize: what the magnitudes are divided by.
+    """
+
+    k: int = 4
+    partition: Literal["linear", "natural"] = "linear"
+    normalize: Literal["max", "l2"] = "max"
+    _method: ClassVar[str] = "dithering"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Uncompressed(Compression):
+    """The tensor travels as it is, whatever BPS_COMPRESSION and BPS_EXACT say."""
+
+    _method: ClassVar[str] = "none"
+
+    def __post_init__(self) -> None:
+        """Refuses parameters, which would have no effect."""
+        super().__post_init__()
+        if self.text != self._method:
+            raise InvalidArgumentError(f"{self.text!r}: nothing is encoded", "pass Uncompressed()")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Registered(Compression):
+    """A method that register() has added.
+
+    Args:
+        method: its name.
+    """
+
+    method: str
+
+    def _name(self) -> str:
+        return self.method
+
+
+Compression.fp16, Compression.bf16 = Float16(), BFloat16()
 
 
 class Codec:
     """A method with its parameters.
 
     Args:
-        text: as operations take it: "int8", "topk:k=0.01,feedback=1".
+        how: as operations take it: Int8(), or a text as in "topk:k=0.01,feedback=1".
 
     Attributes:
-        text: the same.
+        text: the same as a text.
         feedback: whether operations add to a round what the ones before it lost. encode() does not.
         momentum: what operations multiply the momentum with; 0: none. encode() uses none.
 
@@ -33,9 +239,9 @@ class Codec:
         InvalidArgumentError: there is no such method or parameter; says what there is.
     """
 
-    def __init__(self, text: str) -> None:
-        self._codec = _core.Codec(text)
-        self.text = text
+    def __init__(self, how: Compression | str) -> None:
+        self.text = how.text if isinstance(how, Compression) else how
+        self._codec = _core.Codec(self.text)
         self.feedback: bool = self._codec.feedback
         self.momentum: float = self._codec.momentum
 
@@ -69,8 +275,8 @@ def register(
     *,
     block: int,
     block_bytes: int,
-) -> None:
-    """Adds a method that is written in Python, to be used as `compression="name"`, or "name:feedback=1" and so on.
+) -> Registered:
+    """Adds a method that is written in Python, to be used as Registered(method="name", feedback=True) and so on.
 
     For trying an idea: loops of all workers call the functions, one at a time in each process, while the program's own
     Python waits. Call it in every worker before the first declaration that names it. Only for jobs without dedicated
@@ -83,6 +289,9 @@ def register(
         decode: decode(code, elements): what a code, a uint8 array, stands for, as so many float32.
         block: elements.
         block_bytes: bytes of the code of each block. The last block may have fewer elements.
+
+    Returns:
+        Registered(method=name), to be passed as `compression`.
 
     Neither may call bps_rdma: that raises InvalidArgumentError within it, because the call would wait for the loop that
     runs the function. What they raise is reported by sys.unraisablehook, with its traceback, and the operation raises
@@ -101,6 +310,7 @@ def register(
         return np.ascontiguousarray(decode(np.frombuffer(code, np.uint8), elements), np.float32).tobytes()
 
     _core.add_codec(name, encoded, decoded, block, block_bytes)
+    return Registered(method=name)
 
 
 class Method(NamedTuple):

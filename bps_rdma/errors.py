@@ -55,9 +55,9 @@ class UnknownHandleError(BpsError, KeyError):
 
 
 class PortTakenError(BpsError, OSError):
-    """Another program listens on the scheduler's port.
+    """Another program listens on the scheduler's port, or others on all ports of `BPS_PORTS`.
 
-    What to do: Choose another `BPS_ROOT_PORT`.
+    What to do: Choose another `BPS_ROOT_PORT`, or a larger range.
     """
 
 
@@ -98,7 +98,7 @@ class RoundAbortedError(PeerLostError):
     in which a lost rank is missing and the ranks above it have moved up; names are declared anew, and prepared
     operations have to be prepared again. The message names the member and both views.
 
-    What to do: Repeat the step; docs/errors.md shows how.
+    What to do: Repeat the step; docs/elastic.md shows how.
     """
 
 

@@ -16,6 +16,7 @@ from bps_rdma.group import Group
 from bps_rdma.job import current
 from bps_rdma.operations import start
 from bps_rdma.operations.options import AVERAGE, EXACT, EXACT_TO_ODD, NONE, SUM, OperationOptions, ReduceOp
+from bps_rdma.positions import keywords_since
 
 __all__ = ["ExactSum"]
 
@@ -44,7 +45,8 @@ class ExactSum:
         InvalidTensorError: `like` has another dtype, or more than 2^32 elements.
     """
 
-    def __init__(self, like: Any, name: str | None = None, group: Group | None = None) -> None:
+    @keywords_since("name", "group", leading=2)
+    def __init__(self, like: Any, name: str | None = None, *, group: Group | None = None) -> None:
         memory = arrays.describe(like, False)
         if memory.dtype not in arrays.FLOATING:
             raise InvalidTensorError(
@@ -69,8 +71,10 @@ class ExactSum:
         """Begins again: nothing has been added."""
         self._sum.clear()
 
+    @keywords_since("average", "divisor", "priority", "timeout", named=False)
     def push_pull(
         self,
+        *,
         average: bool = False,
         divisor: int | None = None,
         priority: int = 0,
@@ -140,7 +144,7 @@ class UnroundedSums:
         self._by = 1
         self._divides = False
         self._how = OperationOptions()
-        self._handle: start.Handle | None = None
+        self._handle: start.Handle[Any] | None = None
         self._beyond: npt.NDArray[np.intp] = np.empty(0, np.intp)
         self._parts: npt.NDArray[np.float64] = np.empty(0, np.float64)
 

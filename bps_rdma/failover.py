@@ -196,8 +196,8 @@ def _gather(process: _core.Process, name: str, whole: np.ndarray[Any, Any]) -> N
     tensor = process.declare([(0, name, target.dtype, target.elements, str(whole.shape), "")])[0]
     kind = _core.Kind.all_gather
     sum_ = _core.ReduceOp.sum
-    process.start_operation(
-        tensor, kind, sum_, part, target, whole, True, True, 0, 1 << 30, True, survives=False
+    _core.start_operation(
+        process, tensor, kind, sum_, part, target, whole, True, True, 0, 1 << 30, True, survives=False
     ).wait()
 
 
@@ -239,8 +239,9 @@ def _sum(process: _core.Process, group: int, name: str, array: np.ndarray[Any, A
     both = arrays.describe(array, True)
     tensor = process.declare([(group, name, both.dtype, both.elements, str(array.shape), "")])[0]
     kind = _core.Kind.push_pull
-    process.start_operation(
-        tensor, kind, _core.ReduceOp.sum, both, both, array, True, True, 0, 1 << 30, True, survives=False
+    sum_ = _core.ReduceOp.sum
+    _core.start_operation(
+        process, tensor, kind, sum_, both, both, array, True, True, 0, 1 << 30, True, survives=False
     ).wait()
 
 

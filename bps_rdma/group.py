@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 
 @dataclass(frozen=True)
@@ -21,10 +23,21 @@ class Group:
     id: int
     ranks: tuple[int, ...]
 
+    _own_rank: ClassVar[Callable[[], int]]  # of this worker; the module job, which knows groups, gives it
+
     @property
     def size(self) -> int:
         """Number of ranks."""
         return len(self.ranks)
+
+    @property
+    def rank(self) -> int:
+        """The place of this worker among the ranks, from 0.
+
+        Raises:
+            NotInitializedError: this process is in no job. ValueError: this worker is not in the group.
+        """
+        return self.ranks.index(Group._own_rank())
 
     def __hash__(self) -> int:
         """The same for all groups: a group changes, and must be found again where it was put before."""

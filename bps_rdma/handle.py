@@ -3,24 +3,27 @@
 
 from __future__ import annotations
 
+import types
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterable
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from bps_rdma import _core
 from bps_rdma._core import Handle, PreparedOperation
 from bps_rdma.errors import UnknownHandleError
 
+T = TypeVar("T")  # what wait() returns
+
 __all__ = ["Handle", "PreparedOperation", "PythonHandle", "awaiting"]
 
 
-class PythonHandle(ABC):
+class PythonHandle(ABC, Generic[T]):
     """A handle of an operation that consists of several of the core's; it is used like the core's own Handle."""
 
     taken = False  # unlike that one, it can be waited for again
 
     @abstractmethod
-    def wait(self) -> Any:
+    def wait(self) -> T:
         """Blocks until the operation is over, and returns its array."""
 
     @abstractmethod
@@ -31,12 +34,12 @@ class PythonHandle(ABC):
     def completion_fd(self) -> int:
         """A file descriptor that becomes readable once wait() would not block."""
 
-    def __await__(self) -> Generator[Any, None, Any]:
+    def __await__(self) -> Generator[Any, None, T]:
         """Waits in the running event loop."""
         return awaiting(self)
 
 
-def awaiting(handle: Handle | PreparedOperation | PythonHandle) -> Generator[Any, None, Any]:
+def awaiting(handle: Handle[T] | PreparedOperation[T] | PythonHandle[T]) -> Generator[Any, None, T]:
     """Implements `await handle`: waits in the running event loop, then takes the result."""
     if not handle.done():
         import asyncio  # a caller that awaits has it; for all others it would be most of this package's import time
@@ -58,12 +61,14 @@ def awaiting(handle: Handle | PreparedOperation | PythonHandle) -> Generator[Any
 
 
 _core.register_awaiting(awaiting)
+for _kind in (Handle, PreparedOperation):  # to be written as Handle[numpy.ndarray]; the core's classes know no types
+    setattr(_kind, "__class_getitem__", classmethod(types.GenericAlias))  # noqa: B010  # unknown to type checkers
 
 
-AnyHandle = Handle | PreparedOperation | PythonHandle
+AnyHandle = Handle[T] | PreparedOperation[T] | PythonHandle[T]
 
 
-def poll(pending: AnyHandle) -> bool:
+def poll(pending: AnyHandle[Any]) -> bool:
     """Returns whether the operation is over, with a result or with an error. It does not block.
 
     Raises:
@@ -72,7 +77,7 @@ def poll(pending: AnyHandle) -> bool:
     return _checked(pending).done()
 
 
-def synchronize(pending: AnyHandle) -> Any:
+def synchronize(pending: AnyHandle[T]) -> T:
     """Waits for the operation and returns its array.
 
     Raises:
@@ -82,11 +87,11 @@ def synchronize(pending: AnyHandle) -> Any:
     return _checked(pending).wait()
 
 
-def wait(pending: Iterable[AnyHandle]) -> list[Any]:
+def wait(pending: Iterable[AnyHandle[T]]) -> list[T]:
     """Waits for several operations and returns their arrays, in order. Raises the first error after all are over."""
     if not isinstance(pending, Iterable):
         raise UnknownHandleError(f"{pending!r} is not a list of handles", "pass a list, or one handle to synchronize()")
-    results: list[Any] = []
+    results: list[T] = []
     error: Exception | None = None
     for one in pending:
         try:
@@ -98,7 +103,7 @@ def wait(pending: Iterable[AnyHandle]) -> list[Any]:
     return results
 
 
-def _checked(pending: object) -> AnyHandle:
+def _checked(pending: AnyHandle[T]) -> AnyHandle[T]:
     if not isinstance(pending, (Handle, PreparedOperation, PythonHandle)):
         raise UnknownHandleError(f"{pending!r} is not a handle", "pass what push_pull_async() returned")
     if pending.taken:

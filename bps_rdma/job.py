@@ -12,8 +12,8 @@ import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from bps_rdma import _core, stacks, startup, staying
 from bps_rdma.errors import BpsError, NotInitializedError, RoundAbortedError
@@ -21,6 +21,11 @@ from bps_rdma.group import Group
 from bps_rdma.launch import cluster
 from bps_rdma.running_job import Job
 from bps_rdma.settings import SettingValue, config_with, table_of
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from bps_rdma.setting_types import Settings
 
 T = TypeVar("T")
 
@@ -54,12 +59,40 @@ def current() -> Job:
 # ---- Life
 
 
-def init(**settings: object) -> None:
+class Membership:
+    """What init() returns: `with init(...):` leaves the job at the end of the block.
+
+    An exception that leaves the block is told to the other ranks, which do not wait for this one then. If the process
+    was in the job before, that init() had no effect, and neither has the end of the block.
+    """
+
+    def __init__(self, joined: bool) -> None:
+        self._joined = joined
+
+    def __enter__(self) -> None:
+        """Begins the block."""
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: object) -> None:
+        """Leaves the job."""
+        if not self._joined:
+            return
+        if value is None or isinstance(value, SystemExit):
+            shutdown()
+        else:
+            report_exception(value)
+            with contextlib.suppress(BpsError):  # the exception itself must be seen
+                shutdown(0.0)
+
+
+def init(**settings: Unpack[Settings]) -> Membership:
     """Joins the job; starts the members that are not running yet. Further calls have no effect while the job runs.
 
     Args:
         settings: values that override the environment, named without `BPS_` and in lower case, for example
             `init(transport="tcp", partition_bytes=1 << 20)`. `config()` lists them.
+
+    Returns:
+        An object for a `with` statement, which leaves the job at the end of its block.
 
     Raises:
         InvalidArgumentError: a setting or launcher variable cannot be used.
@@ -68,10 +101,10 @@ def init(**settings: object) -> None:
         DeadlineError: not all members joined within BPS_JOIN_TIMEOUT seconds.
         NotInitializedError: shutdown() was called meanwhile, by another thread or a signal handler.
     """
-    join(settings, resumes=False)
+    return join(settings, resumes=False)
 
 
-def join(settings: dict[str, object], *, resumes: bool) -> None:
+def join(settings: Mapping[str, object], *, resumes: bool) -> Membership:
     """Implements init(). `resumes`: this process has suspended the job and has its state; other processes are late."""
     global _job
     change = _begin_change(ends_init=False)
@@ -82,7 +115,7 @@ def join(settings: dict[str, object], *, resumes: bool) -> None:
         )
     try:
         if _job is not None or _ended is not None:
-            return
+            return Membership(joined=False)
         cluster.adopt(os.environ, settings)
         config = config_with(settings)
         start = startup.from_config(config)
@@ -93,6 +126,7 @@ def join(settings: dict[str, object], *, resumes: bool) -> None:
         atexit.register(shutdown)
         _report_exceptions()
         _tell_on_signal()
+        return Membership(joined=True)
     finally:
         _end_change(change)
 
@@ -345,6 +379,10 @@ def _report_exceptions() -> None:
 
 def _excepthook(kind: type[BaseException], value: BaseException, trace: Any) -> None:
     report_exception(value)
+    job = _job or _ended
+    if job is not None and isinstance(value, BpsError):  # the tracebacks of several ranks are long, and mix
+        with contextlib.suppress(Exception):
+            sys.stderr.write(f"error: rank {job.process.rank} ends with {kind.__name__}: {value}\n")
     _previous_excepthook(kind, value, trace)
 
 
@@ -382,6 +420,9 @@ def is_initialized() -> bool:
 def rank() -> int:
     """Rank of this worker, from 0."""
     return asked(lambda process: process.rank)
+
+
+Group._own_rank = staticmethod(rank)
 
 
 def size() -> int:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bps_rdma import _core
+from bps_rdma.compression import Compression
 
 
 @dataclass(frozen=True)
@@ -35,9 +36,14 @@ def config_with(settings: Mapping[str, object]) -> Any:
     """The settings that init() uses with these arguments."""
     config = _core.Config()
     for name, value in settings.items():
-        text = ("1" if value else "0") if isinstance(value, bool) else str(value)
-        config.set(f"BPS_{name.upper()}", text, "argument")
+        config.set(f"BPS_{name.upper()}", _text_of(value), "argument")
     return config
+
+
+def _text_of(value: object) -> str:
+    if isinstance(value, Compression):
+        return value.text
+    return str(int(value)) if isinstance(value, bool) else str(value)
 
 
 def table_of(values: _core.Config) -> list[SettingValue]:

@@ -11,7 +11,7 @@ import warnings
 
 
 def register() -> None:
-    """Makes the name bps known to torch.distributed; without effect, but for a warning, if bps_rdma is broken."""
+    """Makes the name bps known to torch.distributed; if bps_rdma is broken, it only warns."""
     try:
         from bps_rdma.torch.backend import register as ours
 

@@ -3,14 +3,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
+from bps_rdma import arrays
 from bps_rdma._core import Handle
 from bps_rdma.group import Group
 from bps_rdma.operations import start
-from bps_rdma.operations.options import SUM, OperationOptions, ReduceName, reduction, text_of
+from bps_rdma.operations.options import SUM, AnyCompression, OperationOptions, ReduceName, reduction, text_of
 from bps_rdma.operations.push_pull import Numpy
+from bps_rdma.positions import keywords_since
 
 if TYPE_CHECKING:
     import torch
@@ -21,52 +22,57 @@ A = TypeVar("A")  # an array; one that is replaced in place keeps its type
 @overload
 def reduce_scatter(
     array: Numpy,
-    average: bool = ...,
     name: str | None = ...,
+    *,
+    average: bool = ...,
+    op: ReduceName | None = ...,
     priority: int = ...,
     group: Group | None = ...,
     out: Numpy | None = ...,
-    op: ReduceName | None = ...,
     timeout: float | None = ...,
-    compression: str | Mapping[str, Any] | None = ...,
+    compression: AnyCompression | None = ...,
     exact: bool | None = ...,
 ) -> Numpy: ...
 @overload
 def reduce_scatter(
     array: torch.Tensor,
-    average: bool = ...,
     name: str | None = ...,
+    *,
+    average: bool = ...,
+    op: ReduceName | None = ...,
     priority: int = ...,
     group: Group | None = ...,
     out: torch.Tensor | None = ...,
-    op: ReduceName | None = ...,
     timeout: float | None = ...,
-    compression: str | Mapping[str, Any] | None = ...,
+    compression: AnyCompression | None = ...,
     exact: bool | None = ...,
 ) -> torch.Tensor: ...
 @overload
 def reduce_scatter(
     array: Any,
-    average: bool = ...,
     name: str | None = ...,
+    *,
+    average: bool = ...,
+    op: ReduceName | None = ...,
     priority: int = ...,
     group: Group | None = ...,
     out: Any = ...,
-    op: ReduceName | None = ...,
     timeout: float | None = ...,
-    compression: str | Mapping[str, Any] | None = ...,
+    compression: AnyCompression | None = ...,
     exact: bool | None = ...,
 ) -> Any: ...
+@keywords_since("average", "name", "priority", "group", "out", "op", "timeout", "compression", "exact")
 def reduce_scatter(
     array: Any,
-    average: bool = True,
     name: str | None = None,
+    *,
+    average: bool = True,
+    op: ReduceName | None = None,
     priority: int = 0,
     group: Group | None = None,
     out: Any = None,
-    op: ReduceName | None = None,
     timeout: float | None = None,
-    compression: str | Mapping[str, Any] | None = None,
+    compression: AnyCompression | None = None,
     exact: bool | None = None,
 ) -> Any:
     """Sums (or averages) `array` over the group and returns this rank's part.
@@ -82,37 +88,38 @@ def reduce_scatter(
     Raises:
         InvalidTensorError: `out` has another size or dtype. Otherwise as push_pull_inplace().
     """
-    return start.reduce_scatter(
-        array,
-        out,
-        OperationOptions(reduction(average, op), name, priority, group, timeout, True, text_of(compression, exact)),
-    ).wait()
+    options = OperationOptions(
+        reduction(average, op), name, priority, group, timeout, True, text_of(compression, exact)
+    )
+    return _started(start.reduce_scatter(array, out, options), out).wait()
 
 
+@keywords_since("average", "name", "priority", "group", "out", "op", "timeout", "compression", "exact")
 def reduce_scatter_async(
     array: Any,
-    average: bool = True,
     name: str | None = None,
+    *,
+    average: bool = True,
+    op: ReduceName | None = None,
     priority: int = 0,
     group: Group | None = None,
     out: Any = None,
-    op: ReduceName | None = None,
     timeout: float | None = None,
-    compression: str | Mapping[str, Any] | None = None,
+    compression: AnyCompression | None = None,
     exact: bool | None = None,
-) -> Handle:
+) -> Handle[Any]:
     """Starts reduce_scatter(); the handle gives the part. Neither array may be used until then."""
-    return start.reduce_scatter(
-        array,
-        out,
-        OperationOptions(reduction(average, op), name, priority, group, timeout, False, text_of(compression, exact)),
+    options = OperationOptions(
+        reduction(average, op), name, priority, group, timeout, False, text_of(compression, exact)
     )
+    return _started(start.reduce_scatter(array, out, options), out)
 
 
 @overload
 def all_gather(
     array: Numpy,
     name: str | None = ...,
+    *,
     priority: int = ...,
     group: Group | None = ...,
     out: Numpy | None = ...,
@@ -122,6 +129,7 @@ def all_gather(
 def all_gather(
     array: torch.Tensor,
     name: str | None = ...,
+    *,
     priority: int = ...,
     group: Group | None = ...,
     out: torch.Tensor | None = ...,
@@ -131,14 +139,17 @@ def all_gather(
 def all_gather(
     array: Any,
     name: str | None = ...,
+    *,
     priority: int = ...,
     group: Group | None = ...,
     out: Any = ...,
     timeout: float | None = ...,
 ) -> Any: ...
+@keywords_since("name", "priority", "group", "out", "timeout")
 def all_gather(
     array: Any,
     name: str | None = None,
+    *,
     priority: int = 0,
     group: Group | None = None,
     out: Any = None,
@@ -156,25 +167,30 @@ def all_gather(
         InvalidTensorError: `array` has another size or dtype than this rank's part of `out`. Otherwise as
             push_pull_inplace().
     """
-    return start.all_gather(array, out, OperationOptions(SUM, name, priority, group, timeout, True)).wait()
+    options = OperationOptions(SUM, name, priority, group, timeout, True)
+    return _started(start.all_gather(array, out, options), out).wait()
 
 
+@keywords_since("name", "priority", "group", "out", "timeout")
 def all_gather_async(
     array: Any,
     name: str | None = None,
+    *,
     priority: int = 0,
     group: Group | None = None,
     out: Any = None,
     timeout: float | None = None,
-) -> Handle:
+) -> Handle[Any]:
     """Starts all_gather(); the handle gives the whole. `array` may be changed on return, unless it lies in `out`."""
-    return start.all_gather(array, out, OperationOptions(SUM, name, priority, group, timeout))
+    return _started(start.all_gather(array, out, OperationOptions(SUM, name, priority, group, timeout)), out)
 
 
+@keywords_since("root", "name", "priority", "group", "timeout")
 def broadcast(
     array: A,
-    root: int = 0,
     name: str | None = None,
+    *,
+    root: int = 0,
     priority: int = 0,
     group: Group | None = None,
     timeout: float | None = None,
@@ -189,17 +205,24 @@ def broadcast(
     Raises:
         InvalidArgumentError: `root` is not in the group. Otherwise as push_pull_inplace().
     """
-    start.broadcast(array, root, OperationOptions(SUM, name, priority, group, timeout, True)).wait()
+    _started(start.broadcast(array, root, OperationOptions(SUM, name, priority, group, timeout, True)), array).wait()
     return array
 
 
+@keywords_since("root", "name", "priority", "group", "timeout")
 def broadcast_async(
-    array: Any,
-    root: int = 0,
+    array: A,
     name: str | None = None,
+    *,
+    root: int = 0,
     priority: int = 0,
     group: Group | None = None,
     timeout: float | None = None,
-) -> Handle:
+) -> Handle[A]:
     """Starts broadcast(); `array` must neither be read nor written until the handle is done."""
-    return start.broadcast(array, root, OperationOptions(SUM, name, priority, group, timeout))
+    return _started(start.broadcast(array, root, OperationOptions(SUM, name, priority, group, timeout)), array)
+
+
+def _started(handle: Handle[Any], out: Any) -> Handle[Any]:
+    arrays.note_change(out)
+    return handle

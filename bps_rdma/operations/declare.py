@@ -12,7 +12,8 @@ from bps_rdma.agreement import group_of
 from bps_rdma.errors import InvalidArgumentError
 from bps_rdma.group import Group
 from bps_rdma.job import current, surviving
-from bps_rdma.operations.options import NONE, text_of
+from bps_rdma.operations.options import NONE, AnyCompression, text_of
+from bps_rdma.positions import keywords_since
 from bps_rdma.running_job import Job
 
 
@@ -23,17 +24,20 @@ def declare(
     shape: Any = None,
     dtype: Any = None,
     group: Group | None = None,
-    compression: str | Mapping[str, Any] | None = None,
+    compression: AnyCompression | None = None,
     exact: bool | None = None,
 ) -> None:
     """Announces a name before its first use; see declare_many()."""
-    declare_many({name: like if like is not None else (shape, dtype)}, group, compression, exact)
+    found = like if like is not None else (shape, dtype)
+    declare_many({name: found}, group=group, compression=compression, exact=exact)
 
 
+@keywords_since("group", "compression", "exact", named=False)
 def declare_many(
     tensors: Mapping[str, Any],
+    *,
     group: Group | None = None,
-    compression: str | Mapping[str, Any] | None = None,
+    compression: AnyCompression | None = None,
     exact: bool | None = None,
 ) -> None:
     """Announces any number of names in one round trip. Optional: the first use of a name declares it as well.
@@ -41,9 +45,10 @@ def declare_many(
     Args:
         tensors: name -> an array of the shape and dtype that will be used, or (shape, dtype).
         group: default: all workers.
-        compression: how sums of these names travel between hosts, as in "int8:feedback=1" (see docs/compression.md),
-            or a dict of BytePS's parameters (byteps_compressor_type and so on); "none": as they are. Default: what
-            BPS_COMPRESSION says of float32 tensors of at least BPS_MIN_COMPRESS_BYTES.
+        compression: how sums of these names travel between hosts, as in Int8(feedback=True) (see docs/compression.md).
+            A text as in BPS_COMPRESSION and a dict of BytePS's parameters (byteps_compressor_type and so on) say the
+            same; Uncompressed(): as they are. Default: what BPS_COMPRESSION says of float32 tensors of at least
+            BPS_MIN_COMPRESS_BYTES.
         exact: whether sums and means of floating point are exact; see push_pull_inplace().
 
     Raises:

@@ -16,12 +16,14 @@ from bps_rdma.group import Group
 from bps_rdma.job import current
 from bps_rdma.operations import start
 from bps_rdma.operations.options import SUM, OperationOptions
+from bps_rdma.positions import keywords_since
 
 _OF_RANK = {"residual": False, "momentum": True}  # the core's argument: is it the momentum?
 
 
+@keywords_since("name", "group", "timeout")
 def feedback_state(
-    like: Any, name: str, group: Group | None = None, timeout: float | None = None
+    like: Any, name: str, *, group: Group | None = None, timeout: float | None = None
 ) -> dict[str, npt.NDArray[np.float32]]:
     """Returns the feedback of push_pulls of this name: what encoding has lost in earlier rounds, and momentum.
 
@@ -56,8 +58,9 @@ def feedback_state(
     return state
 
 
+@keywords_since("group", "timeout", leading=3, named=False)
 def load_feedback_state(
-    like: Any, name: str, state: Mapping[str, Any], group: Group | None = None, timeout: float | None = None
+    like: Any, name: str, state: Mapping[str, Any], *, group: Group | None = None, timeout: float | None = None
 ) -> None:
     """Goes on from what feedback_state() gave: further push_pulls of this name have the bits that they had there.
 

@@ -7,11 +7,13 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 from bps_rdma import _core, argument_types
+from bps_rdma.compression import Compression
 from bps_rdma.errors import InvalidArgumentError
 from bps_rdma.group import Group
 
 ReduceOp = _core.ReduceOp
 ReduceName = Literal["sum", "average", "min", "max", "product"]
+AnyCompression = Compression | str | Mapping[str, Any]  # callers may pass any of these as `compression`
 SUM, AVERAGE = ReduceOp.sum, ReduceOp.average  # looked up once: an attribute of an enum costs a call
 
 
@@ -59,30 +61,34 @@ EXACT_TO_ODD = "exact:to_odd"  # exact sums in float64, for callers that round t
 _TRUE, _FALSE = ("1", "true"), ("0", "false", "none", "")
 
 
-def text_of(compression: str | Mapping[str, Any] | None, exact: bool | None = None) -> str | None:
+def text_of(compression: AnyCompression | None, exact: bool | None = None) -> str | None:
     """The text for the core; None: as the name was declared, or BPS_COMPRESSION and BPS_EXACT say.
 
     Raises:
-        InvalidArgumentError: `compression` is neither a text nor a dict of BytePS's parameters, or has unknown keys; or
-            a sum is to be both compressed and exact.
+        InvalidArgumentError: `compression` is no Compression, text or dict of BytePS's parameters, or has unknown keys;
+            or a sum is to be both compressed and exact.
     """
     if exact is not None:
         if exact not in (True, False):
             raise InvalidArgumentError(f"exact={exact!r} is neither True nor False", "pass one of them")
-        if exact and compression not in (None, NONE, EXACT):
+        text = compression_text(compression)
+        if exact and text not in (None, NONE, EXACT):
             raise InvalidArgumentError("what is compressed is not exact", "pass `compression` or exact=True, not both")
-        return EXACT if exact else compression_text(compression) or NONE
+        return EXACT if exact else text or NONE
     return compression_text(compression)
 
 
-def compression_text(compression: str | Mapping[str, Any] | None) -> str | None:
+def compression_text(compression: AnyCompression | None) -> str | None:
     """The text of what callers pass as `compression`; see text_of()."""
     if compression is None or isinstance(compression, str):
         return compression
+    if isinstance(compression, Compression):
+        return compression.text
     if isinstance(compression, Mapping):
         return _from_byteps(compression)
     raise InvalidArgumentError(
-        f"compression={compression!r} is not a text", "pass a text as in 'int8:feedback=1', or 'none'"
+        f"compression={compression!r} says nothing of how to compress",
+        "pass an object such as bps_rdma.Int8(feedback=True), or its text, 'int8:feedback=1'",
     )
 
 

@@ -3,35 +3,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Literal
 
 from bps_rdma import _core, argument_types, arrays
-from bps_rdma.errors import InvalidArgumentError, InvalidTensorError
+from bps_rdma.errors import InvalidArgumentError
 from bps_rdma.group import Group
 from bps_rdma.handle import PreparedOperation
 from bps_rdma.job import current
 from bps_rdma.operations import start
-from bps_rdma.operations.options import SUM, OperationOptions, ReduceName, reduction, text_of
+from bps_rdma.operations.options import SUM, AnyCompression, OperationOptions, ReduceName, reduction, text_of
 from bps_rdma.operations.start import Described, Kind
+from bps_rdma.positions import keywords_since
 
 KINDS = ("push_pull", "reduce_scatter", "all_gather", "broadcast")
 
 
+@keywords_since(
+    "average", "name", "priority", "group", "out", "root", "op", "timeout", "compression", "exact", leading=2
+)
 def prepare(
     kind: Literal["push_pull", "reduce_scatter", "all_gather", "broadcast"],
     array: Any,
-    average: bool = True,
     name: str | None = None,
+    *,
+    average: bool = True,
+    op: ReduceName | None = None,
+    root: int = 0,
     priority: int = 0,
     group: Group | None = None,
     out: Any = None,
-    root: int = 0,
-    op: ReduceName | None = None,
     timeout: float | None = None,
-    compression: str | Mapping[str, Any] | None = None,
+    compression: AnyCompression | None = None,
     exact: bool | None = None,
-) -> PreparedOperation:
+) -> PreparedOperation[Any]:
     """Describes an operation that is started many times on the same memory; nothing is sent yet.
 
     Checks, look-ups and the declaration of the name happen here, once, so that a call allocates nothing and costs a
@@ -62,7 +66,7 @@ def prepare(
     return _prepare(_described(kind, array, out, root, options), options)
 
 
-def prepare_unowned(tensor: Any, options: OperationOptions) -> PreparedOperation:
+def prepare_unowned(tensor: Any, options: OperationOptions) -> PreparedOperation[Any]:
     """Prepares the reduction of a torch tensor in place, without keeping the tensor alive; calls return None.
 
     The caller must hold the tensor during a call. Once its memory has been freed a call raises InvalidArgumentError.
@@ -72,7 +76,7 @@ def prepare_unowned(tensor: Any, options: OperationOptions) -> PreparedOperation
     return _prepare(Described(Kind.push_pull, memory, memory, None, memory.elements), options)
 
 
-def _prepare(found: Described, options: OperationOptions) -> PreparedOperation:
+def _prepare(found: Described, options: OperationOptions) -> PreparedOperation[Any]:
     job = current()
     try:
         tensor = start.tensor_of(job, found.kind, found.source, found.elements, options)
@@ -96,17 +100,7 @@ def _prepare(found: Described, options: OperationOptions) -> PreparedOperation:
 
 def _described(kind: str, array: Any, out: Any, root: int, options: OperationOptions) -> Described:
     if kind == "push_pull":
-        result = array if out is None else out
-        target = arrays.describe(result, True)
-        source = target if result is array else arrays.describe(array, False)
-        start.check_mean(source, options)
-        if target.elements != source.elements or target.dtype != source.dtype:
-            raise InvalidTensorError(
-                f"`out` has {target.elements} elements of {target.dtype.name}, and the array {source.elements} of "
-                f"{source.dtype.name}",
-                "pass an array of the same size and dtype",
-            )
-        return Described(Kind.push_pull, source, target, result, source.elements)
+        return start.reducing(array, out, options)
     if kind == "reduce_scatter":
         return start.scattering(array, out, options)
     if kind == "all_gather":

@@ -3,14 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from bps_rdma import arrays
 from bps_rdma._core import Handle
 from bps_rdma.group import Group
 from bps_rdma.operations import start
-from bps_rdma.operations.options import OperationOptions, ReduceName, reduction, text_of
+from bps_rdma.operations.options import AnyCompression, OperationOptions, ReduceName, reduction, text_of
+from bps_rdma.positions import keywords_since
 
 if TYPE_CHECKING:
     import numpy as np
@@ -20,56 +20,65 @@ A = TypeVar("A")  # an array; one that is replaced in place keeps its type
 # A new array has the type of such an array; others, such as a bytearray, give one of numpy's.
 Numpy = TypeVar("Numpy", bound="np.ndarray[Any, Any]")
 
+_in_the_order_of_byteps = keywords_since(
+    "average", "name", "version", "priority", "group", "op", "timeout", "compression", "exact"
+)
+
 
 @overload
 def push_pull(
     array: Numpy,
-    average: bool = ...,
     name: str | None = ...,
+    *,
+    average: bool = ...,
+    op: ReduceName | None = ...,
     version: int = ...,
     priority: int = ...,
     group: Group | None = ...,
-    op: ReduceName | None = ...,
     timeout: float | None = ...,
-    compression: str | Mapping[str, Any] | None = ...,
+    compression: AnyCompression | None = ...,
     exact: bool | None = ...,
 ) -> Numpy: ...
 @overload
 def push_pull(
     array: torch.Tensor,
-    average: bool = ...,
     name: str | None = ...,
+    *,
+    average: bool = ...,
+    op: ReduceName | None = ...,
     version: int = ...,
     priority: int = ...,
     group: Group | None = ...,
-    op: ReduceName | None = ...,
     timeout: float | None = ...,
-    compression: str | Mapping[str, Any] | None = ...,
+    compression: AnyCompression | None = ...,
     exact: bool | None = ...,
 ) -> torch.Tensor: ...
 @overload
 def push_pull(
     array: Any,
-    average: bool = ...,
     name: str | None = ...,
+    *,
+    average: bool = ...,
+    op: ReduceName | None = ...,
     version: int = ...,
     priority: int = ...,
     group: Group | None = ...,
-    op: ReduceName | None = ...,
     timeout: float | None = ...,
-    compression: str | Mapping[str, Any] | None = ...,
+    compression: AnyCompression | None = ...,
     exact: bool | None = ...,
 ) -> Any: ...
+@_in_the_order_of_byteps
 def push_pull(
     array: Any,
-    average: bool = True,
     name: str | None = None,
+    *,
+    average: bool = True,
+    op: ReduceName | None = None,
     version: int = 0,
     priority: int = 0,
     group: Group | None = None,
-    op: ReduceName | None = None,
     timeout: float | None = None,
-    compression: str | Mapping[str, Any] | None = None,
+    compression: AnyCompression | None = None,
     exact: bool | None = None,
 ) -> Any:
     """Sum (or mean) over the group's ranks, as a new array; `array` stays as it is. See push_pull_inplace()."""
@@ -79,16 +88,18 @@ def push_pull(
     return start.reduce(array, arrays.empty_like(array), options).wait()
 
 
+@_in_the_order_of_byteps
 def push_pull_inplace(
     array: A,
-    average: bool = True,
     name: str | None = None,
+    *,
+    average: bool = True,
+    op: ReduceName | None = None,
     version: int = 0,
     priority: int = 0,
     group: Group | None = None,
-    op: ReduceName | None = None,
     timeout: float | None = None,
-    compression: str | Mapping[str, Any] | None = None,
+    compression: AnyCompression | None = None,
     exact: bool | None = None,
 ) -> A:
     """Replaces `array` by its sum (or mean) over the group's ranks, and returns it.
@@ -105,7 +116,7 @@ def push_pull_inplace(
         group: default: all workers.
         op: "sum", "average", "min", "max" or "product"; overrides `average`.
         timeout: seconds; default BPS_TIMEOUT.
-        compression: how the tensor travels between hosts, as in "int8:feedback=1"; see declare_many(). The result is
+        compression: how the tensor travels between hosts, as in Int8(feedback=True); see declare_many(). The result is
             then what the code says of the sum, the same on all ranks. For float32 and sums or means only.
         exact: True: the sum (or mean) of floating point is exact, and rounded once, so that its bits do not depend on
             how many ranks there are, or on anything else but the numbers (see docs/exact.md). Default: as the name
@@ -120,21 +131,66 @@ def push_pull_inplace(
         array,
         OperationOptions(reduction(average, op), name, priority, group, timeout, True, text_of(compression, exact)),
     ).wait()
+    arrays.note_change(array)
     return array
 
 
+@overload
+def push_pull_async(
+    array: Numpy,
+    name: str | None = ...,
+    *,
+    average: bool = ...,
+    op: ReduceName | None = ...,
+    version: int = ...,
+    priority: int = ...,
+    group: Group | None = ...,
+    timeout: float | None = ...,
+    compression: AnyCompression | None = ...,
+    exact: bool | None = ...,
+) -> Handle[Numpy]: ...
+@overload
+def push_pull_async(
+    array: torch.Tensor,
+    name: str | None = ...,
+    *,
+    average: bool = ...,
+    op: ReduceName | None = ...,
+    version: int = ...,
+    priority: int = ...,
+    group: Group | None = ...,
+    timeout: float | None = ...,
+    compression: AnyCompression | None = ...,
+    exact: bool | None = ...,
+) -> Handle[torch.Tensor]: ...
+@overload
 def push_pull_async(
     array: Any,
-    average: bool = True,
+    name: str | None = ...,
+    *,
+    average: bool = ...,
+    op: ReduceName | None = ...,
+    version: int = ...,
+    priority: int = ...,
+    group: Group | None = ...,
+    timeout: float | None = ...,
+    compression: AnyCompression | None = ...,
+    exact: bool | None = ...,
+) -> Handle[Any]: ...
+@_in_the_order_of_byteps
+def push_pull_async(
+    array: Any,
     name: str | None = None,
+    *,
+    average: bool = True,
+    op: ReduceName | None = None,
     version: int = 0,
     priority: int = 0,
     group: Group | None = None,
-    op: ReduceName | None = None,
     timeout: float | None = None,
-    compression: str | Mapping[str, Any] | None = None,
+    compression: AnyCompression | None = None,
     exact: bool | None = None,
-) -> Handle:
+) -> Handle[Any]:
     """Starts push_pull(); the handle gives the new array. `array` must not change until then."""
     return start.reduce(
         array,
@@ -143,55 +199,80 @@ def push_pull_async(
     )
 
 
+@_in_the_order_of_byteps
 def push_pull_async_inplace(
-    array: Any,
-    average: bool = True,
+    array: A,
     name: str | None = None,
+    *,
+    average: bool = True,
+    op: ReduceName | None = None,
     version: int = 0,
     priority: int = 0,
     group: Group | None = None,
-    op: ReduceName | None = None,
     timeout: float | None = None,
-    compression: str | Mapping[str, Any] | None = None,
+    compression: AnyCompression | None = None,
     exact: bool | None = None,
-) -> Handle:
+) -> Handle[A]:
     """Starts push_pull_inplace(); `array` must neither be read nor written until the handle is done."""
-    return start.reduce(
-        array,
-        array,
-        OperationOptions(reduction(average, op), name, priority, group, timeout, False, text_of(compression, exact)),
+    options = OperationOptions(
+        reduction(average, op), name, priority, group, timeout, False, text_of(compression, exact)
     )
+    handle = start.reduce(array, array, options)
+    arrays.note_change(array)
+    return handle
 
 
-def push(array: Any, name: str, average: bool = True, priority: int = 0, group: Group | None = None) -> None:
+@keywords_since("name", "average", "priority", "group")
+def push(
+    array: Any,
+    name: str,
+    *,
+    average: bool = True,
+    op: ReduceName | None = None,
+    priority: int = 0,
+    group: Group | None = None,
+    timeout: float | None = None,
+) -> None:
     """Contributes `array` to the next round of `name` and returns when `array` may be changed again.
 
     Every rank then fetches the result with pull().
 
     Args:
-        array, average, priority, group: as for push_pull_inplace().
-        name: of the tensor; required.
+        array, average, op, priority, group, timeout: as for push_pull_inplace().
+        name: of the tensor.
 
     Raises:
-        As push_pull_inplace(). The deadline is that of BPS_TIMEOUT.
+        As push_pull_inplace().
     """
     start.split(
-        array, OperationOptions(reduction(average, None), name, priority, group, None, True), pushes=True
+        array, OperationOptions(reduction(average, op), name, priority, group, timeout, True), pushes=True
     ).wait()
 
 
-def pull(array: A, name: str, average: bool = True, priority: int = 0, group: Group | None = None) -> A:
+@keywords_since("name", "average", "priority", "group")
+def pull(
+    array: A,
+    name: str,
+    *,
+    average: bool = True,
+    op: ReduceName | None = None,
+    priority: int = 0,
+    group: Group | None = None,
+    timeout: float | None = None,
+) -> A:
     """Fills `array` with the result of the next round of `name`, once all ranks have pushed to it; returns it.
 
     Rounds are pulled in the order in which they were pushed, each once.
 
     Args:
         array: of the size and dtype that were pushed.
-        name, average, priority, group: what push() was given.
+        name, average, op, priority, group: what push() was given.
+        timeout: as for push_pull_inplace().
 
     Raises:
-        As push_pull_inplace(). The deadline is that of BPS_TIMEOUT.
+        As push_pull_inplace().
     """
-    options = OperationOptions(reduction(average, None), name, priority, group, None, True)
+    options = OperationOptions(reduction(average, op), name, priority, group, timeout, True)
     start.split(array, options, pushes=False).wait()
+    arrays.note_change(array)
     return array

@@ -31,7 +31,7 @@ class Described(NamedTuple):
         target: what the result is written to.
         result: what the caller gets: the array of `target`.
         elements: of the whole tensor.
-        root: place in the group of the rank that is copied, for a broadcast; see accumulate() for that.
+        root: position in the group of the rank that is copied, for a broadcast; see accumulate() for that.
         copy_to: address to which the source must be copied first; 0: none.
         again: see accumulate().
     """
@@ -46,7 +46,7 @@ class Described(NamedTuple):
     again: bool = False
 
 
-def reduce(array: Any, result: Any, options: OperationOptions) -> Handle:
+def reduce(array: Any, result: Any, options: OperationOptions) -> Handle[Any]:
     """Starts the reduction of `array` over the group into `result`, which may be the same array."""
     target = arrays.describe(result, True)
     source = target if result is array else arrays.describe(array, False)
@@ -54,43 +54,46 @@ def reduce(array: Any, result: Any, options: OperationOptions) -> Handle:
     return _start(_PUSH_PULL, source, target, result, source.elements, options)
 
 
-def split(array: Any, options: OperationOptions, *, pushes: bool) -> Handle:
+def split(array: Any, options: OperationOptions, *, pushes: bool) -> Handle[Any]:
     """Starts one half of a push_pull: the push of `array`, or the pull of the result into it."""
     memory = arrays.describe(array, not pushes)
     check_mean(memory, options)
     return _start(Kind.split, memory, memory, array, memory.elements, options, pushes, not pushes)
 
 
-def reduce_scatter(array: Any, out: Any, options: OperationOptions) -> Handle:
+def reduce_scatter(array: Any, out: Any, options: OperationOptions) -> Handle[Any]:
     """Starts the reduction of `array`; this rank gets its part of it in `out`. None: in a new array."""
     return run(scattering(array, out, options), options)
 
 
-def all_gather(array: Any, out: Any, options: OperationOptions) -> Handle:
-    """Starts gathering every rank's `array` into `out`; None: into a new array."""
+def all_gather(array: Any, out: Any, options: OperationOptions, result: Any = None) -> Handle[Any]:
+    """Starts gathering every rank's `array` into `out`; None: into a new array. `result`: what the handle gives."""
     found = gathering(array, out, options)
+    if result is not None:
+        found = found._replace(result=result)
     if found.copy_to:
         _core.copy_bytes(found.copy_to, found.source.address, found.source.nbytes)
     return run(found, options)
 
 
-def broadcast(array: Any, root: int, options: OperationOptions) -> Handle:
-    """Starts replacing `array` by that of worker rank `root`."""
-    return run(broadcasting(array, root, options), options)
+def broadcast(array: Any, root: int, options: OperationOptions, result: Any = None) -> Handle[Any]:
+    """Starts replacing `array` by that of worker rank `root`. `result`: what the handle then gives; None: `array`."""
+    found = broadcasting(array, root, options)
+    return run(found if result is None else found._replace(result=result), options)
 
 
-def store(array: Any, root: int, options: OperationOptions) -> Handle:
+def store(array: Any, root: int, options: OperationOptions) -> Handle[Any]:
     """Starts replacing `array` by that of worker rank `root`, which the servers keep."""
     return run(broadcasting(array, root, options)._replace(kind=Kind.store), options)
 
 
-def unstore(array: Any, options: OperationOptions) -> Handle:
+def unstore(array: Any, options: OperationOptions) -> Handle[Any]:
     """Starts replacing `array` by what the servers keep, on every rank; they forget it."""
     memory = arrays.describe(array, True)
     return run(Described(Kind.store, memory, memory, array, memory.elements, _NOBODY), options)
 
 
-def accumulate(delta: Any, out: Any, most_ahead: int, again: bool, options: OperationOptions) -> Handle:
+def accumulate(delta: Any, out: Any, most_ahead: int, again: bool, options: OperationOptions) -> Handle[Any]:
     """Starts adding `delta` to what the servers keep, which goes into `out`; None: into a new array.
 
     `most_ahead`: by how many of them this rank may be ahead of the slowest one, plus one; 0: by any number.
@@ -99,14 +102,19 @@ def accumulate(delta: Any, out: Any, most_ahead: int, again: bool, options: Oper
     source = arrays.describe(delta, False)
     result = arrays.empty_like(delta) if out is None else out
     target = arrays.describe(result, True)
-    if target.elements != source.elements or target.dtype != source.dtype:
-        raise InvalidTensorError(
-            f"`out` has {target.elements} elements of {target.dtype.name}, and the array {source.elements} of "
-            f"{source.dtype.name}",
-            "pass an array of the same size and dtype",
-        )
+    _check_alike(target, source)
     described = Described(Kind.accumulate, source, target, result, source.elements, most_ahead, again=again)
     return run(described, options)
+
+
+def reducing(array: Any, out: Any, options: OperationOptions) -> Described:
+    """Describes the reduction of `array` into `out`; None: in place."""
+    result = array if out is None else out
+    target = arrays.describe(result, True)
+    source = target if result is array else arrays.describe(array, False)
+    check_mean(source, options)
+    _check_alike(target, source)
+    return Described(_PUSH_PULL, source, target, result, source.elements)
 
 
 def scattering(array: Any, out: Any, options: OperationOptions) -> Described:
@@ -154,7 +162,7 @@ def tensor_of(job: Job, kind: Kind, source: arrays.Memory, count: int, options: 
     return declared(job, members, name, source, count, options.compression)
 
 
-def run(described: Described, options: OperationOptions) -> Handle:
+def run(described: Described, options: OperationOptions) -> Handle[Any]:
     """Starts an operation that has been described."""
     kind, source, target, result, count, root, _, again = described
     return _start(kind, source, target, result, count, options, root=root, again=again)
@@ -171,13 +179,26 @@ def _start(
     pulls: bool = True,
     root: int = 0,
     again: bool = False,
-) -> Handle:
+) -> Handle[Any]:
     op, name, priority, _, timeout, awaited, _ = options
     try:
         job = current()
         tensor = tensor_of(job, kind, source, count, options)
-        return job.process.start_operation(
-            tensor, kind, op, source, target, result, pushes, pulls, root, priority, awaited, timeout, again=again
+        return _core.start_operation(
+            job.process,
+            tensor,
+            kind,
+            op,
+            source,
+            target,
+            result,
+            pushes,
+            pulls,
+            root,
+            priority,
+            awaited,
+            timeout,
+            again=again,
         )
     except RoundAbortedError:  # nothing has been started
         if not resume():
@@ -213,6 +234,15 @@ def check_mean(source: arrays.Memory, options: OperationOptions) -> None:
     """Raises InvalidTensorError for the mean of a tensor that has none."""
     if options.op is AVERAGE and source.dtype == _BOOL:
         raise InvalidTensorError("bool tensors have no mean", "pass average=False: the sum of bools is 'any'")
+
+
+def _check_alike(target: arrays.Memory, source: arrays.Memory) -> None:
+    if target.elements != source.elements or target.dtype != source.dtype:
+        raise InvalidTensorError(
+            f"`out` has {target.elements} elements of {target.dtype.name}, and the array {source.elements} of "
+            f"{source.dtype.name}",
+            "pass an array of the same size and dtype",
+        )
 
 
 def _check_size(part: arrays.Memory, whole: arrays.Memory, count: int, what: str) -> None:

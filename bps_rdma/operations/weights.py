@@ -5,21 +5,25 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
+from bps_rdma import arrays
 from bps_rdma._core import Handle
 from bps_rdma.errors import InvalidArgumentError
 from bps_rdma.group import Group
 from bps_rdma.operations import start
 from bps_rdma.operations.options import NONE, SUM, OperationOptions
+from bps_rdma.positions import keywords_since
 
 A = TypeVar("A")  # an array; one that is replaced in place keeps its type
 
 _MOST_AHEAD = (1 << 16) - 2
 
 
+@keywords_since("root", "name", "priority", "group", "timeout")
 def store(
     array: A,
+    name: str,
+    *,
     root: int = 0,
-    name: str | None = None,
     priority: int = 0,
     group: Group | None = None,
     timeout: float | None = None,
@@ -33,21 +37,24 @@ def store(
     Args:
         array: as for push_pull_inplace().
         root: the rank whose array is kept.
-        name: of the weights, as accumulate() calls them; required.
+        name: of the weights, as accumulate() calls them.
         priority, group, timeout: as for push_pull_inplace().
 
     Raises:
-        InvalidArgumentError: there is no name; `root` is not in the group; or the ranks of a host sum first: set
-            BPS_ASYNC=1 in the whole job. Otherwise as push_pull_inplace().
+        InvalidArgumentError: `root` is not in the group; or the ranks of a host sum first: set BPS_ASYNC=1 in
+            the whole job. Otherwise as push_pull_inplace().
         BpsError: the servers have no memory for it. They keep at most three quarters of what they have.
     """
     start.store(array, root, _options(name, priority, group, timeout, awaited=True)).wait()
+    arrays.note_change(array)
     return array
 
 
+@keywords_since("name", "priority", "group", "timeout")
 def unstore(
     array: A,
-    name: str | None = None,
+    name: str,
+    *,
     priority: int = 0,
     group: Group | None = None,
     timeout: float | None = None,
@@ -65,12 +72,15 @@ def unstore(
         InvalidArgumentError: the servers keep nothing of this name. Otherwise as push_pull_inplace().
     """
     start.unstore(array, _options(name, priority, group, timeout, awaited=True)).wait()
+    arrays.note_change(array)
     return array
 
 
+@keywords_since("name", "out", "staleness", "priority", "group", "timeout", "again")
 def accumulate(
     delta: Any,
-    name: str | None = None,
+    name: str,
+    *,
     out: Any = None,
     staleness: int | None = None,
     priority: int = 0,
@@ -103,16 +113,18 @@ def accumulate(
     return _start(delta, name, out, staleness, priority, group, timeout, again, awaited=True).wait()
 
 
+@keywords_since("name", "out", "staleness", "priority", "group", "timeout", "again")
 def accumulate_async(
     delta: Any,
-    name: str | None = None,
+    name: str,
+    *,
     out: Any = None,
     staleness: int | None = None,
     priority: int = 0,
     group: Group | None = None,
     timeout: float | None = None,
     again: bool = False,
-) -> Handle:
+) -> Handle[Any]:
     """Starts accumulate(); the handle gives the weights. Neither array may be used until then."""
     return _start(delta, name, out, staleness, priority, group, timeout, again, awaited=False)
 
@@ -128,11 +140,13 @@ def _start(
     again: bool,
     *,
     awaited: bool,
-) -> Handle:
+) -> Handle[Any]:
     if staleness is not None and not (isinstance(staleness, int) and 0 <= staleness <= _MOST_AHEAD):
         raise InvalidArgumentError(f"staleness={staleness!r}", f"pass a whole number from 0 to {_MOST_AHEAD}, or None")
     options = _options(name, priority, group, timeout, awaited=awaited)
-    return start.accumulate(delta, out, 0 if staleness is None else staleness + 1, again, options)
+    handle = start.accumulate(delta, out, 0 if staleness is None else staleness + 1, again, options)
+    arrays.note_change(out)
+    return handle
 
 
 def _options(

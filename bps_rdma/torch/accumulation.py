@@ -26,12 +26,10 @@ class Accumulation:
 
     Args:
         entry: the parameter.
-        sent: the dtype in which gradients are sent; each pass's gradient is converted to it.
     """
 
-    def __init__(self, entry: IndexedParameter, sent: Sent) -> None:
+    def __init__(self, entry: IndexedParameter) -> None:
         self._parameter = entry.parameter
-        self._wire = sent.compressor.wire_dtype(entry.parameter.dtype)
         self._sum: _core.ExactAccumulator | None = None
         self._grad: torch.Tensor | None = None  # the .grad that shows the sum, while it is this one ...
         self._version = 0  # ... and in this version
@@ -93,7 +91,7 @@ class Accumulation:
 
     def _begin(self, grad: torch.Tensor | None) -> None:
         if self._sum is None:
-            dtype = arrays.core_dtype(self._wire)
+            dtype = arrays.core_dtype(self._parameter.dtype)
             self._sum = _core.ExactAccumulator(dtype, self._parameter.numel())
         else:
             self._sum.clear()
@@ -102,7 +100,7 @@ class Accumulation:
 
     def _add(self, grad: torch.Tensor) -> None:
         assert self._sum is not None
-        self._sum.add(arrays.describe(grad.detach().to("cpu", self._wire).contiguous(), False))
+        self._sum.add(arrays.describe(grad.detach().to("cpu", self._parameter.dtype).contiguous(), False))
 
 
 class UnroundedUnit:
@@ -117,7 +115,6 @@ class UnroundedUnit:
         self._name = f"{unit.name}.unrounded"
         self._accumulations = [accumulations[entry] for entry in self.entries]
         self._group = sent.group
-        self._wire = sent.compressor.wire_dtype(self.entries[0].parameter.dtype)
         count = sum(entry.parameter.numel() for entry in self.entries)
         flags = len(self.entries) if isinstance(unit, Bucket) else 0
         self._memory: Any = np.zeros(count + flags, np.float64)
@@ -141,9 +138,9 @@ class UnroundedUnit:
         self._means = []
         for number, entry in enumerate(self.entries):
             parameter = entry.parameter
-            mean = torch.empty(parameter.shape, dtype=self._wire, device="cpu")
+            mean = torch.empty(parameter.shape, dtype=parameter.dtype, device="cpu")
             sums.round(number, mean)
-            self._means.append(mean.to(parameter.device, parameter.dtype))
+            self._means.append(mean.to(parameter.device))
 
     def deliver(self) -> None:
         """Makes the means the .grad of the parameters."""

@@ -66,7 +66,7 @@ class AsynchronousOptimizer(torch.optim.Optimizer):
     _step_supports_amp_scaling = True  # torch's GradScaler calls step() also where it has found an infinity
     _bps_is_copy: bool  # the other ranks know nothing of this copy yet
     _bps_weights: list[_Weights]
-    _bps_handles: list[Handle]  # operations that are under way
+    _bps_handles: list[Handle[Any]]  # operations that are under way
     _bps_unfinished: bool  # a change has failed: its deltas stay until the servers have all of it
     _bps_steps: int  # steps that all ranks have completed, with BPS_STALENESS=0
 
@@ -136,7 +136,7 @@ class AsynchronousOptimizer(torch.optim.Optimizer):
             if running.staleness == 0:  # changes of one step meet, as always: nothing has to be kept
                 start.broadcast(weights.known, root, self._bps_options(weights.name)).wait()
             else:
-                store(weights.known, root, weights.name, group=self._bps_group)
+                store(weights.known, weights.name, root=root, group=self._bps_group)
             weights.write()
         self._bps_epoch = running.epoch
         self._bps_unfinished = False
@@ -183,7 +183,7 @@ class AsynchronousOptimizer(torch.optim.Optimizer):
         if any(weights.was_changed(known=not self._bps_unfinished) for weights in self._bps_weights):
             raise InvalidArgumentError(
                 "parameters were changed since the last step: every rank would add that change to the weights",
-                "call store_weights() of the optimizer on all ranks after load_state_dict(), or whatever changed them",
+                "call store_weights() of the optimizer on all ranks after load_state_dict() or any other change",
             )
         if self._bps_unfinished and running.staleness != 0:
             self._bps_add(running.staleness)
@@ -207,7 +207,12 @@ class AsynchronousOptimizer(torch.optim.Optimizer):
                 again, weights.sent = weights.sent, True
                 try:
                     handle = accumulate_async(
-                        weights.delta, weights.name, weights.known, staleness, group=self._bps_group, again=again
+                        weights.delta,
+                        weights.name,
+                        out=weights.known,
+                        staleness=staleness,
+                        group=self._bps_group,
+                        again=again,
                     )
                 except BpsError:
                     weights.sent = again
@@ -241,7 +246,7 @@ class AsynchronousOptimizer(torch.optim.Optimizer):
 
     @contextlib.contextmanager
     def _bps_all_awaited(self) -> Iterator[None]:
-        """Waits until nothing is under way, whatever has failed: the buffers are this rank's again."""
+        """Waits until nothing is under way, even after a failure: the buffers are this rank's again."""
         failure: BpsError | None = None
         try:
             yield

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Broadcasts tensors, and objects with tensors in them, from the ranks that have them to all others.
 
-Tensors are sent as bytes, whatever their dtype: in place where they are contiguous, otherwise through a copy.
+Tensors of any dtype are sent as bytes: in place where they are contiguous, otherwise through a copy.
 """
 
 from __future__ import annotations

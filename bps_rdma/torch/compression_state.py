@@ -36,7 +36,7 @@ def of_tensor(name: str, like: torch.Tensor, wanted: str | None, group: Group | 
     return {
         piece.removeprefix(name): {
             key: torch.from_numpy(value)
-            for key, value in feedback_state(np.empty(elements, np.float32), piece, group).items()
+            for key, value in feedback_state(np.empty(elements, np.float32), piece, group=group).items()
         }
         for piece, elements in _pieces_that_remember(name, like, wanted)
     }
@@ -56,7 +56,7 @@ def load_tensor(state: State, name: str, like: torch.Tensor, wanted: str | None,
     """Makes further push_pulls go on from what of_tensor() gave; from nothing, where that is {}. A collective call."""
     for piece, elements in _pieces_that_remember(name, like, wanted):
         arrays = {part: value.numpy() for part, value in state.get(piece.removeprefix(name), {}).items()}
-        load_feedback_state(np.empty(elements, np.float32), piece, arrays, group)
+        load_feedback_state(np.empty(elements, np.float32), piece, arrays, group=group)
 
 
 def save(units: Sequence[Unit], sent: Sent, generation: int) -> dict[str, Any]:

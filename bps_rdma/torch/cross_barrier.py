@@ -18,10 +18,11 @@ from torch.utils._pytree import tree_leaves
 
 from bps_rdma import job, local_rank, local_size, poll, rank, shutdown, size, synchronize
 from bps_rdma.errors import BpsError, InvalidArgumentError
+from bps_rdma.operations.options import AnyCompression, text_of
 from bps_rdma.torch import membership
 from bps_rdma.torch.broadcast import broadcast_object, broadcast_optimizer_state, broadcast_parameters
 from bps_rdma.torch.checks import check_count, check_module, check_optimizer
-from bps_rdma.torch.compression import AnyCompression, Compression, compressor_of
+from bps_rdma.torch.compression import Compression
 from bps_rdma.torch.membership import AnyGroup, init, resume, suspend
 from bps_rdma.torch.ops import push_pull, push_pull_async_inplace
 from bps_rdma.torch.optimizer import DistributedOptimizer, SynchronousOptimizer
@@ -59,7 +60,7 @@ def CrossBarrier(  # noqa: N802
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer,
     named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None = None,
-    compression: AnyCompression = Compression.none,
+    compression: AnyCompression | None = None,
     backward_passes_per_step: int = 1,
     num_steps: int = 10**6,
     group: AnyGroup = None,
@@ -95,7 +96,7 @@ def CrossBarrier(  # noqa: N802
     membership.init()
     named = names_of(optimizer, list(model.named_parameters()) if named_parameters is None else named_parameters)
     arguments: SynchronizerOptions = {
-        "strategy": "overlap", "compression": compressor_of(compression, exact), "group": membership.group_of(group),
+        "strategy": "overlap", "compression": text_of(compression, exact), "group": membership.group_of(group),
     }  # fmt: skip
     if job.current().may_lose_members:
         at_once = rebase(optimizer, SynchronousOptimizer)

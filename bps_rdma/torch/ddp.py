@@ -14,13 +14,13 @@ from torch.utils._pytree import tree_leaves
 
 from bps_rdma import job
 from bps_rdma.errors import BpsError, InvalidArgumentError
+from bps_rdma.operations.options import AnyCompression, text_of
 from bps_rdma.spans import spans
 from bps_rdma.torch import membership
 from bps_rdma.torch.backward import EndOfBackward, adds_to
 from bps_rdma.torch.broadcast import broadcast_parameters
 from bps_rdma.torch.buffers import BufferBroadcast
 from bps_rdma.torch.checks import check_module
-from bps_rdma.torch.compression import AnyCompression, Compression, compressor_of
 from bps_rdma.torch.membership import AnyGroup
 from bps_rdma.torch.plan import StrategyName
 from bps_rdma.torch.synchronizer import GradientSynchronizer, SynchronizerOptions
@@ -46,8 +46,8 @@ class DistributedDataParallel(torch.nn.Module):
             backward on, which raises MismatchError if they or their values are not the same on all ranks.
         device_ids: accepted for compatibility with BytePS; must be None or name one device.
         broadcast_buffers: before each forward in training, buffers become those of the group's first rank.
-        compression: the dtype in which gradients are sent, e.g. Compression.bf16, or how float32 gradients of at least
-            BPS_MIN_COMPRESS_BYTES travel between hosts, e.g. "int8:feedback=1"; see docs/compression.md.
+        compression: how float32 gradients of at least BPS_MIN_COMPRESS_BYTES travel between hosts, as in BFloat16() or
+            Int8(feedback=True); see docs/compression.md.
         strategy: "bucketed": buckets, each sent as soon as backward has filled it; "overlap": the same, parameter by
             parameter; "flat": everything at once after backward; "naive": parameter by parameter after backward.
         bucket_mb: size of buckets, 2^20 bytes; the first one is 1 MB at most.
@@ -67,7 +67,7 @@ class DistributedDataParallel(torch.nn.Module):
         module: torch.nn.Module,
         device_ids: list[Any] | None = None,
         broadcast_buffers: bool = True,
-        compression: AnyCompression = Compression.none,
+        compression: AnyCompression | None = None,
         strategy: StrategyName = "bucketed",
         bucket_mb: float = 25.0,
         group: AnyGroup = None,
@@ -85,7 +85,7 @@ class DistributedDataParallel(torch.nn.Module):
         self._arguments: SynchronizerOptions = {
             "strategy": strategy,
             "bucket_mb": bucket_mb,
-            "compression": compressor_of(compression, exact),
+            "compression": text_of(compression, exact),
             "group": membership.group_of(group if group is not None else process_group),
             "find_unused": find_unused_parameters,
             "accumulates": None,

@@ -22,11 +22,11 @@ from bps_rdma import job
 from bps_rdma.errors import BpsError, InvalidArgumentError
 from bps_rdma.group import Group
 from bps_rdma.operations import OperationOptions, ReduceOp
+from bps_rdma.operations.options import AnyCompression, text_of
 from bps_rdma.torch import compression_state, membership, transfer
 from bps_rdma.torch.broadcast import broadcast_parameters
 from bps_rdma.torch.broadcast_objects import broadcast_objects
 from bps_rdma.torch.checks import check_count, check_number
-from bps_rdma.torch.compression import AnyCompression, Compression, compressor_of
 from bps_rdma.torch.membership import AnyGroup, unique
 from bps_rdma.torch.parameters import FixedParameters
 from bps_rdma.torch.transfer import AnyHandle
@@ -90,7 +90,7 @@ class DiLoCo:
         delay: steps that are made while a mean travels; below `every`.
         mix: how much of what the rank has learnt by itself it keeps at an agreement: 0 none, 1 everything. With a
             delay, 0.5 keeps half of what it has learnt meanwhile.
-        compression: how pseudo-gradients travel between hosts, as in "int8:feedback=1" or "int4:feedback=1".
+        compression: how pseudo-gradients travel between hosts, as in Int8(feedback=True).
         group: a group of bps_rdma or of torch.distributed; default: all workers.
 
     Attributes:
@@ -113,7 +113,7 @@ class DiLoCo:
         fragments: int = 1,
         delay: int = 0,
         mix: float = 0.0,
-        compression: AnyCompression = Compression.none,
+        compression: AnyCompression | None = None,
         group: AnyGroup = None,
     ) -> None:
         membership.init()
@@ -136,7 +136,7 @@ class DiLoCo:
         self._every, self._delay, self._mix = every, delay, mix
         self._outer = outer_lr, outer_momentum
         self._group: Group | None = membership.group_of(group)
-        self._method = compressor_of(compression).method
+        self._method = text_of(compression)
         begin = unique("DiLoCo.begin")
         self._lacks_state = job.current().is_late  # the others are beyond this; see take_over()
         if not self._lacks_state:
@@ -310,7 +310,7 @@ def LocalSGD(  # noqa: N802
     named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None = None,
     *,
     every: int = 10,
-    compression: AnyCompression = Compression.none,
+    compression: AnyCompression | None = None,
     group: AnyGroup = None,
 ) -> DiLoCo:
     """DiLoCo whose ranks take the mean of their parameters after `every` steps (McMahan et al., 2016)."""

@@ -14,6 +14,7 @@ import secrets
 import socket
 import weakref
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,11 +23,16 @@ import torch.distributed as dist
 import bps_rdma
 from bps_rdma import Group, _core, job
 from bps_rdma.errors import BpsError, DeadlineError, InvalidArgumentError
+from bps_rdma.job import Membership
 from bps_rdma.settings import config_with
 from bps_rdma.torch import rendezvous
 
 if TYPE_CHECKING:
     from typing import TypeAlias
+
+    from typing_extensions import Unpack
+
+    from bps_rdma.setting_types import Settings
 
     AnyGroup: TypeAlias = Group | dist.ProcessGroup | None  # None: all workers
 else:  # a build of torch may be without torch.distributed, and then has no such class
@@ -43,7 +49,7 @@ class _TorchGroups:
         self.ours: dict[str, Group] = {}  # by torch's name of a group
 
 
-def init(lazy: bool = True, **settings: object) -> None:
+def init(lazy: bool = True, **settings: Unpack[Settings]) -> Membership:
     """Joins the job; see bps_rdma.init(). Calling it again while it runs does nothing.
 
     In a process with an initialised torch.distributed group the ranks are those of that group, and every rank of it
@@ -54,6 +60,9 @@ def init(lazy: bool = True, **settings: object) -> None:
         lazy: accepted for compatibility with BytePS and ignored.
         settings: as for bps_rdma.init().
 
+    Returns:
+        An object for a `with` statement, which leaves the job at the end of its block.
+
     Raises:
         InvalidArgumentError: the running job has other ranks than the torch.distributed group.
         DeadlineError: not all ranks of the group came.
@@ -63,12 +72,13 @@ def init(lazy: bool = True, **settings: object) -> None:
         origin = job.current().part(_TorchGroups).world
         if origin is not None and origin() is not world:
             bps_rdma.shutdown()
+    joined = Membership(joined=False)
     if not bps_rdma.is_initialized():
         if world is None or _servers_are_configured(settings):
-            bps_rdma.init(**settings)
+            joined = job.join(settings, resumes=False)
         else:
             store = dist.distributed_c10d._get_default_store()
-            init_from_store(store, dist.get_rank(), dist.get_world_size(), settings)
+            joined = init_from_store(store, dist.get_rank(), dist.get_world_size(), settings)
             set_origin(world)
     if world is not None and (bps_rdma.rank(), bps_rdma.size()) != (dist.get_rank(), dist.get_world_size()):
         raise InvalidArgumentError(
@@ -77,6 +87,7 @@ def init(lazy: bool = True, **settings: object) -> None:
             "start both with the same RANK and WORLD_SIZE, or unset BPS_* and DMLC_* variables, so that bps_rdma takes "
             "the ranks of torch.distributed",
         )
+    return joined
 
 
 def suspend() -> None:
@@ -109,16 +120,17 @@ def resume(
         settings: as for init().
     """
     global _suspended
+    changed: dict[str, object] = dict(settings)
     config = config_with(settings)
     counts_machines = bool(config.text("BPS_ROLE") and config.text("BPS_NUM_WORKERS"))
-    settings["num_workers" if counts_machines else "world_size"] = num_workers
+    changed["num_workers" if counts_machines else "world_size"] = num_workers
     if config.text("BPS_NUM_SERVERS"):
         if config.text("BPS_ROLE") == "joint":  # each rank is a server
             num_servers = num_workers * (int(config.text("BPS_LOCAL_SIZE") or 1) if counts_machines else 1)
-        settings["num_servers"] = config.text("BPS_NUM_SERVERS") if num_servers is None else num_servers
+        changed["num_servers"] = config.text("BPS_NUM_SERVERS") if num_servers is None else num_servers
     if global_rank is not None:
-        settings["rank"] = global_rank
-    job.join(settings, resumes=_suspended is not None)
+        changed["rank"] = global_rank
+    job.join(changed, resumes=_suspended is not None)
     if _suspended is not None:  # modules that go on keep their names, so new ones must not get them
         job.current().part(Names).given.update(_suspended.given)
         _suspended = None
@@ -134,11 +146,11 @@ def set_origin(world: Any) -> None:
     job.current().part(_TorchGroups).world = weakref.ref(world)
 
 
-def _servers_are_configured(settings: dict[str, object]) -> bool:
+def _servers_are_configured(settings: Mapping[str, object]) -> bool:
     return bool(config_with(settings).text("BPS_NUM_SERVERS"))
 
 
-def init_from_store(store: Any, rank: int, world: int, settings: dict[str, object]) -> None:
+def init_from_store(store: Any, rank: int, world: int, settings: Mapping[str, object]) -> Membership:
     """Calls bps_rdma.init() with an address and a job id on which the ranks agree through a torch store.
 
     Args:
@@ -158,7 +170,7 @@ def init_from_store(store: Any, rank: int, world: int, settings: dict[str, objec
             f"{error.message if isinstance(error, BpsError) else error}",
             "every rank of the group must make this call (init, DistributedDataParallel, ...)",
         ) from error
-    bps_rdma.init(**{"rank": rank, "world_size": world, **agreed, **settings})
+    return job.join({"rank": rank, "world_size": world, **agreed, **settings}, resumes=False)
 
 
 def _agree(store: Any, rank: int, world: int) -> dict[str, object]:
@@ -226,6 +238,21 @@ def group_of(group: AnyGroup) -> Group | None:
     if found is None:
         found = ours[group.group_name] = bps_rdma.new_group(ranks, name=f"torch {group.group_name}")
     return found
+
+
+def barrier(group: AnyGroup = None, timeout: float | None = None) -> None:
+    """Waits until every rank of the group has called it; see bps_rdma.barrier().
+
+    Args:
+        group: a group of bps_rdma or of torch.distributed; default: all workers.
+        timeout: seconds; default BPS_TIMEOUT.
+    """
+    bps_rdma.barrier(group_of(group), timeout)
+
+
+def commit(group: AnyGroup = None, timeout: float | None = None) -> None:
+    """Agrees that a step is complete, in a job that may go on without lost members; see bps_rdma.commit()."""
+    bps_rdma.commit(group_of(group), timeout)
 
 
 class Names:

@@ -12,12 +12,11 @@ import torch
 from bps_rdma import job
 from bps_rdma.errors import BpsError, InvalidArgumentError
 from bps_rdma.operations import OperationOptions, ReduceOp
-from bps_rdma.operations.options import NONE
+from bps_rdma.operations.options import NONE, AnyCompression, text_of
 from bps_rdma.spans import spans
 from bps_rdma.torch import membership, transfer
 from bps_rdma.torch.asynchronous import AsynchronousOptimizer
 from bps_rdma.torch.checks import check_count, check_optimizer
-from bps_rdma.torch.compression import AnyCompression, Compression, compressor_of
 from bps_rdma.torch.membership import AnyGroup
 from bps_rdma.torch.parameters import FixedParameters, names_of
 from bps_rdma.torch.plan import StrategyName
@@ -29,7 +28,7 @@ from bps_rdma.torch.wrapping import rebase
 def DistributedOptimizer(  # noqa: N802
     optimizer: torch.optim.Optimizer,
     named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None = None,
-    compression: AnyCompression = Compression.none,
+    compression: AnyCompression | None = None,
     backward_passes_per_step: int = 1,
     strategy: StrategyName = "overlap",
     bucket_mb: float = 25.0,
@@ -52,8 +51,8 @@ def DistributedOptimizer(  # noqa: N802
             result.
         named_parameters: (name, parameter) for all of its parameters, the same names on all ranks, for instance
             `model.named_parameters()`; None: they are named by their place in the optimizer.
-        compression: the dtype in which gradients are sent, e.g. Compression.bf16, or how float32 gradients of at least
-            BPS_MIN_COMPRESS_BYTES travel between hosts, e.g. "int8:feedback=1"; see docs/compression.md.
+        compression: how float32 gradients of at least BPS_MIN_COMPRESS_BYTES travel between hosts, as in BFloat16() or
+            Int8(feedback=True); see docs/compression.md.
         backward_passes_per_step: backward passes, the same number on all ranks, whose gradients are added up before
             they are sent, not averaged; with exact means without rounding.
         strategy: as for DistributedDataParallel; "overlap" sends each gradient in place.
@@ -72,17 +71,17 @@ def DistributedOptimizer(  # noqa: N802
     named = names_of(optimizer, named_parameters)
     check_count("backward_passes_per_step", backward_passes_per_step, 1)
     if job.current().asynchronous:
-        how = compressor_of(compression, exact)
-        if how.dtype is not None or how.method not in (None, NONE):
+        how = text_of(compression, exact)
+        if how not in (None, NONE):
             raise InvalidArgumentError("changes of weights travel as they are", "do without compression and exact")
-        if how.method is None:
+        if how is None:
             _refuse_settings()
         kept = rebase(optimizer, AsynchronousOptimizer)
         kept._begin(FixedParameters(optimizer, named), ours)
         return kept
     result = rebase(optimizer, SynchronousOptimizer)
     arguments: SynchronizerOptions = {
-        "strategy": strategy, "bucket_mb": bucket_mb, "compression": compressor_of(compression, exact), "group": ours,
+        "strategy": strategy, "bucket_mb": bucket_mb, "compression": text_of(compression, exact), "group": ours,
     }  # fmt: skip
     result._bps_begin(named, backward_passes_per_step, arguments)
     return result

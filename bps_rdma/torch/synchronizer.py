@@ -29,7 +29,6 @@ from bps_rdma.spans import spans
 from bps_rdma.torch import compression_state, transfer
 from bps_rdma.torch.accumulation import Accumulation, UnroundedUnit
 from bps_rdma.torch.checks import check_number, check_parameter
-from bps_rdma.torch.compression import Compression, Compressor
 from bps_rdma.torch.plan import StrategyName, strategy_of, units_of
 from bps_rdma.torch.units import IndexedParameter, Sent, Single, Unit
 
@@ -39,7 +38,7 @@ class SynchronizerOptions(TypedDict, total=False):
 
     strategy: StrategyName
     bucket_mb: float
-    compression: Compressor
+    compression: str | None
     group: Group | None
     find_unused: bool
     accumulates: bool | None
@@ -53,7 +52,7 @@ class GradientSynchronizer:
         prefix: of all names; unique in the job.
         strategy: "naive", "flat", "overlap" or "bucketed".
         bucket_mb: size of buckets, 2^20 bytes.
-        compression: the dtype in which gradients are sent, and the method.
+        compression: the text of the method; see OperationOptions.
         group: who takes part; None: all workers.
         find_unused: leave parameters that no rank used without a gradient; without buckets, and where they are
             compressed, this needs one small operation per pass. False: such parameters get zeros there.
@@ -71,7 +70,7 @@ class GradientSynchronizer:
         prefix: str,
         strategy: StrategyName = "bucketed",
         bucket_mb: float = 25.0,
-        compression: Compressor = Compression.none,
+        compression: str | None = None,
         group: Group | None = None,
         find_unused: bool = True,
         accumulates: bool | None = False,
@@ -88,7 +87,7 @@ class GradientSynchronizer:
         self._strategy = strategy_of(strategy)
         self._bucket_bytes = bucket_mb * 2**20
         running = job.current()
-        method = running.compression(Dtype.float32, 1 << 60, compression.method)
+        method = running.compression(Dtype.float32, 1 << 60, compression)
         compressed = method not in ("", EXACT)
         self.sent = Sent(prefix, group, compression, running.min_compress_bytes, keeps_flags=not compressed)
         self.is_exact = method == EXACT
@@ -96,7 +95,7 @@ class GradientSynchronizer:
         self._accumulations: dict[IndexedParameter, Accumulation] = {}
         self.hooks: list[Any] = []  # to be removed when this object goes
         self.accumulate(accumulates)
-        self._asked: Handle | None = None  # has any rank accumulated?
+        self._asked: Handle[Any] | None = None  # has any rank accumulated?
         self._unrounded: bool | None = None  # the answer for this pass
         self._held: list[Unit] = []  # ready to be sent, while there is no answer
         self._taken: set[IndexedParameter] = set()
@@ -109,7 +108,7 @@ class GradientSynchronizer:
             self._flags = bps_rdma.empty(len(self.entries), "bool")
             if compressed:  # before the buckets, always: which server sums what follows from the order of names
                 bps_rdma.declare(f"{prefix}.used", self._flags, group=group)
-        self._flags_handle: Handle | None = None
+        self._flags_handle: Handle[Any] | None = None
         self._unused_entries: list[IndexedParameter] = []
         self._declared: list[tuple[str, torch.Size, torch.dtype, torch.device]] = []
         self._use(list(reversed(self.entries)))
@@ -149,7 +148,7 @@ class GradientSynchronizer:
         """Sets `accumulates` anew, between passes."""
         self._accumulates = accumulates
         if self.is_exact and accumulates is not False and not self._accumulations:
-            self._accumulations = {entry: Accumulation(entry, self.sent) for entry in self.entries}
+            self._accumulations = {entry: Accumulation(entry) for entry in self.entries}
             self.hooks.extend(one.hook for one in self._accumulations.values())
 
     def accumulated(self, entry: IndexedParameter, accumulates: bool) -> None:
@@ -218,7 +217,7 @@ class GradientSynchronizer:
             for entry in self.entries:
                 self._flags[entry.index] = entry.parameter.grad is not None
             self._flags_handle = bps_rdma.push_pull_async_inplace(
-                self._flags, False, f"{self.sent.prefix}.used", priority=1, group=self.sent.group
+                self._flags, f"{self.sent.prefix}.used", average=False, priority=1, group=self.sent.group
             )
         self._knows(waits=True)
         for unit in self.units:
@@ -368,7 +367,7 @@ class GradientSynchronizer:
         missing = np.setdiff1d(np.arange(len(self.entries)), order)
         order = np.concatenate([order, missing])
         root = self.sent.group.ranks[0] if self.sent.group else 0
-        bps_rdma.broadcast(order, root, self._order_name, group=self.sent.group)
+        bps_rdma.broadcast(order, self._order_name, root=root, group=self.sent.group)
         ordered = [self.entries[index] for index in order]
         if ordered != [entry for unit in self.units for entry in unit.entries]:
             self._generation += 1

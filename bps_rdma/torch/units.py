@@ -18,8 +18,8 @@ import torch
 from bps_rdma import Group
 from bps_rdma.errors import BpsError
 from bps_rdma.operations import OperationOptions, ReduceOp
+from bps_rdma.operations.options import EXACT, NONE
 from bps_rdma.torch import transfer
-from bps_rdma.torch.compression import Compressor
 from bps_rdma.torch.transfer import AnyHandle
 
 _ALIGNMENT = 64  # bytes, a cache line: gradients of a bucket are summed by vector instructions
@@ -33,20 +33,22 @@ class Sent:
     Attributes:
         prefix: of all names; the same on all ranks.
         group: who takes part; None: all workers.
-        compressor: the dtype that is sent, and the method.
+        method: how float32 travels between hosts, or "exact"; None: what BPS_COMPRESSION and BPS_EXACT say.
         smallest: bytes from which on a tensor is compressed.
         keeps_flags: buckets carry a flag for each parameter; not if a method would mix them with gradients.
     """
 
     prefix: str
     group: Group | None
-    compressor: Compressor
+    method: str | None
     smallest: int = 0
     keeps_flags: bool = True
 
     def options(self, name: str, priority: int, dtype: torch.dtype, elements: int) -> OperationOptions:
         """The options of the operation that averages a tensor of this name."""
-        method = self.compressor.method_for(dtype, elements, self.smallest)
+        method = self.method
+        if method not in (None, EXACT) and (dtype != torch.float32 or elements * 4 < self.smallest):
+            method = NONE
         return OperationOptions(_AVERAGE, name, priority, self.group, compression=method)
 
 
@@ -72,16 +74,14 @@ def _changed(*entries: IndexedParameter) -> BpsError:
 
 
 class Single:
-    """One parameter's gradient, synchronised in place: nothing is copied, unless it is compressed."""
+    """One parameter's gradient, synchronised in place: nothing is copied, unless it has holes."""
 
     def __init__(self, entry: IndexedParameter, sent: Sent) -> None:
         self.entries = [entry]
         self.name = f"{sent.prefix}.{entry.name}"
-        self._compressor = sent.compressor
         self.priority = -entry.index
         parameter = entry.parameter
-        wire = sent.compressor.wire_dtype(parameter.dtype)
-        self._options = sent.options(self.name, self.priority, wire, parameter.numel())
+        self._options = sent.options(self.name, self.priority, parameter.dtype, parameter.numel())
         self._handle: AnyHandle | None = None
         self._gradient: torch.Tensor | None = None
         self._wire: torch.Tensor | None = None
@@ -91,8 +91,7 @@ class Single:
     def declaration(self) -> tuple[str, torch.Tensor, str | None]:
         """(name, a tensor like the one that will be sent, its compression)."""
         parameter = self.entries[0].parameter
-        wire = self._compressor.wire_dtype(parameter.dtype)
-        like = torch.empty_like(parameter, dtype=wire, memory_format=torch.contiguous_format)
+        like = torch.empty_like(parameter, memory_format=torch.contiguous_format)
         return self.name, like, self._options.compression
 
     def take(self, entry: IndexedParameter) -> None:
@@ -102,7 +101,7 @@ class Single:
         """Sends the gradient; zeros where there is none."""
         parameter = self.entries[0].parameter
         gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.detach()
-        wire = gradient.to(self._compressor.wire_dtype(gradient.dtype)).contiguous()
+        wire = gradient.contiguous()
         self._gradient, self._wire = gradient, wire
         self._sent = parameter.grad
         # Views share a version with their base, and with gradients that are still computed.
@@ -156,14 +155,13 @@ class Bucket:
         self.name = f"{sent.prefix}.bucket {number}"
         self.priority = -min(entry.index for entry in entries)
         first = entries[0].parameter
-        wire = sent.compressor.wire_dtype(first.dtype)
-        self._points_into = wire == first.dtype
-        offsets, count = _layout([entry.parameter for entry in entries], wire)
+        dtype = first.dtype
+        offsets, count = _layout([entry.parameter for entry in entries], dtype)
         self._device = transfer.device_of(first)
         self._written: dict[Any, Any] = {}  # on a device: stream that filled a part -> event: it has
         flags = len(entries) if sent.keeps_flags else 0
-        self._memory = transfer.zeros_beside(first, count + flags, wire)
-        self._options = sent.options(self.name, self.priority, wire, count + flags)
+        self._memory = transfer.zeros_beside(first, count + flags, dtype)
+        self._options = sent.options(self.name, self.priority, dtype, count + flags)
         self._flags = self._memory[count:]
         self._views = {
             entry: _view(self._memory, entry.parameter, offset) for entry, offset in zip(entries, offsets, strict=True)
@@ -181,8 +179,7 @@ class Bucket:
         gradient, view = entry.parameter.grad, self._views[entry]
         if gradient is not None and gradient is not view:
             view.copy_(gradient.detach())
-            if self._points_into:
-                entry.parameter.grad = view
+            entry.parameter.grad = view
         if self._device is not None:  # backward may compute in several streams
             stream = self._device.current()
             self._written[stream] = self._device.record(stream)
@@ -215,17 +212,11 @@ class Bucket:
         """Makes the means the .grad of the parameters."""
         for entry, view in self._views.items():
             parameter = entry.parameter
-            gradient = parameter.grad
-            if gradient is view:
+            if parameter.grad is view:
                 continue
-            if gradient is not None and (self._points_into or entry in self._missing):
+            if parameter.grad is not None:
                 raise _changed(entry)
-            if self._points_into:
-                parameter.grad = view
-            elif gradient is None:
-                parameter.grad = view.to(parameter.dtype)
-            else:
-                gradient.detach().copy_(view)
+            parameter.grad = view
 
     def unused_everywhere(self) -> list[IndexedParameter]:
         """Parameters for which no rank had a gradient in the last pass."""

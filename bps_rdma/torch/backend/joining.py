@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import bps_rdma
+from bps_rdma import job
 from bps_rdma.errors import InvalidArgumentError, NotInitializedError
 from bps_rdma.job import current
 from bps_rdma.settings import config_with
@@ -99,6 +100,6 @@ def _join(options: Any) -> None:
     if config_with({}).source("BPS_TIMEOUT") == "default":
         settings["timeout"] = options.timeout.total_seconds()
     if config_with({}).text("BPS_NUM_SERVERS"):
-        bps_rdma.init(**settings)
+        job.join(settings, resumes=False)
     else:
         membership.init_from_store(options.store, options.group_rank, options.group_size, settings)

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 import bps_rdma
+from bps_rdma import job
 from bps_rdma.errors import InvalidArgumentError, NotInitializedError
 from bps_rdma.settings import config_with
 from bps_rdma.torch import membership
@@ -112,7 +113,7 @@ class ReconfigurableGroup(BpsProcessGroup):
             settings["join_timeout"] = opts.timeout.total_seconds()
         if config_with({}).source("BPS_TIMEOUT") == "default":
             settings["timeout"] = self._seconds
-        bps_rdma.init(**settings)
+        job.join(settings, resumes=False)
         self._place = (rank, size)
         self._collectives = Collectives(rank, range(size), None, "torch")
         membership.set_origin(self)

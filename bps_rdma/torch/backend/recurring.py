@@ -26,7 +26,7 @@ class _Known(NamedTuple):
     dtype: torch.dtype
     op: ReduceOp
     seconds: float
-    operation: PreparedOperation | None  # None: this is its first call
+    operation: PreparedOperation[None] | None  # None: this is its first call
     alive: weakref.ref[torch.Tensor]
 
 
@@ -58,7 +58,7 @@ class Recurring:
             raise
         return True
 
-    def _keep_if_stuck(self, operation: PreparedOperation, tensor: torch.Tensor) -> None:
+    def _keep_if_stuck(self, operation: PreparedOperation[None], tensor: torch.Tensor) -> None:
         if not operation.done():
             self._stuck.append(tensor)
 

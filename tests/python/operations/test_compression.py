@@ -207,6 +207,7 @@ def by_default(bps: Any) -> None:
     bps.push_pull_inplace(small)
     bps.push_pull_inplace(big.astype(np.float64))
     bps.push_pull_inplace(big, name="not this one", compression="none")
+    bps.push_pull_inplace(big, name="nor this one", compression=bps.Uncompressed())
     assert bps.metrics()["total"]["compressed_bytes"] == 0
     bps.push_pull_inplace(big)
     assert bps.metrics()["total"]["compressed_bytes"] > 0
@@ -224,7 +225,7 @@ def refused(bps: Any) -> None:
         ("int8:k=3", "has no parameter 'k'"),
         ("int8:momentum=2", "momentum=2"),
         ("int8:" + "x" * 130 + "=1", "too long"),
-        (7, "is not a text"),
+        (7, "says nothing of how to compress"),
         ({"byteps_compressor_k": 3}, "names no method"),
         ({"byteps_compressor_type": "int8", "nonsense": 1}, "nonsense"),
         ({"byteps_compressor_type": "topk", "byteps_compressor_k": -1}, "k=-1"),
@@ -241,6 +242,9 @@ def refused(bps: Any) -> None:
     byteps = {"byteps_compressor_type": "int8", "byteps_error_feedback_type": "vanilla"}
     bps.push_pull(array, name="as BytePS", compression=byteps)
     bps.push_pull(array, name="as BytePS", compression="int8:feedback=1")
+    bps.push_pull(array, name="as BytePS", compression=bps.Int8(feedback=True))
+    with pytest.raises(bps.InvalidArgumentError, match="not exact"):
+        bps.push_pull(array, compression=bps.Int8(), exact=True)
     all_of_them = {
         "byteps_compressor_type": "dithering",
         "byteps_compressor_k": 7,

@@ -308,7 +308,7 @@ def test_a_handle_that_outlives_the_job_ends():
 
 
 def test_handles_in_a_world_of_one(alone):
-    handles = [alone.push_pull_async(np.full(10, i), False, f"n{i}") for i in range(1000)]
+    handles = [alone.push_pull_async(np.full(10, i), f"n{i}", average=False) for i in range(1000)]
     assert [int(result[0]) for result in alone.wait(handles)] == list(range(1000))
     assert isinstance(handles[0], bps_rdma.Handle)
 

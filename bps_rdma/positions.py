@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arguments behind the tensor and the name, which are keywords, but which older programs pass by position.
+
+BytePS's order is (tensor, average, name, ...), and Horovod's of a broadcast (tensor, root, name). They are understood
+for one more release, with a DeprecationWarning.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable
+from typing import Any, NoReturn, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def keywords_since(*old: str, leading: int = 1, named: bool = True) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Lets a function whose other arguments are keywords take them in the order that they had, with a warning.
+
+    Args:
+        old: the names of the arguments behind the leading ones, in that order.
+        leading: how many come first by position, now as ever.
+        named: the next one by position is the name now; then a value that is no text has its place in the old order.
+    """
+    most = leading + named
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        @functools.wraps(function)
+        def call(*args: Any, **keywords: Any) -> R:
+            if len(args) < most or (len(args) == most and (not named or isinstance(args[leading], str))):
+                return function(*args, **keywords)
+            return function(*args[:leading], **_named(function.__name__, old, args[leading:], keywords))
+
+        return call
+
+    return decorate
+
+
+def _named(function: str, old: tuple[str, ...], values: tuple[Any, ...], keywords: dict[str, Any]) -> dict[str, Any]:
+    if len(values) > len(old):
+        _refuse(f"{function}() takes at most {len(old)} arguments behind the first, but got {len(values)}")
+    if len(values) == 1 and values[0] is None and (old[0] != "average" or keywords.keys() & {"average", "op"}):
+        return {"name": None} | keywords  # else it may be meant as average=None, which is refused
+    given = dict(zip(old, values, strict=False))
+    if both := given.keys() & keywords.keys():
+        _refuse(f"{function}() got multiple values for argument {min(both)!r}")
+    if others := [name for name in given if name != "name"]:
+        warnings.warn(
+            f"{function}(): the next release takes {', '.join(others)} as keywords only: "
+            f"{', '.join(f'{name}=...' for name in others)}",
+            DeprecationWarning,
+            stacklevel=3,
+        )
+    return given | keywords
+
+
+def _refuse(text: str) -> NoReturn:
+    raise TypeError(text)

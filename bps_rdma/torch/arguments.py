@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the functions of the torch face make of their arguments: names, groups, and tensors that they cannot use."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bps_rdma import argument_types
+from bps_rdma.errors import InvalidArgumentError, InvalidTensorError
+from bps_rdma.group import Group
+from bps_rdma.torch import transfer
+from bps_rdma.torch.checks import check_tensor
+from bps_rdma.torch.membership import AnyGroup, group_of
+
+
+def ours(group: AnyGroup) -> Group | None:
+    """The group of bps_rdma for one of either kind."""
+    return None if group is None else group_of(group)
+
+
+def full_name(name: str | None) -> str | None:
+    """The name for the core: names of the torch face are its own. None stays, and calls meet by their order."""
+    argument_types.explain(name=name)  # in the caller's words: formatted, any object would be a text
+    return f"byteps.{name}" if name else None
+
+
+def required_name(name: str) -> str:
+    """full_name() of a name that must be there.
+
+    Raises:
+        InvalidArgumentError: it is not.
+    """
+    full = full_name(name)
+    if full is None:
+        raise InvalidArgumentError(f"name={name!r} names nothing", "pass a name, the same on all ranks")
+    return full
+
+
+def name_here(name: str | None, tensor: torch.Tensor) -> str:
+    """full_name() of the name; without one, one that is made from the calling function, the dtype and the size."""
+    check_tensor(tensor)
+    return full_name(name) or f"byteps.{call_site(tensor)}"
+
+
+def call_site(tensor: torch.Tensor) -> str:
+    """Names a call by function, dtype and size; not by its line, since ranks may call from different branches."""
+    frame = sys._getframe(1)
+    while frame.f_globals.get("__name__", "").partition(".")[0] == "bps_rdma" and frame.f_back is not None:
+        frame = frame.f_back
+    place = f"{Path(frame.f_code.co_filename).stem}.{frame.f_code.co_name}"
+    return f"{place}.{str(tensor.dtype).removeprefix('torch.')}.{tensor.numel()}"
+
+
+def check_out(out: torch.Tensor, tensor: torch.Tensor) -> None:
+    """Raises InvalidTensorError for an `out` that cannot receive what is made of `tensor`."""
+    check_tensor(out)
+    if out.device != tensor.device:
+        raise InvalidTensorError(
+            f"`out` is on {out.device}, and the tensor on {tensor.device}", "pass both on one device"
+        )
+
+
+def on_cpu(tensor: torch.Tensor, call: str) -> Any:
+    """The tensor, for an operation that has no route from a device.
+
+    Raises:
+        InvalidTensorError: it is on one.
+    """
+    check_tensor(tensor)
+    if transfer.device_of(tensor) is not None:
+        raise InvalidTensorError(
+            f"{call}() has no route for tensors on a device, and this one is on {tensor.device}",
+            "pass tensor.cpu(), or use push_pull(), reduce_scatter(), all_gather() or broadcast()",
+        )
+    return tensor

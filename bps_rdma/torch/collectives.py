@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""reduce_scatter, all_gather and broadcast of torch tensors on the CPU or a CUDA device. No gradient flows.
+
+Without a name, calls are matched by their order per operation, dtype and size.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from bps_rdma import arrays
+from bps_rdma.operations import OperationOptions, ReduceOp, start
+from bps_rdma.operations.options import AnyCompression, ReduceName, reduction, text_of
+from bps_rdma.positions import keywords_since
+from bps_rdma.torch import transfer
+from bps_rdma.torch.arguments import check_out, full_name, ours
+from bps_rdma.torch.checks import check_tensor
+from bps_rdma.torch.membership import AnyGroup
+from bps_rdma.torch.transfer import AnyHandle, members_of
+
+
+@keywords_since("average", "name", "priority", "group", "out", "op", "timeout", "compression", "exact")
+def reduce_scatter(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    *,
+    average: bool = True,
+    op: ReduceName | None = None,
+    priority: int = 0,
+    group: AnyGroup = None,
+    out: torch.Tensor | None = None,
+    timeout: float | None = None,
+    compression: AnyCompression | None = None,
+    exact: bool | None = None,
+) -> torch.Tensor:
+    """Sums (or averages) the tensor over the group and returns this rank's part.
+
+    Args:
+        tensor: n elements on every rank, any shape; taken as flat. Of one on a device n must divide by the size of the
+            group.
+        out: receives the part: its size must fit `shard_bounds(n, group size, place in the group)`. Default: a new flat
+            tensor.
+        name, average, op, priority, group, timeout, compression, exact: as for push_pull().
+
+    Raises:
+        InvalidTensorError: `out` has another size, dtype or device. Otherwise as push_pull().
+    """
+    how = reduction(average, op), full_name(name), priority, ours(group), timeout, True, text_of(compression, exact)
+    result: torch.Tensor = _scatter(tensor, out, OperationOptions(*how)).wait()
+    return result
+
+
+@keywords_since("average", "name", "priority", "group", "out", "op", "timeout", "compression", "exact")
+def reduce_scatter_async(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    *,
+    average: bool = True,
+    op: ReduceName | None = None,
+    priority: int = 0,
+    group: AnyGroup = None,
+    out: torch.Tensor | None = None,
+    timeout: float | None = None,
+    compression: AnyCompression | None = None,
+    exact: bool | None = None,
+) -> AnyHandle:
+    """Starts reduce_scatter(); the handle gives the part. Neither tensor may be used until then."""
+    how = reduction(average, op), full_name(name), priority, ours(group), timeout, False, text_of(compression, exact)
+    return _scatter(tensor, out, OperationOptions(*how))
+
+
+def _scatter(tensor: torch.Tensor, out: torch.Tensor | None, options: OperationOptions) -> AnyHandle:
+    check_tensor(tensor)
+    if out is not None:
+        check_out(out, tensor)
+    if transfer.device_of(tensor) is None:
+        handle: AnyHandle = start.reduce_scatter(tensor.detach(), out, options)
+    else:
+        count = tensor.numel() // members_of(options.group).size
+        part = torch.empty(count, dtype=tensor.dtype, device=tensor.device) if out is None else out
+        handle = transfer.reduce_scatter(part, tensor, options)
+    arrays.note_change(out)
+    return handle
+
+
+@keywords_since("name", "priority", "group", "out", "timeout")
+def all_gather(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    *,
+    priority: int = 0,
+    group: AnyGroup = None,
+    out: torch.Tensor | None = None,
+    timeout: float | None = None,
+) -> torch.Tensor:
+    """Gathers one part of every rank into one tensor on all ranks. Each rank pushes only its own part.
+
+    Args:
+        tensor: this rank's part, contiguous, of any dtype of torch.
+        out: n elements for the whole; this rank's part is `shard_bounds(n, group size, place)`. Default: a new tensor
+            whose first dimension is the group's size times that of `tensor`; all parts are then equal. They
+            must be on a device, and in dtypes that push_pull() does not take.
+        name, priority, group, timeout: as for push_pull().
+
+    Raises:
+        InvalidTensorError: `tensor` has another size, dtype or device than this rank's part of `out`. Otherwise as
+            push_pull().
+    """
+    options = OperationOptions(ReduceOp.sum, full_name(name), priority, ours(group), timeout, True)
+    result: torch.Tensor = _gather(tensor, out, options).wait()
+    return result
+
+
+@keywords_since("name", "priority", "group", "out", "timeout")
+def all_gather_async(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    *,
+    priority: int = 0,
+    group: AnyGroup = None,
+    out: torch.Tensor | None = None,
+    timeout: float | None = None,
+) -> AnyHandle:
+    """Starts all_gather(); the handle gives the whole. `tensor` may not be changed until then."""
+    return _gather(tensor, out, OperationOptions(ReduceOp.sum, full_name(name), priority, ours(group), timeout))
+
+
+def _gather(tensor: torch.Tensor, out: torch.Tensor | None, options: OperationOptions) -> AnyHandle:
+    check_tensor(tensor)
+    if out is not None:
+        check_out(out, tensor)
+    first, rest = (tensor.shape[0], tensor.shape[1:]) if tensor.shape else (1, ())
+    size = members_of(options.group).size
+    whole = torch.empty((size * first, *rest), dtype=tensor.dtype, device=tensor.device) if out is None else out
+    handle = transfer.all_gather(whole, tensor, options)
+    arrays.note_change(out)
+    return handle
+
+
+@keywords_since("root", "name", "priority", "group", "timeout")
+def broadcast(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    *,
+    root: int = 0,
+    priority: int = 0,
+    group: AnyGroup = None,
+    timeout: float | None = None,
+) -> torch.Tensor:
+    """Replaces the tensor on every rank by the one of worker rank `root`, and returns it.
+
+    Args:
+        tensor: contiguous, of the same size and dtype on all ranks, of any dtype of torch.
+        root: worker rank whose tensor is taken; of a group its rank in the job.
+        name, priority, group, timeout: as for push_pull().
+
+    Raises:
+        InvalidArgumentError: `root` is not in the group. Otherwise as push_pull().
+    """
+    options = OperationOptions(ReduceOp.sum, full_name(name), priority, ours(group), timeout, True)
+    _broadcast(tensor, root, options).wait()
+    return tensor
+
+
+@keywords_since("root", "name", "priority", "group", "timeout")
+def broadcast_async(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    *,
+    root: int = 0,
+    priority: int = 0,
+    group: AnyGroup = None,
+    timeout: float | None = None,
+) -> AnyHandle:
+    """Starts broadcast(); the tensor must neither be read nor written until the handle is done."""
+    return _broadcast(tensor, root, OperationOptions(ReduceOp.sum, full_name(name), priority, ours(group), timeout))
+
+
+def _broadcast(tensor: torch.Tensor, root: int, options: OperationOptions) -> AnyHandle:
+    check_tensor(tensor)
+    handle = transfer.broadcast(tensor, root, options)
+    arrays.note_change(tensor)
+    return handle
