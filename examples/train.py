@@ -74,7 +74,7 @@ class Notice:
 
 
 def save(file: Path, model: nn.Module, optimizer: torch.optim.Optimizer, epochs: int) -> None:
-    """Write the checkpoint on rank 0. Whoever reads the file finds the old one or the new one, and never a part."""
+    """Write the checkpoint on rank 0. A reader finds the old file or the new one, and never a part."""
     if bps.rank() == 0:
         part = file.with_name(f"{file.name}.part")
         torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epochs": epochs}, part)

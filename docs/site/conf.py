@@ -51,7 +51,12 @@ pygments_style = "friendly"
 pygments_dark_style = "github-dark"
 
 # Files of the repository's root that are pages of the site. The page in docs/ only says where the text is.
-ROOT_PAGES = {"CONTRIBUTING.md": "contributing", "SECURITY.md": "security-policy", "CHANGELOG.md": "changelog"}
+ROOT_PAGES = {
+    "README.md": "readme",
+    "CONTRIBUTING.md": "contributing",
+    "SECURITY.md": "security-policy",
+    "CHANGELOG.md": "changelog",
+}
 
 
 def read_page(app: Any, docname: str, source: list[str]) -> None:
@@ -63,7 +68,7 @@ def read_page(app: Any, docname: str, source: list[str]) -> None:
             # Of the root, docs/x.md is x.md here, and LICENSE is ../LICENSE.
             text = re.sub(r"\]\((?!https?:|#|docs/)", "](../", text).replace("](docs/", "](")
             app.env.note_dependency(ROOT / file)
-    for file, page in {**ROOT_PAGES, "README.md": "index"}.items():
+    for file, page in ROOT_PAGES.items():
         text = text.replace(f"](../{file}", f"]({page}.md")
     text = text.replace("](../docs/", "](")
     # A link whose text is a file's name gets the page's title instead.

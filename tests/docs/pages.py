@@ -23,9 +23,9 @@ from pathlib import Path
 from markdown_it import MarkdownIt
 
 ROOT = Path(__file__).parent.parent.parent
-_GENERATED = {"contributing.md", "security-policy.md", "changelog.md"}  # they only point to the root's files
+_GENERATED = {"readme.md", "contributing.md", "security-policy.md", "changelog.md"}  # they point to the root
 PAGES = sorted(
-    [page for page in (ROOT / "docs").glob("*.md") if page.name not in _GENERATED]
+    [page for page in (ROOT / "docs").rglob("*.md") if page.name not in _GENERATED]
     + [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "examples/README.md")]
 )
 _NOTE = re.compile(r"<!-- example: (.*?) -->\s*$", re.DOTALL)

@@ -67,6 +67,12 @@ RUNS = {
             r"times as fast as gloo",
             root=True,
         ),
+        Run(
+            "python bench/link_lab.py --workers 2 --servers 0,1 --size 256K --rounds 3 --json $OUT/lab.json && "
+            "python bench/link_lab.py --draw $OUT/lab.json --plot $OUT/lab.png",
+            r"^wrote .*lab.png",
+            root=True,
+        ),
         Run("python bench/link_lab.py --workers 2 --least 1 --size 256K --rounds 3 --no-gloo", r"of line", root=True),
     ],
     "bench/priority.py": [
