@@ -14,8 +14,9 @@
 //   std::optional<Barrier> back = codec::decode<Barrier>(bytes);
 //
 // io(...) takes integers, bools, enums, byte arrays, nested messages, vectors of any of these, and variants of
-// messages. io.bounded() takes strings and bytes with a largest size. io.require() states what else holds for a valid
-// message.
+// messages. A message that names another one as its Packed travels as that: pack() makes it, and unpack() takes only
+// what pack() makes. io.bounded() takes strings and bytes with a largest size. io.require() states what else holds for
+// a valid message.
 //
 // On the wire: little-endian, without padding. A bool is one byte, 0 or 1. An enum has its underlying type, and
 // is_valid(value), found next to the enum, says which values exist. Strings, bytes and vectors follow a 32-bit count.

@@ -33,6 +33,8 @@ constexpr void walk(Io& io, T& field) {
     io.scalar(field);
   } else if constexpr (requires { Field::fields(io, field); }) {
     Field::fields(io, field);
+  } else if constexpr (requires { typename Field::Packed; }) {
+    io.packed(field);
   } else if constexpr (Variant<Field>) {
     io.variant(field);
   } else if constexpr (requires { std::tuple_size<Field>::value; }) {
@@ -65,6 +67,7 @@ class Measure {
     size_ += sizeof(std::uint8_t);
     std::visit([&](const auto& alternative) { walk(*this, alternative); }, value);
   }
+  void packed(const auto& message) { (*this)(message.pack()); }
   constexpr void require(auto) {}
   constexpr std::size_t size() const { return size_; }
 
@@ -100,6 +103,7 @@ class Put {
     scalar(static_cast<std::uint8_t>(value.index()));
     std::visit([&](const auto& alternative) { walk(*this, alternative); }, value);
   }
+  void packed(const auto& message) { (*this)(message.pack()); }
   constexpr void require(auto) {}
 
  private:
@@ -162,6 +166,12 @@ class Take {
     scalar(index);
     require([&] { return index < sizeof...(T); });
     if (good_) kAlternatives[index](*this, value);
+  }
+  template <typename T>
+  void packed(T& message) {
+    typename T::Packed packed;
+    (*this)(packed);
+    require([&] { return message.unpack(packed); });
   }
   constexpr void require(auto condition) { good_ = good_ && condition(); }
   // Everything was valid, and nothing is left.

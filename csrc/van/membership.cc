@@ -2,6 +2,8 @@
 #include "van/membership.h"
 
 #include <algorithm>
+#include <unordered_map>
+#include <unordered_set>
 
 #include "tensor/key_map.h"
 
@@ -26,13 +28,23 @@ const Node* Membership::worker(std::uint32_t rank) const {
 }
 
 const Node* Membership::server(std::uint32_t rank) const {
-  const auto found = std::ranges::find(nodes, static_cast<std::int64_t>(rank),
-                                       [](const Node& node) { return std::int64_t{node.server_rank}; });
+  const auto rank_of = [](const Node& node) { return std::int64_t{node.server_rank}; };
+  const std::int64_t wanted = rank;
+  if (rank < nodes.size() && rank_of(nodes[rank]) == wanted) return &nodes[rank];
+  const auto extra = std::span(nodes).subspan(std::min<std::size_t>(workers, nodes.size()));
+  const auto ordered = std::ranges::lower_bound(extra, wanted, {}, rank_of);
+  if (ordered != extra.end() && rank_of(*ordered) == wanted) return &*ordered;
+  const auto found = std::ranges::find(nodes, wanted, rank_of);
   return found == nodes.end() ? nullptr : &*found;
 }
 
 const Node* Membership::by_id(std::uint32_t id) const {
   return id == 0 || id > nodes.size() ? nullptr : &nodes[id - 1];
+}
+
+const Node* Membership::find(std::uint64_t identity) const {
+  const auto found = std::ranges::find(nodes, identity, &Node::identity);
+  return found == nodes.end() ? nullptr : &*found;
 }
 
 std::string Membership::name_of(std::uint32_t id) const {
@@ -50,11 +62,12 @@ Group Membership::all() const {
 
 std::vector<std::uint32_t> Membership::server_of_slot() const {
   std::vector<std::uint32_t> found(slots.empty() ? servers : slots.size(), tensor::kNoServer);
+  std::unordered_map<std::uint64_t, std::size_t> slot_of;
+  for (std::size_t i = 0; i < slots.size(); ++i) slot_of.emplace(slots[i], i);
   for (const Node& node : nodes) {
     if (node.server_rank < 0) continue;
     const auto rank = static_cast<std::uint32_t>(node.server_rank);
-    const auto slot = std::ranges::find(slots, node.identity);
-    found[slots.empty() ? rank : static_cast<std::size_t>(slot - slots.begin())] = rank;
+    found[slots.empty() ? rank : slot_of.at(node.identity)] = rank;
   }
   return found;
 }
@@ -65,14 +78,17 @@ void Membership::take_slots(std::vector<std::uint64_t> before) {
   for (const Node& node : nodes) {
     if (node.server_rank >= 0) here[static_cast<std::size_t>(node.server_rank)] = node.identity;
   }
+  const std::unordered_set<std::uint64_t> are_here(here.begin(), here.end());
+  const std::unordered_set<std::uint64_t> have_one(slots.begin(), slots.end());
+  auto lost = slots.begin();
   for (const std::uint64_t identity : here) {
-    if (std::ranges::count(slots, identity) > 0) continue;
-    const auto is_lost = [&](std::uint64_t other) { return std::ranges::count(here, other) == 0; };
-    const auto lost = std::ranges::find_if(slots, is_lost);
+    if (have_one.contains(identity)) continue;
+    lost = std::find_if(lost, slots.end(), [&](std::uint64_t other) { return !are_here.contains(other); });
     if (lost == slots.end()) {
       slots.push_back(identity);
+      lost = slots.end();
     } else {
-      *lost = identity;
+      *lost++ = identity;
     }
   }
 }

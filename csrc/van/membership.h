@@ -19,7 +19,8 @@ namespace bps::van {
 inline constexpr std::int32_t kNoRank = -1;
 inline constexpr std::int32_t kAnyRank = -2;  // a wish at joining time only
 
-// The largest texts that a message may carry.
+// The most nodes of a job, and the largest texts that a message may carry.
+inline constexpr std::size_t kMostNodes = 1U << 16;
 inline constexpr std::size_t kMostTransportBytes = 16;
 inline constexpr std::size_t kMostAddressBytes = 65536;
 inline constexpr std::size_t kMostHostBytes = 256;
@@ -92,6 +93,8 @@ struct Group {
   bool operator==(const Group&) const = default;
 };
 
+struct Roll;
+
 struct Membership {
   std::vector<Node> nodes;  // workers by rank first, then servers that are no workers
   std::uint32_t workers = 0;
@@ -106,6 +109,7 @@ struct Membership {
   const Node* worker(std::uint32_t rank) const;
   const Node* server(std::uint32_t rank) const;
   const Node* by_id(std::uint32_t id) const;
+  const Node* find(std::uint64_t identity) const;
   // "server 3", or "worker 1" of a node that is no server: names that stay the same when a process is started again.
   std::string name_of(std::uint32_t id) const;
   Group all() const;
@@ -119,10 +123,9 @@ struct Membership {
   std::uint32_t all_server_loops() const;
   // Every rank once, ids and order as promised above: what holds of each membership that comes off the wire.
   bool is_consistent() const;
-  static constexpr void fields(auto& io, auto& m) {
-    io(m.workers, m.servers, m.epoch, m.slots, m.nodes);
-    io.require([&] { return m.is_consistent(); });
-  }
+  using Packed = Roll;  // how it travels
+  Roll pack() const;
+  bool unpack(const Roll& roll);  // false: no consistent membership is packed so
   bool operator==(const Membership&) const = default;
 };
 

@@ -26,7 +26,7 @@ Named named(const Terms& terms, bool of_worker) {
 }  // namespace
 
 std::optional<std::string> difference(const Terms& mine, const Terms& others) {
-  const bool of_workers = !mine.placement.empty() && !others.placement.empty();
+  const bool of_workers = mine.is_of_worker() && others.is_of_worker();
   const Named here = named(mine, of_workers);
   const Named there = named(others, of_workers);
   for (std::size_t i = 0; i < here.size(); ++i) {

@@ -3,6 +3,7 @@
 // of a tensor: workers that differ would wait for each other. The scheduler refuses the one that comes later.
 #pragma once
 
+#include <compare>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -29,7 +30,8 @@ struct Terms {
     io.bounded(m.key_hash, kMostWordBytes);
     io(m.built_in_coefficient, m.mixed_bound, m.min_partition_bytes, m.async, m.placement_seconds, m.survives_servers);
   }
-  bool operator==(const Terms&) const = default;
+  auto operator<=>(const Terms&) const = default;
+  bool is_of_worker() const { return !placement.empty(); }
 };
 
 // "BPS_PLACEMENT is mixed here, and auto on ": the first setting that differs. Nothing: both fit.
