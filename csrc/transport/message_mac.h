@@ -3,12 +3,16 @@
 //
 // Each direction has a key of its own, and messages are counted on both sides, so that none can be changed, left out,
 // repeated, reordered or sent back. Their content is not encrypted.
+//
+// The code of a message of more than kSignedWhole bytes is one over its SHA-256, so that what the scheduler tells
+// thousands of members is hashed once.
 #pragma once
 
 #include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <span>
 #include <string_view>
 
@@ -19,6 +23,8 @@ namespace bps::transport {
 
 using MessageMac = std::array<std::byte, 16>;  // half of an HMAC-SHA-256, as IPsec has it (RFC 4868)
 
+constexpr std::size_t kSignedWhole = 256;
+
 // One direction of a connection.
 class MessageSigner {
  public:
@@ -27,16 +33,29 @@ class MessageSigner {
 
   // Makes the code of the next message, whose bytes follow their length.
   MessageMac sign(std::span<const std::byte> length_and_bytes) {
-    const Digest whole = key_.sign({std::as_bytes(std::span(&number_, 1)), length_and_bytes});
-    ++number_;
+    if (length_and_bytes.size() > kSignedWhole) return sign(sha256(length_and_bytes));
+    return sign_parts({next_number(), length_and_bytes});
+  }
+  // The same, of more than kSignedWhole bytes. No length of a message reads as the word does.
+  MessageMac sign(const Digest& of_length_and_bytes) {
+    return sign_parts({next_number(), as_bytes("digest"), of_length_and_bytes});
+  }
+
+ private:
+  std::span<const std::byte> next_number() {
+    number_ = next_++;
+    return std::as_bytes(std::span(&number_, 1));
+  }
+  MessageMac sign_parts(std::initializer_list<std::span<const std::byte>> parts) const {
+    const Digest whole = key_.sign(parts);
     MessageMac mac{};
     std::copy_n(whole.begin(), mac.size(), mac.begin());
     return mac;
   }
 
- private:
   HmacKey key_;
-  std::uint64_t number_ = 0;
+  std::uint64_t number_ = 0;  // of the last message
+  std::uint64_t next_ = 0;
 };
 
 // Both directions, as one side sees them. `key` is that of the connection (Session::key).

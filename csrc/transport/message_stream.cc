@@ -16,6 +16,7 @@ namespace {
 
 // What may wait for a peer that does not read: far more than all that is ever said to one that stops for a while.
 constexpr std::size_t kMostBacklog = 64U << 20;
+constexpr std::size_t kCopied = 4096;  // of shared messages
 
 }  // namespace
 
@@ -48,44 +49,83 @@ void MessageStream::fail(const std::string& why) {
   }
 }
 
-Status MessageStream::send(std::span<const std::byte> message) {
-  if (!socket_) return Status::kPeerLost;
-  if (message.size() > largest_) return Status::kProtocol;
-  if (out_.size() - out_begin_ > std::max(kMostBacklog, 8 * largest_)) {
-    does_not_read_ = true;
-    ::shutdown(socket_.get(), SHUT_RDWR);  // the loop sees that as the end of the stream
-    return Status::kPeerLost;
-  }
+SharedMessage::SharedMessage(std::span<const std::byte> message) {
   const auto length = static_cast<std::uint32_t>(message.size());
-  const auto* prefix = reinterpret_cast<const std::byte*>(&length);
-  out_.insert(out_.end(), prefix, prefix + sizeof length);
-  out_.insert(out_.end(), message.begin(), message.end());
-  if (keys_) {
-    const MessageMac mac = keys_->sent.sign(std::span(out_).last(sizeof length + message.size()));
-    out_.insert(out_.end(), mac.begin(), mac.end());
-  }
+  bytes_.resize(sizeof length + message.size());
+  std::memcpy(bytes_.data(), &length, sizeof length);
+  copy_bytes(message, bytes_.data() + sizeof length);
+  if (bytes_.size() > kSignedWhole) digest_ = sha256(bytes_);
+}
+
+Status MessageStream::check(std::size_t size) {
+  if (!socket_) return Status::kPeerLost;
+  if (size > largest_) return Status::kProtocol;
+  if (out_.size() - out_begin_ + shared_bytes_ <= std::max(kMostBacklog, 8 * largest_)) return Status::kOk;
+  does_not_read_ = true;
+  ::shutdown(socket_.get(), SHUT_RDWR);  // the loop sees that as the end of the stream
+  return Status::kPeerLost;
+}
+
+// A failure shows up as an event of the loop as well, so that on_closed never runs inside send().
+Status MessageStream::send(std::span<const std::byte> message) {
+  if (const Status status = check(message.size()); status != Status::kOk) return status;
+  const auto length = static_cast<std::uint32_t>(message.size());
+  put(std::as_bytes(std::span(&length, 1)));
+  put(message);
+  if (keys_) put(keys_->sent.sign(std::span(out_).last(sizeof length + message.size())));
   transmit();
-  // A failure shows up as an event of the loop as well, so that on_closed never runs inside send().
   return Status::kOk;
 }
 
+Status MessageStream::send(const std::shared_ptr<const SharedMessage>& message) {
+  if (const Status status = check(message->size()); status != Status::kOk) return status;
+  if (message->size() <= kCopied) {  // and goes out with its code by one call
+    put(message->length_and_bytes());
+  } else {
+    shared_.push_back({out_.size(), message});
+    shared_bytes_ += message->size();
+  }
+  if (keys_) put(message->sign(keys_->sent));
+  transmit();
+  return Status::kOk;
+}
+
+std::span<const std::byte> MessageStream::next_out() const {
+  if (shared_.empty()) return std::span(out_).subspan(out_begin_);
+  const Shared& next = shared_.front();
+  if (next.at > out_begin_) return std::span(out_).subspan(out_begin_, next.at - out_begin_);
+  return next.message->length_and_bytes().subspan(next.begin);
+}
+
+void MessageStream::note_sent(std::size_t bytes) {
+  if (shared_.empty() || shared_.front().at > out_begin_) {
+    out_begin_ += bytes;
+    return;
+  }
+  Shared& next = shared_.front();
+  next.begin += bytes;
+  if (next.begin < next.message->length_and_bytes().size()) return;
+  shared_bytes_ -= next.message->size();
+  shared_.pop_front();
+}
+
 void MessageStream::transmit() {
-  while (out_begin_ < out_.size()) {
-    const auto sent =
-        ::send(socket_.get(), out_.data() + out_begin_, out_.size() - out_begin_, MSG_NOSIGNAL | MSG_DONTWAIT);
+  while (!is_empty()) {
+    const auto next = next_out();
+    const auto sent = ::send(socket_.get(), next.data(), next.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
     if (sent > 0) {
-      out_begin_ += static_cast<std::size_t>(sent);
+      note_sent(static_cast<std::size_t>(sent));
       continue;
     }
     if (sent < 0 && errno == EINTR) continue;
     if (sent < 0 && is_shortage(errno) && loop_ != nullptr) loop_->rest(socket_.get());
     break;
   }
-  if (out_begin_ == out_.size()) {
+  if (is_empty()) {
     out_.clear();
     out_begin_ = 0;
   }
-  const bool want = !out_.empty();
+  const bool want = !is_empty();
   if (want != want_write_ && loop_ != nullptr) {
     want_write_ = want;
     loop_->change(socket_.get(), want ? EPOLLIN | EPOLLOUT : EPOLLIN);
@@ -93,7 +133,7 @@ void MessageStream::transmit() {
 }
 
 bool MessageStream::is_flushed() const {
-  return out_.empty() && !has_unacknowledged(socket_.get());
+  return is_empty() && !has_unacknowledged(socket_.get());
 }
 
 void MessageStream::on_ready(std::uint32_t events) {

@@ -2,6 +2,7 @@
 // A control endpoint over a stream socket: the control plane of tcp and shm, and every connection of the van.
 #pragma once
 
+#include <memory>
 #include <utility>
 
 #include "core/metrics.h"
@@ -28,6 +29,11 @@ class SocketControl final : public ControlEndpoint {
   Status send(std::span<const std::byte> message) override {
     counters_.control_messages.add();
     counters_.control_bytes.add(message.size());
+    return stream_.send(message);
+  }
+  Status send(const std::shared_ptr<const SharedMessage>& message) {
+    counters_.control_messages.add();
+    counters_.control_bytes.add(message->size());
     return stream_.send(message);
   }
   bool is_silent() const override { return !is_lost() && is_network_silent(stream_.fd()); }

@@ -17,11 +17,12 @@ Connection::~Connection() {
   loop_.post([keep = std::move(state_)] {});  // a callback of the endpoint may be what destroys us
 }
 
-void Connection::send_encoded(const Bytes& message) {
-  if (state_->endpoint.send(message) != Status::kProtocol) return;  // a lost peer is reported by on_closed
+// A lost peer is reported by on_closed.
+void Connection::check_sent(Status status, std::size_t bytes) {
+  if (status != Status::kProtocol) return;
   state_->endpoint.abandon();
-  loop_.post([state = state_, size = message.size()] {
-    state->on_lost(state->endpoint, "a message of " + std::to_string(size) + " bytes is too long for the van");
+  loop_.post([state = state_, bytes] {
+    state->on_lost(state->endpoint, "a message of " + std::to_string(bytes) + " bytes is too long for the van");
   });
 }
 

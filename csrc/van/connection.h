@@ -29,12 +29,18 @@ class Connection {
 
   // Goes out now or as soon as the socket takes it. A failure comes as on_closed, from the loop.
   void send(const Message& message) { send_encoded(encode(message)); }
-  void send_encoded(const Bytes& message);
+  void send_encoded(const Bytes& message) { check_sent(state_->endpoint.send(message), message.size()); }
+  // The same, of a message that many get.
+  void send_shared(const std::shared_ptr<const transport::SharedMessage>& message) {
+    check_sent(state_->endpoint.send(message), message->size());
+  }
   // When the last message of the peer came.
   Clock::time_point heard() const { return state_->heard; }
   void forgive_silence() { state_->heard = Clock::now(); }
 
  private:
+  void check_sent(Status status, std::size_t bytes);
+
   // Outlives the connection while one of its callbacks runs.
   struct State final : transport::ControlSink {
     State(Fd socket, transport::MessageKeys keys) : endpoint(std::move(socket), keys, {}, counters, kMostMessageBytes) {

@@ -50,6 +50,50 @@ TEST(MessageStream, CarriesMessagesWithAndWithoutKeys) {
   carry(MessageKeys::of_client(connection_key()), MessageKeys::of_server(connection_key()));
 }
 
+// One copy, between messages of one peer alone, and what a full socket takes in parts.
+TEST(MessageStream, SharedMessagesGoOutInOrder) {
+  const auto carry = [&](std::optional<MessageKeys> first, std::optional<MessageKeys> second) {
+    Streams streams(std::move(first), std::move(second));
+    std::vector<std::string> said;
+    for (const std::size_t size : {0UL, 100UL, 252UL, 253UL, 5'000UL, 100'000UL, 99'999UL, 100'000UL, 100'000UL}) {
+      const auto own = std::to_string(size);
+      const std::string text(size, static_cast<char>('a' + said.size()));
+      const auto shared = std::make_shared<const SharedMessage>(as_bytes(text));
+      ASSERT_EQ(streams.from->send(as_bytes(own)), Status::kOk);
+      ASSERT_EQ(streams.from->send(shared), Status::kOk);
+      ASSERT_EQ(streams.from->send(shared), Status::kOk);
+      said.insert(said.end(), {own, text, text});
+    }
+    EXPECT_EQ(streams.from->send(std::make_shared<const SharedMessage>(Bytes(Streams::kLargest + 1))),
+              Status::kProtocol);
+    EXPECT_FALSE(streams.from->is_flushed());
+    streams.settle();
+    EXPECT_EQ(streams.heard, said);
+    EXPECT_EQ(streams.why, "");
+    EXPECT_TRUE(streams.from->is_flushed());
+  };
+  carry(std::nullopt, std::nullopt);
+  carry(MessageKeys::of_client(connection_key()), MessageKeys::of_server(connection_key()));
+}
+
+TEST(MessageStream, APeerThatDoesNotReadSharedMessagesIsLost) {
+  Streams streams(std::nullopt, std::nullopt);
+  const auto message = std::make_shared<const SharedMessage>(Bytes(Streams::kLargest));
+  std::size_t accepted = 0;
+  while (accepted < 10'000 && streams.to->send(message) == Status::kOk) ++accepted;
+  EXPECT_GT(accepted, 600U) << "60 MB may wait";
+  EXPECT_LT(accepted, 1'000U);
+}
+
+// A code over a digest is none of a short message that has the same bytes.
+TEST(MessageStream, ALongMessageIsNotAShortOne) {
+  const Bytes message(300);
+  MessageSigner one(connection_key(), "a direction"), other(connection_key(), "a direction");
+  const Digest digest = sha256(message);
+  EXPECT_EQ(one.sign(message), other.sign(digest));
+  EXPECT_NE(one.sign(std::span(digest)), other.sign(digest));
+}
+
 TEST(MessageStream, APeerThatDoesNotReadIsLost) {
   Streams streams(std::nullopt, std::nullopt);
   const Bytes message(Streams::kLargest);

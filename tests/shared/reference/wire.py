@@ -8,6 +8,7 @@ two loops each leaves them a seat at each server loop, since loop 1 of a worker 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import hmac
 import socket
 import struct
@@ -77,7 +78,9 @@ class Messages:
         framed = struct.pack("<I", len(message)) + message
         if self.signs:
             key = hmac.digest(self.session.key, b"to server", "sha256")
-            framed += hmac.digest(key, struct.pack("<Q", self._sent) + framed, "sha256")[:16]
+            # What is long is signed by its digest.
+            signed = framed if len(framed) <= 256 else b"digest" + hashlib.sha256(framed).digest()
+            framed += hmac.digest(key, struct.pack("<Q", self._sent) + signed, "sha256")[:16]
             self._sent += 1
         return framed
 
