@@ -15,22 +15,40 @@ struct Overloaded : F... {
 template <typename... F>
 Overloaded(F...) -> Overloaded<F...>;
 
+Job::Events with_tell(Job::Events events) {
+  if (events.tell) return events;
+  events.tell = [send = events.send](std::span<const Peer> peers, const Message& message) {
+    for (const Peer peer : peers) send(peer, message);
+  };
+  return events;
+}
+
+constexpr std::uint32_t kBeat_ms = 500;
+
 }  // namespace
 
 Job::Job(Options options, Events events)
     : options_(std::move(options)),
-      events_(std::move(events)),
+      events_(with_tell(std::move(events))),
       phase_(Gathering{
           .rendezvous = {options_.registry.workers, options_.registry.servers, options_.terms, options_.origin}}),
       inquiries_(events_.send) {}
 
+// Three heartbeats in the time after which the scheduler finds a member lost, at the least.
+std::uint32_t Job::beat_ms() const {
+  const std::uint64_t members = members_ ? members_->membership().nodes.size() : 0;
+  const auto spread = static_cast<std::uint32_t>(members * 1000 / kBeatsPerSecond);
+  return std::max(1U, std::min(std::max(kBeat_ms, spread), options_.silence_ms / 3));
+}
+
 bool Job::knows(Peer peer) const {
   const auto* reuniting = phase_.in<Reuniting>();
-  return patience_.contains(peer) || (reuniting != nullptr && reuniting->reunion.knows(peer)) ||
+  return patience_.has(peer) || (reuniting != nullptr && reuniting->reunion.knows(peer)) ||
          (members_ && (members_->find(peer) != nullptr || members_->find_before(peer) != nullptr));
 }
 
 bool Job::receive(Peer peer, Message&& message) {
+  if (!std::holds_alternative<Leave>(message) && !std::holds_alternative<Heartbeat>(message)) tell_departed();
   if (const auto* asked = std::get_if<Join>(&message)) return join(peer, *asked);
   if (const auto* asked = std::get_if<Ask>(&message)) {
     inquiries_.ask(peer, *asked, members_.get(), [this] { return describe().end(); });
@@ -148,7 +166,7 @@ void Job::gather(Peer peer, const Join& join) {
   const auto patience = std::min(options_.join_timeout, std::chrono::milliseconds(join.patience_ms));
   // Before workers resume a suspended job, a new server waits for as long as the others.
   const bool waits_on = phase_.is<Suspended>() && join.node.worker_rank == kNoRank;
-  patience_[peer] = waits_on ? Clock::time_point::max() : Clock::now() + patience;
+  patience_.begin(peer, waits_on ? Clock::time_point::max() : Clock::now() + patience);
   if (rendezvous.complete()) start(rendezvous.seat());
 }
 
@@ -161,7 +179,7 @@ void Job::start(Rendezvous::Seating seating) {
   const bool begins_anew = phase_.is<Suspended>();
   if (begins_anew) release_spare_servers(seating.peers);
   phase_.begin(Running{});
-  patience_.clear();
+  (void)patience_.end_all();
   suspicions_.clear();
   is_whole_ = true;
   const Terms terms = seating.membership.nodes.front().terms;
@@ -174,7 +192,7 @@ void Job::start(Rendezvous::Seating seating) {
   // A process that is stopped just now reads that one first, perhaps, and must not find there that it is lost.
   for (Member& member : members_->members()) {
     const Member* const was = before ? before->find_renewed(member.peer) : nullptr;
-    if (was != nullptr && was->connected) member.before = was->peer;
+    if (was != nullptr && was->connected) members_->set_before(member, was->peer);
   }
   Registry::Options registry = options_.registry;
   registry.workers = members_->membership().workers;
@@ -184,7 +202,7 @@ void Job::start(Rendezvous::Seating seating) {
   const Membership& members = members_->membership();
   const auto weights = ServerWeights::of_job(members, Hosts(members));
   const auto group_of = [this](std::uint32_t group) { return calls_->group(group); };
-  links_ = can_shift(members) ? std::make_unique<LinkFollower>(*members_, events_.send, group_of) : nullptr;
+  links_ = can_shift(members) ? std::make_unique<LinkFollower>(*members_, events_.tell, group_of) : nullptr;
   if (weights && registry.balanced) {
     registry.weights = [weights = *weights, slots = members.server_of_slot()](const Group& group) {
       return weights.by_slot(group, slots);
@@ -195,11 +213,10 @@ void Job::start(Rendezvous::Seating seating) {
     suspicions_.forget_breaks();
     let_in();
   });
-  Welcome welcome{.silence_ms = options_.silence_ms, .run = options_.run, .membership = members_->membership()};
-  for (const Member& member : members_->members()) {
-    welcome.you = member.node->id;
-    events_.send(member.peer, welcome);
-  }
+  events_.tell(members_->peers([](const Member&) { return true; }), Welcome{.silence_ms = options_.silence_ms,
+                                                                            .beat_ms = beat_ms(),
+                                                                            .run = options_.run,
+                                                                            .membership = members_->membership()});
 }
 
 void Job::leave(Member& member, const Leave& leave) {
@@ -211,7 +228,7 @@ void Job::leave(Member& member, const Leave& leave) {
   if (!leave.failure.empty()) member.farewell += ", after: " + leave.failure;
   if (leave.reason.empty()) {
     // Also those that have left, itself among them: what they sum for others may wait for what it will not push.
-    if (member.is_worker()) tell_all(MemberLeft{member.node->id, member.farewell});
+    depart(member, false, member.is_worker() ? member.farewell : "", leave.call);
   } else {
     // What the lost one itself followed is the first cause; it may be a loss that only the leaving member saw.
     const Member* lost = members_->by_node(leave.lost_node);
@@ -225,10 +242,27 @@ void Job::leave(Member& member, const Leave& leave) {
     }
     is_whole_ = false;
     if (phase_.is<Running>() && goes_on()) end_view(member.cause);
-    if (!phase_.is<Over>()) tell_all(PeerLost{member.node->id, member.cause}, member.peer);
+    depart(member, true, phase_.is<Over>() ? "" : member.cause, leave.call);
   }
-  events_.send(member.peer, Done{.call = leave.call});  // from now on it may close its connections
-  gone(member);
+}
+
+// `text`: what all are told; "" nothing. `call`: to which the member itself wants a reply.
+void Job::depart(const Member& member, bool is_lost, const std::string& text, std::optional<std::uint32_t> call) {
+  if (!text.empty()) departing_.news.members.push_back({member.node->id, is_lost, text});
+  departing_.nodes.push_back(member.node->id);
+  if (call) departing_.calls.emplace_back(member.peer, *call);
+}
+
+void Job::tell_departed() {
+  if (departing_.nodes.empty()) return;
+  const Departing departed = std::exchange(departing_, {});
+  if (!departed.news.members.empty()) tell_all(departed.news);
+  for (const auto& [peer, call] : departed.calls) events_.send(peer, Done{.call = call});  // it may hang up from now on
+  const MemberTable* const view = members_.get();
+  for (const std::uint32_t node : departed.nodes) {
+    if (members_.get() != view) return;  // the next view has begun meanwhile
+    gone(*members_->by_node(node));
+  }
 }
 
 // Of a member that has left or is lost, when those who need to know have been told.
@@ -304,9 +338,9 @@ void Job::closed(Peer peer, const std::string& why) {
     return;
   }
   suspicions_.forget(peer);
-  if (patience_.erase(peer) != 0) return stop_waiting(peer, why);
+  if (patience_.end(peer)) return stop_waiting(peer, why);
   if (Member* const member = members_ ? members_->find_before(peer) : nullptr) {
-    member->before = 0;
+    members_->set_before(*member, 0);
     return;
   }
   Member* const member = members_ ? members_->find(peer) : nullptr;
@@ -327,7 +361,7 @@ void Job::stop_waiting(Peer peer, const std::string& why) {
   Member* const member = members_ ? members_->find_renewed(peer) : nullptr;
   if (member == nullptr) return;
   if (suspended != nullptr && member->connected) {
-    member->renewed_as = 0;  // until workers come, a server may lose this connection, and make another one
+    members_->renew(*member, 0);  // until workers come, a server may lose this connection, and make another one
   } else {
     lose(*member, why);
   }
@@ -339,9 +373,8 @@ void Job::lose(Member& member, const std::string& why) {
   ++lost_;
   is_whole_ = false;
   if (phase_.is<Running>() && goes_on()) end_view(member.cause);
-  tell_all(PeerLost{member.node->id, member.cause});
+  depart(member, true, member.cause, std::nullopt);
   if (events_.on_lost) events_.on_lost(member.farewell);
-  gone(member);
 }
 
 bool Job::have_all_left() const {
@@ -357,15 +390,11 @@ void Job::end_if_all_left() {
 }
 
 void Job::tell_here(const Message& message) {
-  for (const Member& member : members_->members()) {
-    if (member.fate == Member::Fate::kHere) events_.send(member.peer, message);
-  }
+  events_.tell(members_->peers([](const Member& member) { return member.fate == Member::Fate::kHere; }), message);
 }
 
-void Job::tell_all(const Message& message, Peer except) {
-  for (const Member& member : members_->members()) {
-    if (member.connected && member.peer != except) events_.send(member.peer, message);
-  }
+void Job::tell_all(const Message& message) {
+  events_.tell(members_->peers(&Member::connected), message);
 }
 
 }  // namespace bps::van

@@ -23,7 +23,6 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <unordered_map>
 
 #include "core/clock.h"
 #include "core/json.h"
@@ -32,6 +31,7 @@
 #include "van/job_phase.h"
 #include "van/link_follower.h"
 #include "van/member_table.h"
+#include "van/patience.h"
 #include "van/server_weights.h"
 #include "van/suspicions.h"
 
@@ -40,6 +40,10 @@ namespace bps::van {
 class Job {
  public:
   using Phase = JobPhase::Name;
+  using Tell = Shift::Tell;
+  // Heartbeats of all members together, and as many to them: they take a small part of a core.
+  static constexpr std::uint32_t kBeatsPerSecond = 2000;
+
   struct Options {
     Registry::Options registry;       // with the numbers of workers and servers
     std::uint32_t silence_ms = 1500;  // told to the members
@@ -55,6 +59,7 @@ class Job {
 
   struct Events {
     Calls::Send send;
+    Tell tell = nullptr;                                                  // the same to many; null: by send
     std::function<void(const std::string& why)> on_lost;                  // a member
     std::function<void(const std::string& what)> on_suspended = nullptr;  // and when nobody has resumed it
     std::function<void()> on_over;                                        // before the members learn of it
@@ -67,6 +72,10 @@ class Job {
 
   // False: this peer may not send that, or not now; the caller closes its connection.
   bool receive(Peer peer, Message&& message);
+  // Tells all members who is gone since the last call. To be called soon after receive() and closed(): thousands may
+  // leave at once, and all hear of all.
+  void tell_departed();
+  bool has_departed() const { return !departing_.nodes.empty(); }
   // The connection ended, or was closed by the scheduler.
   void closed(Peer peer, const std::string& why);
   // When the first of the waiting members gives up. Call give_up() then.
@@ -83,7 +92,8 @@ class Job {
   bool ended_well() const { return phase_.is<Over>() && phase_.in<Over>()->well; }
   // True when this peer waits for the others, is a member, or is what a member was in the view before.
   bool knows(Peer peer) const;
-  bool waits(Peer peer) const { return patience_.contains(peer) || waits_for_resume(peer); }
+  std::uint32_t beat_ms() const;  // in which each member sends one heartbeat
+  bool waits(Peer peer) const { return patience_.has(peer) || waits_for_resume(peer); }
   std::uint32_t epoch() const { return epoch_; }
   std::uint64_t lost() const { return lost_; }
   std::uint64_t refused() const { return refused_; }
@@ -123,20 +133,28 @@ class Job {
   Member& choose_lost(Member& one, Member& other);
   bool have_all_left() const;
   void end_if_all_left();
+  void depart(const Member& member, bool is_lost, const std::string& text, std::optional<std::uint32_t> call);
   void tell_here(const Message& message);
-  void tell_all(const Message& message, Peer except = 0);
+  void tell_all(const Message& message);
 
   const Options options_;
   const Events events_;
   JobPhase phase_;
-  std::unordered_map<Peer, Clock::time_point> patience_;  // until when members wait for the others
-  std::unique_ptr<MemberTable> members_;                  // once running
+  Patience patience_;                     // of those who wait for the others
+  std::unique_ptr<MemberTable> members_;  // once running
   std::unique_ptr<Calls> calls_;
   std::unique_ptr<LinkFollower> links_;  // where servers may get other weights
   Inquiries inquiries_;
   Suspicions suspicions_;
   // Processes that wait for the end of a step, or of the view, to enter the job.
   std::vector<std::pair<Peer, Node>> entering_;
+  // Those that are gone, whom not all know of yet.
+  struct Departing {
+    Departed news;
+    std::vector<std::uint32_t> nodes;
+    std::vector<std::pair<Peer, std::uint32_t>> calls;  // of those that leave
+  };
+  Departing departing_;
   std::uint32_t epoch_ = 1;
   bool is_whole_ = true;  // nobody of this view was lost, or left because of a loss
   std::uint64_t lost_ = 0;

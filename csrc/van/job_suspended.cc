@@ -43,8 +43,8 @@ void Job::suspend(bool well) {
   if (events_.on_epoch) events_.on_epoch(epoch_);  // before anybody is told to join
   // Who has joined a view that does not begin, or waits to enter the job, tries again and is part of this one.
   entering_.clear();
-  for (Member& member : members_->members()) member.renewed_as = 0;
-  for (const auto& [peer, until] : std::exchange(patience_, {})) {
+  for (Member& member : members_->members()) members_->renew(member, 0);
+  for (const Peer peer : patience_.end_all()) {
     if (events_.close) events_.close(peer);
   }
   const std::string what = "the workers have suspended the job; it waits " + seconds_text(options_.resume_timeout) +
@@ -65,8 +65,8 @@ void Job::resume_server(Peer peer, const Join& join) {
   Node node = join.node;
   node.worker_rank = kNoRank;
   node.server_rank = member->node->server_rank;
-  member->renewed_as = peer;
-  patience_[peer] = Clock::time_point::max();
+  members_->renew(*member, peer);
+  patience_.begin(peer, Clock::time_point::max());
   Rendezvous& rendezvous = *phase_.rendezvous();
   rendezvous.add_again(peer, std::move(node));
   if (rendezvous.complete()) start(rendezvous.seat());
@@ -93,7 +93,7 @@ void Job::give_up_suspended() {
   tell_here(AllLeft{well, why});
   const Refused refused{ErrorCode::kTimeout, why,
                         "start the missing processes, look into their logs, or raise BPS_JOIN_TIMEOUT"};
-  for (const auto& [peer, until] : std::exchange(patience_, {})) {
+  for (const Peer peer : patience_.end_all()) {
     const Member* const server = members_->find_renewed(peer);
     if (server == nullptr || !server->connected) events_.send(peer, refused);  // it has not heard it otherwise
   }

@@ -22,6 +22,7 @@ bool Job::goes_on() const {
 }
 
 void Job::end_view(const std::string& why) {
+  tell_departed();
   phase_.begin(Renewing{.why = why});
   suspicions_.clear();
   ++epoch_;
@@ -68,7 +69,7 @@ bool Job::rejoin(Peer peer, const Rejoin& report) {
 // New processes that have come already do not know of which view they will be; they try again.
 void Job::begin_reunion(Reunion&& reunion) {
   phase_.begin(Reuniting{.reunion = std::move(reunion), .until = Clock::now() + options_.reunion_patience});
-  for (const auto& [peer, until] : std::exchange(patience_, {})) {
+  for (const Peer peer : patience_.end_all()) {
     if (events_.close) events_.close(peer);
   }
 }
@@ -102,7 +103,7 @@ void Job::reunite() {
   if (events_.on_epoch) events_.on_epoch(epoch_ + 1);  // before anybody is told to join
   end_view(lost.empty() ? "the scheduler was lost and started again" : lost.front()->cause);
   for (const Member* member : lost) {
-    tell_all(PeerLost{member->node->id, member->cause});
+    depart(*member, true, member->cause, std::nullopt);
     if (events_.on_lost) events_.on_lost(member->farewell);
   }
   for (const Peer peer : reunion.strangers()) {
@@ -111,6 +112,7 @@ void Job::reunite() {
   for (const auto& [peer, message] : reunion.leaves()) {
     if (Member* const member = members_->find(peer)) leave(*member, message);
   }
+  tell_departed();
   if (phase_.is<Renewing>()) begin_when_all_are_back();
   if (!phase_.is<Over>()) end_if_all_left();
 }
@@ -124,8 +126,13 @@ void Job::enter(Peer peer, const Join& join) {
   }
   const Node& first = members_->membership().nodes.front();
   if (const auto refused = refuse_terms(join.node.terms, first.terms, first.describe())) return refuse(peer, *refused);
+  const Member* const known = members_->by_identity(join.node.identity);
+  const auto is_same = [&](const auto& one) { return one.second.identity == join.node.identity; };
+  if ((known != nullptr && known->fate == Member::Fate::kHere) || std::ranges::any_of(entering_, is_same)) {
+    return refuse(peer, refuse_identity());
+  }
   entering_.emplace_back(peer, join.node);
-  patience_[peer] = Clock::now() + std::chrono::milliseconds(join.patience_ms);
+  patience_.begin(peer, Clock::now() + std::chrono::milliseconds(join.patience_ms));
   if (join.node.worker_rank == kNoRank) let_in();  // a server: the workers' steps do not depend on it
 }
 
@@ -151,9 +158,9 @@ void Job::join_again(Peer peer, const Join& join) {
   Node node = join.node;
   node.worker_rank = member->node->worker_rank;
   node.server_rank = member->node->server_rank;
-  member->renewed_as = peer;
+  members_->renew(*member, peer);
   renewing->rendezvous.add_again(peer, std::move(node));
-  patience_[peer] = Clock::now() + std::chrono::milliseconds(join.patience_ms);
+  patience_.begin(peer, Clock::now() + std::chrono::milliseconds(join.patience_ms));
   begin_when_all_are_back();
 }
 
@@ -168,7 +175,7 @@ void Job::begin_when_all_are_back() {
   }
   if (renewing.give_up) {
     entering_.clear();
-    for (const auto& [peer, until] : std::exchange(patience_, {})) {
+    for (const Peer peer : patience_.end_all()) {
       renewing.rendezvous.remove(peer);
       refuse(peer, *renewing.give_up);
     }
@@ -187,9 +194,7 @@ std::optional<Clock::time_point> Job::join_deadline() const {
   const auto* gathering = phase_.in<Gathering>();
   const bool is_alone = gathering != nullptr && patience_.empty();
   if (options_.ends_alone && is_alone) first = gathering->alone_since + options_.join_timeout;
-  for (const auto& [peer, until] : patience_) {
-    if (until != Clock::time_point::max()) first = std::min(first.value_or(until), until);
-  }
+  if (const auto until = patience_.first()) first = std::min(first.value_or(*until), *until);
   return first;
 }
 
@@ -218,7 +223,7 @@ void Job::give_up() {
   if (patience_.empty()) events_.on_lost("no member has come within BPS_JOIN_TIMEOUT");
   const Refused refused{ErrorCode::kTimeout, "not all members came in time: " + missing,
                         "start the missing processes, look into their logs, or raise BPS_JOIN_TIMEOUT"};
-  for (const auto& [peer, until] : std::exchange(patience_, {})) events_.send(peer, refused);
+  for (const Peer peer : patience_.end_all()) events_.send(peer, refused);
 }
 
 // Refuses those who have waited too long to enter. False: there are none.
@@ -226,9 +231,8 @@ bool Job::refuse_late() {
   const std::string why =
       phase_.is<Running>() ? "the workers have not ended a step" : "the view that it is to be part of has not begun";
   const auto refused = std::erase_if(entering_, [&, now = Clock::now()](const auto& one) {
-    const auto waiting = patience_.find(one.first);
-    if (waiting == patience_.end() || waiting->second > now) return false;
-    patience_.erase(waiting);
+    if (!patience_.is_over(one.first, now)) return false;
+    patience_.end(one.first);
     refuse(one.first, {ErrorCode::kTimeout, "this process could not enter the job: " + why,
                        "call commit() at the end of each step, or raise BPS_JOIN_TIMEOUT"});
     return true;

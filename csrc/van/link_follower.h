@@ -13,10 +13,10 @@ namespace bps::van {
 
 class LinkFollower {
  public:
-  LinkFollower(MemberTable& members, Shift::Send send, Shift::GroupOf group_of)
+  LinkFollower(MemberTable& members, Shift::Tell tell, Shift::GroupOf group_of)
       : members_(members),
         group_of_(std::move(group_of)),
-        shift_(members, std::move(send)),
+        shift_(members, std::move(tell)),
         watch_(members.membership()) {}
 
   // What a member tells. False: no honest one says this.

@@ -2,7 +2,9 @@
 // The members of a running job, and what has become of each.
 #pragma once
 
+#include <functional>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "van/rendezvous.h"
@@ -32,8 +34,11 @@ struct Member {
 class MemberTable {
  public:
   explicit MemberTable(Rendezvous::Seating seating) : membership_(std::move(seating.membership)) {
+    members_.reserve(membership_.nodes.size());
     for (std::size_t i = 0; i < membership_.nodes.size(); ++i) {
       members_.push_back({.peer = seating.peers[i], .node = &membership_.nodes[i], .farewell = "", .cause = ""});
+      by_identity_.emplace(membership_.nodes[i].identity, i);
+      if (seating.peers[i] != 0) by_peer_.emplace(seating.peers[i], i);
     }
   }
   MemberTable(const MemberTable&) = delete;
@@ -46,38 +51,50 @@ class MemberTable {
     if (member.went == 0) member.went = ++gone_;
   }
   std::vector<Member>& members() { return members_; }
+  // The connections of those for whom it holds.
+  std::vector<Peer> peers(auto holds) const {
+    std::vector<Peer> found;
+    for (const Member& member : members_) {
+      if (std::invoke(holds, member)) found.push_back(member.peer);
+    }
+    return found;
+  }
   Member& worker(std::uint32_t rank) { return members_[rank]; }  // workers come first
   Member* by_node(std::uint32_t id) { return id == 0 || id > members_.size() ? nullptr : &members_[id - 1]; }
-  Member* by_identity(std::uint64_t identity) {
-    for (Member& member : members_) {
-      if (member.node->identity == identity) return &member;
-    }
-    return nullptr;
-  }
+  Member* by_identity(std::uint64_t identity) { return find_in(by_identity_, identity); }
   Member* find(Peer peer) {
-    for (Member& member : members_) {
-      if (member.peer == peer) return &member;
-    }
-    return nullptr;
+    Member* const member = find_in(by_peer_, peer);
+    return member != nullptr && member->peer == peer ? member : nullptr;
   }
   // The member whose connection this was in the view before.
   Member* find_before(Peer peer) {
-    for (Member& member : members_) {
-      if (member.before == peer) return &member;
-    }
-    return nullptr;
+    Member* const member = find_in(by_peer_, peer);
+    return member != nullptr && member->before == peer ? member : nullptr;
   }
   // The member that has joined the view to come by this connection.
   Member* find_renewed(Peer peer) {
-    for (Member& member : members_) {
-      if (member.renewed_as == peer) return &member;
-    }
-    return nullptr;
+    Member* const member = find_in(by_peer_, peer);
+    return member != nullptr && member->renewed_as == peer ? member : nullptr;
   }
+  void set_before(Member& member, Peer peer) { set(member, member.before, peer); }
+  void renew(Member& member, Peer peer) { set(member, member.renewed_as, peer); }
 
  private:
+  template <typename Key>
+  Member* find_in(const std::unordered_map<Key, std::size_t>& places, Key key) {
+    const auto found = places.find(key);
+    return found == places.end() ? nullptr : &members_[found->second];
+  }
+  void set(Member& member, Peer& connection, Peer peer) {
+    by_peer_.erase(connection);
+    connection = peer;
+    if (peer != 0) by_peer_.emplace(peer, static_cast<std::size_t>(&member - members_.data()));
+  }
+
   const Membership membership_;
   std::vector<Member> members_;
+  std::unordered_map<Peer, std::size_t> by_peer_;  // each connection of a member, in this view, before and after it
+  std::unordered_map<std::uint64_t, std::size_t> by_identity_;
   std::uint32_t gone_ = 0;
 };
 

@@ -19,6 +19,7 @@
 #include "core/error.h"
 #include "van/membership.h"
 #include "van/origin.h"
+#include "van/roll.h"
 
 namespace bps::van {
 
@@ -41,14 +42,14 @@ struct Join {  // node -> scheduler: the ranks are requests
   }
   bool operator==(const Join&) const = default;
 };
-struct Welcome {  // scheduler -> node: all have joined
-  std::uint32_t you = 0;
+struct Welcome {                 // scheduler -> all nodes: all have joined. A node finds itself by its identity.
   std::uint32_t silence_ms = 0;  // a side that has sent nothing for so long counts as lost
+  std::uint32_t beat_ms = 0;     // members send a heartbeat this often, or more often
   std::uint64_t run = 0;         // of the job, see Rejoin
   Membership membership;
   static constexpr void fields(auto& io, auto& m) {
-    io(m.you, m.silence_ms, m.run, m.membership);
-    io.require([&] { return m.membership.by_id(m.you) != nullptr && m.silence_ms > 0; });
+    io(m.silence_ms, m.beat_ms, m.run, m.membership);
+    io.require([&] { return m.silence_ms > 0 && m.beat_ms > 0; });
   }
   bool operator==(const Welcome&) const = default;
 };
@@ -207,14 +208,20 @@ struct Reachable {  // scheduler -> node: the suspected node has been heard of s
   static constexpr void fields(auto& io, auto& m) { io(m.node); }
   bool operator==(const Reachable&) const = default;
 };
-struct MemberLeft {  // scheduler -> workers: the worker `node` has left, and contributes to nothing that begins now
-  std::uint32_t node = 0;
-  std::string text;
-  static constexpr void fields(auto& io, auto& m) {
-    io(m.node);
-    io.bounded(m.text, kMostTextBytes);
-  }
-  bool operator==(const MemberLeft&) const = default;
+struct Departed {  // scheduler -> all members: what PeerLost and a leave say, of all that are gone since the last one
+  struct Member {
+    std::uint32_t node = 0;
+    bool is_lost = false;  // as PeerLost; or it is a worker that contributes to nothing that begins now
+    std::string text;
+    static constexpr void fields(auto& io, auto& m) {
+      io(m.node, m.is_lost);
+      io.bounded(m.text, kMostTextBytes);
+    }
+    bool operator==(const Member&) const = default;
+  };
+  std::vector<Member> members;
+  static constexpr void fields(auto& io, auto& m) { io(m.members); }
+  bool operator==(const Departed&) const = default;
 };
 
 // Scheduler -> all members: a member is lost, or a process wants to enter, and the job goes on as another view. Whoever
@@ -364,10 +371,10 @@ struct EndShift {  // scheduler -> workers: the rounds that wait go on
 };
 
 // The position in this list is the type on the wire: append only.
-using Message = std::variant<Join, Welcome, Refused, Heartbeat, Barrier, Done, Failed, Cancel, Missing, Declare,
-                             Declared, TensorFailed, NewGroup, GroupInfo, GroupAck, GroupReady, Leave, AllLeft,
-                             PeerLost, Suspect, Reachable, MemberLeft, ViewEnded, Ask, Asked, Question, Reply, Told,
-                             Rejoin, LinkUse, BeginShift, Rounds, EndShift>;
+using Message =
+    std::variant<Join, Welcome, Refused, Heartbeat, Barrier, Done, Failed, Cancel, Missing, Declare, Declared,
+                 TensorFailed, NewGroup, GroupInfo, GroupAck, GroupReady, Leave, AllLeft, PeerLost, Suspect, Reachable,
+                 Departed, ViewEnded, Ask, Asked, Question, Reply, Told, Rejoin, LinkUse, BeginShift, Rounds, EndShift>;
 
 // Without the length. Texts beyond their limit are cut; check_spec() finds names that are too long.
 Bytes encode(const Message& message);

@@ -24,6 +24,10 @@ std::optional<Refused> refuse_terms(const Terms& terms, const Terms& others, con
   return Refused{ErrorCode::kMismatch, *found + whose, "set it alike for all members of the job"};
 }
 
+Refused refuse_identity() {
+  return {ErrorCode::kMismatch, "a member of the job has the identity of this process", "start this process again"};
+}
+
 Rendezvous Rendezvous::of_suspended_job() {
   Rendezvous rendezvous(kMostMembers, kMostMembers);
   rendezvous.is_resumed_ = true;
@@ -52,8 +56,12 @@ std::optional<Refused> Rendezvous::check_terms(const Node& node) const {
   if (!is_resumed_) {
     if (auto refused = refuse_terms(node.terms, terms_, "the scheduler")) return refused;
   }
-  for (const Joined& other : joined_) {
-    if (auto refused = refuse_terms(node.terms, other.node.terms, other.node.describe())) return refused;
+  // The others agree with each other: servers on what all must agree on, workers on more.
+  const auto worker = std::ranges::find_if(joined_, &Terms::is_of_worker,
+                                           [](const Joined& each) -> const Terms& { return each.node.terms; });
+  for (const auto other : {joined_.begin(), worker}) {
+    if (other == joined_.end()) continue;
+    if (auto refused = refuse_terms(node.terms, other->node.terms, other->node.describe())) return refused;
   }
   return std::nullopt;
 }
@@ -83,16 +91,34 @@ std::optional<Refused> Rendezvous::add(Peer peer, const Join& join) {
   auto refused = check_terms(join.node);
   if (!refused) refused = check_rank(join.node, &Node::worker_rank, workers_, "worker");
   if (!refused) refused = check_rank(join.node, &Node::server_rank, servers_, "server");
+  const bool is_known = join.node.identity != 0 && identities_.contains(join.node.identity);
+  if (!refused && is_known) refused = refuse_identity();
   if (refused) return forget_unused_numbers(), refused;
-  joined_.push_back({peer, join.node});
+  push(peer, join.node);
   return std::nullopt;
 }
 
-void Rendezvous::add_again(Peer peer, Node node) {
-  const auto has_its_rank = [&](const Joined& other) { return other.node.server_rank == node.server_rank; };
-  // A new server may have asked for it meanwhile.
-  if (is_resumed_ && std::ranges::any_of(joined_, has_its_rank)) node.server_rank = kAnyRank;
+void Rendezvous::push(Peer peer, Node node) {
+  workers_taken_.add(node.worker_rank);
+  servers_taken_.add(node.server_rank);
+  identities_.insert(node.identity);
   joined_.push_back({peer, std::move(node)});
+}
+
+void Rendezvous::count() {
+  workers_taken_ = servers_taken_ = {};
+  identities_.clear();
+  for (const Joined& joined : joined_) {
+    identities_.insert(joined.node.identity);
+    workers_taken_.add(joined.node.worker_rank);
+    servers_taken_.add(joined.node.server_rank);
+  }
+}
+
+void Rendezvous::add_again(Peer peer, Node node) {
+  // A new server may have asked for it meanwhile.
+  if (is_resumed_ && servers_taken_.ranks.contains(node.server_rank)) node.server_rank = kAnyRank;
+  push(peer, std::move(node));
 }
 
 std::optional<Refused> Rendezvous::check_rank(const Node& node, Rank rank, std::uint32_t count,
@@ -105,8 +131,8 @@ std::optional<Refused> Rendezvous::check_rank(const Node& node, Rank rank, std::
         role + " rank " + std::to_string(wanted) + " is out of range: the job has " + counts(workers_, servers_),
         "ranks count from 0; check RANK and DMLC_WORKER_ID against the number of processes"};
   }
-  const auto holder = std::ranges::find_if(joined_, [&](const Joined& other) { return other.node.*rank == wanted; });
-  if (wanted >= 0 && holder != joined_.end()) {
+  if (taken(rank).ranks.contains(wanted)) {
+    const auto holder = std::ranges::find_if(joined_, [&](const Joined& other) { return other.node.*rank == wanted; });
     return Refused{ErrorCode::kMismatch,
                    role + " rank " + std::to_string(wanted) + " is taken by the process with pid " +
                        std::to_string(holder->node.pid) + " on " + holder->node.host,
@@ -120,7 +146,8 @@ std::optional<Refused> Rendezvous::check_rank(const Node& node, Rank rank, std::
 }
 
 void Rendezvous::remove(Peer peer) {
-  std::erase_if(joined_, [peer](const Joined& joined) { return joined.peer == peer; });
+  if (std::erase_if(joined_, [peer](const Joined& joined) { return joined.peer == peer; }) == 0) return;
+  count();
   forget_unused_numbers();
 }
 
@@ -129,11 +156,6 @@ void Rendezvous::forget_unused_numbers() {
   if (!is_resumed_ || has_workers()) return;
   workers_ = servers_ = kMostMembers;
   has_numbers_ = false;
-}
-
-std::uint32_t Rendezvous::number_of(Rank rank) const {
-  return static_cast<std::uint32_t>(
-      std::ranges::count_if(joined_, [rank](const Joined& joined) { return joined.node.*rank != kNoRank; }));
 }
 
 bool Rendezvous::complete() const {
@@ -183,7 +205,7 @@ void Rendezvous::add_new(Peer peer, Node node) {
   for (const Rank rank : {&Node::worker_rank, &Node::server_rank}) {
     if (node.*rank != kNoRank) node.*rank = kAnyRank;
   }
-  joined_.push_back({peer, std::move(node)});
+  push(peer, std::move(node));
 }
 
 std::uint32_t Rendezvous::close_up(Rank rank) {
@@ -210,7 +232,9 @@ void Rendezvous::leave_out_spare_servers() {
   const auto place = [](const Joined& joined) {
     return joined.node.worker_rank == kNoRank ? joined.node.server_rank : kNoRank;
   };
-  while (number_of(&Node::server_rank) > servers_) joined_.erase(std::ranges::max_element(joined_, {}, place));
+  for (std::uint32_t left = number_of(&Node::server_rank); left > servers_; --left) {
+    joined_.erase(std::ranges::max_element(joined_, {}, place));
+  }
   for (Joined& joined : joined_) {
     if (joined.node.server_rank >= static_cast<std::int32_t>(servers_)) joined.node.server_rank = kAnyRank;
   }
@@ -235,6 +259,7 @@ Rendezvous::Seating Rendezvous::seat() {
     seating.peers.push_back(joined->peer);
   }
   joined_.clear();
+  count();
   return seating;
 }
 

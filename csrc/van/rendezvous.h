@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -23,6 +24,8 @@ namespace bps::van {
 // A connection of the scheduler. Numbers are never used twice.
 using Peer = std::uint64_t;
 
+// The reply to a process by whose identity another one is known: each finds itself in the membership by its own.
+Refused refuse_identity();
 // Why a process with these terms cannot be in a job with those of `whose`, or nothing.
 std::optional<Refused> refuse_terms(const Terms& terms, const Terms& others, const std::string& whose);
 
@@ -61,15 +64,30 @@ class Rendezvous {
     Node node;
   };
   using Rank = std::int32_t Node::*;
+  // What those who have joined want to be: thousands may come, and each is checked against all others.
+  struct Taken {
+    std::uint32_t members = 0;  // of this kind
+    std::unordered_set<std::int32_t> ranks;
+
+    void add(std::int32_t rank) {
+      if (rank == kNoRank) return;
+      ++members;
+      if (rank >= 0) ranks.insert(rank);
+    }
+  };
+  Taken& taken(Rank rank) { return rank == &Node::worker_rank ? workers_taken_ : servers_taken_; }
+  const Taken& taken(Rank rank) const { return rank == &Node::worker_rank ? workers_taken_ : servers_taken_; }
 
   std::optional<Refused> check_numbers(const Join& join) const;
   std::optional<Refused> check_terms(const Node& node) const;
   std::optional<Refused> check_rank(const Node& node, Rank rank, std::uint32_t count, const std::string& role) const;
-  std::uint32_t number_of(Rank rank) const;
+  std::uint32_t number_of(Rank rank) const { return taken(rank).members; }
   std::string missing(Rank rank, std::uint32_t count, const std::string& role) const;
   std::uint32_t close_up(Rank rank);
   void leave_out_spare_servers();
   void forget_unused_numbers();
+  void push(Peer peer, Node node);
+  void count();
   void assign(Rank rank, std::uint32_t count, std::vector<Joined*> order);
 
   std::uint32_t workers_;
@@ -79,6 +97,8 @@ class Rendezvous {
   bool is_resumed_ = false;     // the job was suspended
   bool has_numbers_ = true;     // of workers and servers
   std::vector<Joined> joined_;  // in the order of arrival
+  Taken workers_taken_, servers_taken_;
+  std::unordered_set<std::uint64_t> identities_;
 };
 
 }  // namespace bps::van

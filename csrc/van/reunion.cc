@@ -2,7 +2,7 @@
 #include "van/reunion.h"
 
 #include <algorithm>
-#include <map>
+#include <utility>
 
 namespace bps::van {
 
@@ -11,39 +11,46 @@ std::optional<Refused> Reunion::add(Peer peer, const Rejoin& report) {
     return Refused{ErrorCode::kMismatch, "another run of the job has begun, in which this process has no place",
                    "end the processes of the earlier run; give each job its own BPS_JOB_ID"};
   }
-  for (const auto& [other, known] : reports_) {
-    if (known.membership.epoch == report.membership.epoch && known.membership != report.membership) {
-      return Refused{ErrorCode::kInternal,
-                     "two processes tell of different views " + std::to_string(report.membership.epoch),
-                     "start the job again from its last checkpoint"};
-    }
+  const std::uint32_t epoch = report.membership.epoch;
+  const auto [known, is_new] = views_.try_emplace(epoch);
+  if (is_new) known->second.membership = report.membership;
+  if (known->second.membership != report.membership) {
+    return Refused{ErrorCode::kInternal, "two processes tell of different views " + std::to_string(epoch),
+                   "start the job again from its last checkpoint"};
   }
-  reports_[peer] = report;
+  known->second.left.insert(report.left.begin(), report.left.end());
+  Rejoin calls = report;
+  calls.membership = {};
+  const std::uint64_t identity = report.self().identity;
+  reports_[peer] = {epoch, identity, std::move(calls)};
+  auto& last = last_of_[identity];
+  last = std::max(last, {epoch, peer});
   return std::nullopt;
 }
 
+// What it has told of its view stays: others that report this view say the same.
 void Reunion::remove(Peer peer) {
-  reports_.erase(peer);
   leaves_.erase(peer);
-}
-
-const Membership& Reunion::view() const {
-  const auto epoch = [](const auto& one) { return one.second.membership.epoch; };
-  return std::ranges::max_element(reports_, {}, epoch)->second.membership;
+  const auto found = reports_.find(peer);
+  if (found == reports_.end()) return;
+  const auto [epoch, identity] = std::pair(found->second.epoch, found->second.identity);
+  reports_.erase(found);
+  last_of_.erase(identity);
+  bool is_reported = false;
+  for (const auto& [other, report] : reports_) {
+    if (report.identity == identity) last_of_[identity] = std::max(last_of_[identity], {report.epoch, other});
+    is_reported |= report.epoch == epoch;
+  }
+  if (!is_reported) views_.erase(epoch);
 }
 
 Peer Reunion::peer_of(std::uint64_t identity) const {
-  std::pair<std::uint32_t, Peer> last{0, 0};
-  for (const auto& [peer, report] : reports_) {
-    if (report.self().identity == identity) last = std::max(last, {report.membership.epoch, peer});
-  }
-  return last.second;
+  const auto found = last_of_.find(identity);
+  return found == last_of_.end() ? 0 : found->second.second;
 }
 
 bool Reunion::has_left(std::uint32_t node) const {
-  return std::ranges::any_of(reports_, [&](const auto& one) {
-    return is_of_view(one.second) && std::ranges::count(one.second.left, node) > 0;
-  });
+  return last().left.contains(node);
 }
 
 bool Reunion::complete() const {
@@ -65,12 +72,11 @@ Rendezvous::Seating Reunion::seating() const {
 }
 
 std::vector<Peer> Reunion::strangers() const {
-  const auto is_in_view = [&](std::uint64_t identity) {
-    return std::ranges::any_of(view().nodes, [&](const Node& node) { return node.identity == identity; });
-  };
+  std::unordered_set<std::uint64_t> in_view;
+  for (const Node& node : view().nodes) in_view.insert(node.identity);
   std::vector<Peer> found;
   for (const auto& [peer, report] : reports_) {
-    if (!is_in_view(report.self().identity)) found.push_back(peer);
+    if (!in_view.contains(report.identity)) found.push_back(peer);
   }
   return found;
 }
@@ -80,21 +86,21 @@ std::vector<std::pair<Peer, Message>> Reunion::owed() const {
   std::map<std::pair<std::vector<std::uint32_t>, std::string>, std::uint32_t> made;
   for (const auto& [peer, report] : reports_) {
     if (!is_of_view(report)) continue;
-    for (const auto& [group, count] : report.barriers) ended[group] = std::max(ended[group], count);
-    for (const auto& [group, name] : report.groups) made[{group.ranks, name}] = group.id;
+    for (const auto& [group, count] : report.calls.barriers) ended[group] = std::max(ended[group], count);
+    for (const auto& [group, name] : report.calls.groups) made[{group.ranks, name}] = group.id;
   }
   std::vector<std::pair<Peer, Message>> owed;
   for (const auto& [peer, report] : reports_) {
     if (!is_of_view(report)) continue;
     auto behind = ended;
-    for (const auto& [group, count] : report.barriers) behind[group] -= std::min(count, behind[group]);
-    for (const Barrier& call : report.waiting_barriers) {
+    for (const auto& [group, count] : report.calls.barriers) behind[group] -= std::min(count, behind[group]);
+    for (const Barrier& call : report.calls.waiting_barriers) {
       std::uint64_t& missing = behind[call.group];
       if (missing == 0) continue;
       --missing;
       owed.emplace_back(peer, Done{.call = call.call, .partition_bytes = 0, .group = call.group});
     }
-    for (const NewGroup& call : report.waiting_groups) {
+    for (const NewGroup& call : report.calls.waiting_groups) {
       const auto found = made.find({call.ranks, call.name});
       if (found != made.end()) owed.emplace_back(peer, GroupReady{call.call, found->second});
     }

@@ -7,9 +7,11 @@
 // been lost already.
 #pragma once
 
+#include <map>
 #include <optional>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -46,13 +48,28 @@ class Reunion {
   std::vector<std::pair<Peer, Message>> owed() const;
 
  private:
-  const Membership& view() const;
+  // A view that is reported. The members of a large job all report the same one.
+  struct Known {
+    Membership membership;
+    std::unordered_set<std::uint32_t> left;  // nodes that have left the job
+  };
+  // What a process reports besides its view.
+  struct Report {
+    std::uint32_t epoch;
+    std::uint64_t identity;  // of the process
+    Rejoin calls;            // without a view
+  };
+
+  const Known& last() const { return views_.rbegin()->second; }
+  const Membership& view() const { return last().membership; }
   // The connection by which this process is in the view, or else came back from an earlier one; 0: none.
   Peer peer_of(std::uint64_t identity) const;
-  bool is_of_view(const Rejoin& report) const { return report.membership.epoch == view().epoch; }
+  bool is_of_view(const Report& report) const { return report.epoch == view().epoch; }
 
   std::uint64_t run_;
-  std::unordered_map<Peer, Rejoin> reports_;
+  std::map<std::uint32_t, Known> views_;  // by epoch
+  std::unordered_map<Peer, Report> reports_;
+  std::unordered_map<std::uint64_t, std::pair<std::uint32_t, Peer>> last_of_;  // by identity: the epoch, the connection
   std::unordered_map<Peer, Leave> leaves_;
 };
 

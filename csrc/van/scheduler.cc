@@ -30,6 +30,7 @@ constexpr double kBeatSeconds = 0.5;  // as members send theirs, or more often w
 constexpr double kBeatsPerTimeout = 12;
 // Members notice within the time-out that a scheduler is lost, and then look for the next one several times a second.
 constexpr double kReunionGraceSeconds = 2;
+constexpr int kNewsPerSecond = 100'000;  // messages that tell members who is gone
 constexpr auto kDumpPatience = std::chrono::milliseconds(500);
 
 Fd listen_on_first_free(const SchedulerOptions& options) {
@@ -82,14 +83,16 @@ class Scheduler::Impl {
   Impl(SchedulerOptions options, const transport::Credentials& credentials)
       : options_(with_run(std::move(options))),
         credentials_(with_view(credentials)),
-        job_(job_options(options_), {.send = [this](Peer peer, const Message& message) { send(peer, message); },
-                                     .on_lost = options_.on_lost,
-                                     .on_suspended = options_.on_suspended,
-                                     // Members that learn of the end may start the next job on this port at once.
-                                     .on_over = [this] { close_listener(); },
-                                     .close = [this](Peer peer) { connections_.erase(peer); },
-                                     .on_epoch = [this](std::uint32_t epoch) { begin(epoch); },
-                                     .silence_ms = [this](Peer peer) { return silence_ms(peer); }}) {
+        job_(job_options(options_),
+             {.send = [this](Peer peer, const Message& message) { send(peer, message); },
+              .tell = [this](std::span<const Peer> peers, const Message& message) { tell(peers, message); },
+              .on_lost = options_.on_lost,
+              .on_suspended = options_.on_suspended,
+              // Members that learn of the end may start the next job on this port at once.
+              .on_over = [this] { close_listener(); },
+              .close = [this](Peer peer) { connections_.erase(peer); },
+              .on_epoch = [this](std::uint32_t epoch) { begin(epoch); },
+              .silence_ms = [this](Peer peer) { return silence_ms(peer); }}) {
     Fd listener = listen_on_first_free(options_);
     port_ = transport::Listener::port_of(listener.get());
     listener_loop_.call([&] {
@@ -149,7 +152,8 @@ class Scheduler::Impl {
     name_thread("bps-scheduler");
     try {
       while (!stopping_ && !(job_.phase() == Job::Phase::kOver && connections_.empty())) {
-        loop_.turn(time_to_join_deadline());
+        loop_.turn(std::min(time_to_join_deadline(), time_to_news()));
+        if (job_.has_departed() && time_to_news() == Duration::zero()) tell_departed();
         if (job_.join_deadline().value_or(Clock::time_point::max()) <= Clock::now() && !step_down()) job_.give_up();
         publish();
       }
@@ -168,6 +172,18 @@ class Scheduler::Impl {
     const auto deadline = job_.join_deadline();
     if (!deadline) return std::chrono::hours(1);
     return std::max(Duration::zero(), Duration(*deadline - Clock::now()));
+  }
+
+  // When thousands leave at the same time, each hears of the others in a few messages.
+  Duration time_to_news() const {
+    if (!job_.has_departed()) return std::chrono::hours(1);
+    const Duration spread = std::chrono::seconds(connections_.size()) / kNewsPerSecond;
+    return std::max(Duration::zero(), Duration(last_news_ + spread - Clock::now()));
+  }
+
+  void tell_departed() {
+    job_.tell_departed();
+    last_news_ = Clock::now();
   }
 
   // A process that connects from here on is told of this view.
@@ -231,16 +247,29 @@ class Scheduler::Impl {
     if (const auto found = connections_.find(peer); found != connections_.end()) found->second->send(message);
   }
 
+  void tell(std::span<const Peer> peers, const Message& message) {
+    publish();
+    if (peers.empty()) return;
+    const auto shared = std::make_shared<const transport::SharedMessage>(encode(message));
+    for (const Peer peer : peers) {
+      if (const auto found = connections_.find(peer); found != connections_.end()) found->second->send_shared(shared);
+    }
+  }
+
   // Far more often than a sweep: members count the time since the last one, and not since this process was stopped.
   void beat() {
     if (step_down()) return;
     last_beat_ = Clock::now();
     if (job_.links() != nullptr) job_.links()->look(last_beat_);
+    const std::chrono::milliseconds spread{connections_.size() * 1000 / Job::kBeatsPerSecond};
+    if (last_beat_ - last_told_ < std::min(spread, std::chrono::milliseconds(job_.beat_ms()))) return;
+    last_told_ = last_beat_;
+    const auto heartbeat = std::make_shared<const transport::SharedMessage>(encode(Heartbeat{}));
     for (const auto& [peer, connection] : connections_) {
       if (!job_.knows(peer)) continue;
       // Members need not send heartbeats before all have joined, however long that takes.
       if (job_.waits(peer)) connection->forgive_silence();
-      connection->send(Heartbeat{});
+      connection->send_shared(heartbeat);
     }
   }
 
@@ -304,6 +333,8 @@ class Scheduler::Impl {
   Peer last_peer_ = 0;
   Timer beat_, sweep_;
   Clock::time_point last_beat_ = Clock::now();
+  Clock::time_point last_told_{};  // to the members
+  Clock::time_point last_news_{};  // of who is gone
   Clock::time_point last_sweep_ = Clock::now();
   std::uint16_t port_ = 0;
 

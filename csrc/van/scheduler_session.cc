@@ -37,6 +37,7 @@ void SchedulerSession::open(FoundScheduler scheduler, Join join) {
   join.epoch = scheduler.session.view.epoch;
   const auto shared = std::make_shared<FoundScheduler>(std::move(scheduler));  // a posted function must be copyable
   loop_.post([this, shared, join] {
+    identity_ = join.node.identity;
     if (events_.on_view) events_.on_view(shared->session.view);  // before anybody can learn where this node listens
     connect(std::move(*shared));
     line_.open->send(join);
@@ -113,9 +114,8 @@ bool SchedulerSession::receive_news(const Message& message) {
     learn(info->group);
   } else if (const auto* lost = std::get_if<PeerLost>(&message)) {
     lose(lost->node, lost->text);
-  } else if (const auto* left = std::get_if<MemberLeft>(&message)) {
-    report_.note_left(left->node, left->text);
-    if (events_.on_left && !peers_.is_lost(left->node)) events_.on_left(left->node, left->text);
+  } else if (const auto* departed = std::get_if<Departed>(&message)) {
+    for (const Departed::Member& member : departed->members) note_departed(member);
   } else if (const auto* ended = std::get_if<ViewEnded>(&message)) {
     end_view(*ended);
   } else if (const auto* question = std::get_if<Question>(&message)) {
@@ -134,6 +134,16 @@ bool SchedulerSession::receive_news(const Message& message) {
     return false;
   }
   return true;
+}
+
+void SchedulerSession::note_departed(const Departed::Member& member) {
+  if (member.is_lost) {
+    // A member that has left because of a loss, as this one may have, knows about itself.
+    if (member.node != self().id) lose(member.node, member.text);
+    return;
+  }
+  report_.note_left(member.node, member.text);
+  if (events_.on_left && !peers_.is_lost(member.node)) events_.on_left(member.node, member.text);
 }
 
 void SchedulerSession::receive_answer(Message&& message) {
@@ -157,7 +167,8 @@ void SchedulerSession::receive_answer(Message&& message) {
 
 void SchedulerSession::welcome(Welcome&& welcome) {
   seat_.membership = std::move(welcome.membership);
-  seat_.self = seat_.membership.by_id(welcome.you);
+  seat_.self = seat_.membership.find(identity_);
+  if (seat_.self == nullptr) return expel("it has begun a job without this process");
   report_.begin(welcome.run);
   state_.enter(SessionState::kJoined);
   if (self().sums() && events_.on_group) {
@@ -169,8 +180,7 @@ void SchedulerSession::welcome(Welcome&& welcome) {
   const double told_silence_s = welcome.silence_ms / 1e3;
   const Duration silence = to_duration(std::max(options_.heartbeat_timeout_s, told_silence_s));
   line_.silence = silence;
-  // Three heartbeats in the time after which the scheduler finds us lost, whatever was configured here.
-  heartbeats_.emplace(loop_, std::min(options_.heartbeat_interval_s, told_silence_s / 3), silence,
+  heartbeats_.emplace(loop_, welcome.beat_ms / 1e3, silence,
                       Heartbeats::Events{.find_stuck = events_.find_stuck,
                                          .can_send = [this] { return line_.open != nullptr; },
                                          .send =

@@ -53,7 +53,6 @@ class SchedulerSession {
  public:
   using End = SessionEnd::How;
   struct Options {
-    double heartbeat_interval_s;
     double heartbeat_timeout_s;
     bool outlives_scheduler;  // see VanOptions
     double scheduler_patience_s;
@@ -106,6 +105,7 @@ class SchedulerSession {
   void receive(Message&& message);
   bool receive_news(const Message& message);
   void receive_answer(Message&& message);
+  void note_departed(const Departed::Member& member);
   void welcome(Welcome&& welcome);
   void learn(const Group& group);
   void end_view(const ViewEnded& ended);
@@ -129,6 +129,7 @@ class SchedulerSession {
   EventLoop loop_;
   PendingCalls calls_;
   Line line_;
+  std::uint64_t identity_ = 0;
   Seat seat_;
   std::optional<Heartbeats> heartbeats_;  // once joined
   PeerSuspicions peers_;

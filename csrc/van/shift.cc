@@ -13,9 +13,7 @@ constexpr auto kShiftPatience = std::chrono::milliseconds(500);
 }  // namespace
 
 void Shift::tell_workers(const Message& message) {
-  for (const Member& member : members_.members()) {
-    if (member.is_worker() && member.connected) send_(member.peer, message);
-  }
+  tell_(members_.peers([](const Member& member) { return member.is_worker() && member.connected; }), message);
 }
 
 void Shift::begin(std::vector<std::uint64_t> links, Clock::time_point now) {

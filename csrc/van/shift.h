@@ -16,6 +16,7 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "core/clock.h"
@@ -25,10 +26,10 @@ namespace bps::van {
 
 class Shift {
  public:
-  using Send = std::function<void(Peer, const Message&)>;
+  using Tell = std::function<void(std::span<const Peer>, const Message&)>;
   using GroupOf = std::function<const Group*(std::uint32_t)>;
 
-  Shift(MemberTable& members, Send send) : members_(members), send_(std::move(send)) {}
+  Shift(MemberTable& members, Tell tell) : members_(members), tell_(std::move(tell)) {}
 
   bool is_open() const { return open_.has_value(); }
   // Shifts that have come to their end: the number of the weights that are in use.
@@ -58,7 +59,7 @@ class Shift {
   void tell_workers(const Message& message);
 
   MemberTable& members_;
-  const Send send_;
+  const Tell tell_;
   std::optional<Open> open_;
   std::uint32_t number_ = 0;  // of the last one that was begun
   std::uint32_t done_ = 0;

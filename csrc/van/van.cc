@@ -38,8 +38,7 @@ class Van::Impl {
   Impl(VanOptions options, transport::Credentials credentials, VanEvents events)
       : options_(std::move(options)),
         credentials_(std::move(credentials)),
-        session_(std::move(events), {.heartbeat_interval_s = options_.heartbeat_interval_s,
-                                     .heartbeat_timeout_s = options_.heartbeat_timeout_s,
+        session_(std::move(events), {.heartbeat_timeout_s = options_.heartbeat_timeout_s,
                                      .outlives_scheduler = options_.outlives_scheduler,
                                      .scheduler_patience_s = options_.scheduler_patience_s,
                                      .find = [this](const Deadline& deadline) { return find(deadline); }}) {}

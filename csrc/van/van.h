@@ -30,7 +30,6 @@ struct VanOptions {
   Origin origin{};
   std::vector<std::uint16_t> scheduler_ports;  // tried in turn, over and over: the one that answers for our job wins
   double join_timeout_s = 60;
-  double heartbeat_interval_s = 0.5;
   double heartbeat_timeout_s = 1.5;  // silence after which the scheduler counts as lost; its own, if that is longer
   double call_timeout_s = 60;        // declare, new_group
   std::uint32_t renews = 0;          // the id of this node in the view that has ended; 0: it is new

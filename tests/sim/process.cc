@@ -31,13 +31,13 @@ void Process::begin_view(const van::Welcome& welcome) {
   suspected_.clear();
   lost_node_ = 0;
   barrier_sent_ = false;
-  renews_ = welcome.you;
+  renews_ = welcome.membership.find(number_ + 1)->id;
   members_ = welcome.membership;
   barriers_ = 0;
   left_nodes_.clear();
   std::vector<Machine> machine_of;
   for (const van::Node& node : welcome.membership.nodes) machine_of.push_back(node.pid - 100);
-  view_ = std::make_unique<View>(shape_, network_, welcome.membership, welcome.you, machine_of);
+  view_ = std::make_unique<View>(shape_, network_, welcome.membership, renews_, machine_of);
   if (view_->worker_loop) {
     view_->worker_loop->events.when_lost = [this](std::uint32_t node, const std::string& why) { suspect(node, why); };
     view_->worker_loop->events.when_silent = [this](std::uint32_t node) { tell(van::Suspect{node}); };

@@ -96,9 +96,13 @@ void Process::take(van::Peer from, const van::Message& message) {
     end_view(ended->text);
   } else if (const auto* lost = std::get_if<van::PeerLost>(&message)) {
     lose_node(lost->node, lost->text);
-  } else if (const auto* left = std::get_if<van::MemberLeft>(&message)) {
-    left_nodes_.push_back(left->node);
-    if (view_->server_loop) view_->server_loop->leave_node(left->node, left->text);
+  } else if (const auto* departed = std::get_if<van::Departed>(&message)) {
+    for (const auto& [node, is_lost, text] : departed->members) {
+      if (is_lost && node != renews_) lose_node(node, text);
+      if (is_lost) continue;
+      left_nodes_.push_back(node);
+      if (view_->server_loop) view_->server_loop->leave_node(node, text);
+    }
   } else if (const auto* reachable = std::get_if<van::Reachable>(&message)) {
     const auto suspected = suspected_.find(reachable->node);
     if (suspected != suspected_.end()) {

@@ -73,6 +73,7 @@ void Scheduler::send(van::Peer peer, const van::Message& message) {
     from.heard = network_.events.now();
     network_.trace.note("scheduler", peer, copy.index());
     if (!job_->receive(peer, std::move(copy))) close(peer, "it sent what it may not send");
+    tell_departed();
   });
 }
 
@@ -103,6 +104,14 @@ void Scheduler::close(van::Peer peer, const std::string& why) {
   network_.events.at(std::max(connection.last_down, network_.events.now() + travel()),
                      [this, peer] { tell_end(peer); });
   job_->closed(peer, why);
+  tell_departed();
+}
+
+// Others may be gone by then.
+void Scheduler::tell_departed() {
+  network_.events.after(travel(), [this] {
+    if (is_up_) job_->tell_departed();
+  });
 }
 
 void Scheduler::tell_end(van::Peer peer) {

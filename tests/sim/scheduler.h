@@ -51,6 +51,7 @@ class Scheduler {
     bool open = true;
   };
   static van::Job::Options options(std::uint32_t workers, std::uint32_t servers, std::uint32_t least, Duration silence);
+  void tell_departed();
   void tell(van::Peer peer, const van::Message& message);
   void close(van::Peer peer, const std::string& why);
   void tell_end(van::Peer peer);

@@ -30,7 +30,7 @@ inline std::vector<Message> message_samples() {
   const auto float32 = static_cast<std::uint8_t>(Dtype::kFloat32);
   return {
       Join{sample_node(0, kAnyRank, kNoRank), 2, 2, 60000},
-      Welcome{2, 1500, 77, membership},
+      Welcome{1500, 500, 77, membership},
       Refused{ErrorCode::kMismatch, "rank 1 is taken", "choose another"},
       Heartbeat{},
       Barrier{7, 0, 65536, true},
@@ -58,7 +58,7 @@ inline std::vector<Message> message_samples() {
       Leave{7, 0, "ValueError: no such file", ""},
       Leave{7, 0, "", "push_pull of 'x', round 0: rank 1 gave up"},
       Leave{7, 0, "", "", true},
-      MemberLeft{2, "worker 1 has left the job"},
+      Departed{{{2, false, "worker 1 has left the job"}, {3, true, "server 2 was lost"}}},
       ViewEnded{2, "worker 1 was lost: connection closed"},
       ViewEnded{2, "the workers have suspended the job", 670000},
       Suspect{3, true},

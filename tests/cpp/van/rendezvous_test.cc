@@ -48,6 +48,45 @@ TEST(Rendezvous, AProcessWithoutLoopsIsRefused) {
   EXPECT_TRUE(rendezvous.empty());
 }
 
+TEST(Rendezvous, TheIdentityOfAnotherIsRefused) {
+  Rendezvous rendezvous(3, 0);
+  const auto join = [&](Peer peer, std::int32_t rank, std::uint64_t identity) {
+    Join asked = wish(rank, kNoRank, 3, 0);
+    asked.node.identity = identity;
+    return rendezvous.add(peer, asked);
+  };
+  EXPECT_FALSE(join(10, 0, 7));
+  const auto refused = join(11, 1, 7);
+  ASSERT_TRUE(refused);
+  EXPECT_EQ(refused->text, "a member of the job has the identity of this process");
+  EXPECT_FALSE(join(12, 1, 8));
+  rendezvous.remove(10);
+  EXPECT_FALSE(join(13, 0, 7)) << "it is gone";
+}
+
+// Thousands join: what is taken is remembered, also when some are gone again.
+TEST(Rendezvous, ManyJoinAndSomeAreGone) {
+  constexpr std::int32_t kMany = 5000;
+  Rendezvous rendezvous(kMany, 1);
+  for (std::int32_t rank = 0; rank < kMany; ++rank) {
+    ASSERT_FALSE(rendezvous.add(static_cast<Peer>(rank + 1), wish(rank, kNoRank, kMany, 1)));
+  }
+  ASSERT_FALSE(rendezvous.add(kMany + 1, wish(kNoRank, 0, kMany, 1)));
+  ASSERT_TRUE(rendezvous.complete());
+  rendezvous.remove(8);
+  rendezvous.remove(kMany + 1);
+  EXPECT_FALSE(rendezvous.complete());
+  EXPECT_EQ(rendezvous.missing(),
+            "4999 of 5000 workers joined; missing rank 7; 0 of 1 server joined; missing server rank 0");
+  EXPECT_TRUE(rendezvous.add(kMany + 2, wish(6, kNoRank, kMany, 1))) << "taken";
+  EXPECT_FALSE(rendezvous.add(kMany + 3, wish(7, kNoRank, kMany, 1)));
+  EXPECT_FALSE(rendezvous.add(kMany + 4, wish(kNoRank, kAnyRank, kMany, 1)));
+  ASSERT_TRUE(rendezvous.complete());
+  const auto [members, peers] = rendezvous.seat();
+  EXPECT_TRUE(members.is_consistent());
+  EXPECT_EQ(peers[7], kMany + 3);
+}
+
 TEST(Rendezvous, TermsThatDifferAreRefused) {
   const Terms terms{.min_workers = 1, .placement = "auto", .key_hash = "raw"};
   Rendezvous rendezvous(3, 2, {.min_workers = 1});

@@ -13,7 +13,9 @@ constexpr auto kLong = std::chrono::seconds(10);
 // Three workers, node i + 1 with the connection i + 101, and a server.
 struct Members {
   Members()
-      : table(seating()), shift(table, [this](Peer peer, const Message& message) { told[peer].push_back(message); }) {}
+      : table(seating()), shift(table, [this](std::span<const Peer> peers, const Message& message) {
+          for (const Peer peer : peers) told[peer].push_back(message);
+        }) {}
 
   static Rendezvous::Seating seating() {
     Membership members = members_with_one_loop(3);

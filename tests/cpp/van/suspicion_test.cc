@@ -67,8 +67,29 @@ TEST_F(Suspicions, AHeartbeatFromBeforeItsDeathProvesNothing) {
   ASSERT_TRUE(job_.receive(2, Heartbeat{}));
   EXPECT_FALSE(was_told<Reachable>());
   job_.closed(2, "connection closed");
+  job_.tell_departed();
   EXPECT_FALSE(was_told<Reachable>());
-  EXPECT_TRUE(was_told<PeerLost>());
+  EXPECT_TRUE(was_told<Departed>());
+}
+
+// Thousands leave or are lost at once: all hear of all of them in one message, and no member has its reply before.
+TEST_F(Suspicions, WhoIsGoneIsToldTogether) {
+  ASSERT_TRUE(job_.receive(1, Leave{7, 0, "", "", false}));
+  job_.closed(2, "connection closed");
+  EXPECT_TRUE(sent_.empty());
+  job_.tell_departed();
+  ASSERT_GE(sent_.size(), 2U);
+  const auto* departed = std::get_if<Departed>(&sent_[0].second);
+  ASSERT_NE(departed, nullptr);
+  ASSERT_EQ(departed->members.size(), 2U);
+  EXPECT_EQ(departed->members[0].node, 1U);
+  EXPECT_FALSE(departed->members[0].is_lost);
+  EXPECT_EQ(departed->members[1].node, 2U);
+  EXPECT_TRUE(departed->members[1].is_lost);
+  EXPECT_EQ(sent_[1], (std::pair<Peer, Message>(1, Done{.call = 7})));
+  sent_.clear();
+  job_.tell_departed();
+  EXPECT_TRUE(sent_.empty()) << "once";
 }
 
 // One that has left sums until its connection ends: up to then it has to know the group, and from then on it cannot.
@@ -147,7 +168,7 @@ class BrokenConnections : public testing::Test {
 TEST_F(BrokenConnections, EndTheViewAndNobodyIsLost) {
   break_connection();
   EXPECT_EQ(told<ViewEnded>(), (std::vector<Peer>{peers_[0], peers_[1]}));
-  EXPECT_TRUE(told<PeerLost>().empty());
+  EXPECT_TRUE(told<Departed>().empty());
   EXPECT_TRUE(told<Reachable>().empty());
   EXPECT_EQ(job_.lost(), 0U);
 }

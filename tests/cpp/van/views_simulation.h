@@ -201,7 +201,9 @@ class Simulation {
 
   // What Job has sent takes effect after it has returned, as on a network.
   void deliver() {
-    while (!sent_.empty()) {
+    for (;;) {
+      job_->tell_departed();
+      if (sent_.empty()) return;
       if (messages_left_ && (*messages_left_)-- == 0) return replace_scheduler();
       const Peer peer = sent_.front().first;
       const Message message = std::move(sent_.front().second);
@@ -239,8 +241,7 @@ class Simulation {
     if (const auto* welcome = std::get_if<Welcome>(&message)) {
       ASSERT_EQ(peer, member.next) << "a welcome comes by the connection that asked for it";
       const Peer before = std::exchange(member.peer, std::exchange(member.next, 0));
-      member.node = *welcome->membership.by_id(welcome->you);
-      ASSERT_EQ(member.node.pid, member.pid);
+      member.node = *welcome->membership.find(member.pid);
       ASSERT_GT(welcome->membership.epoch, member.epoch);
       ASSERT_EQ(welcome->membership.epoch, member.expects) << "its listeners have the credentials of that view";
       member.epoch = welcome->membership.epoch;
@@ -268,8 +269,10 @@ class Simulation {
       member.schedulers = schedulers_;
     } else if (std::holds_alternative<AllLeft>(message)) {
       member.over = true;
-    } else if (const auto* lost = std::get_if<PeerLost>(&message)) {
-      if (peer == member.peer) member.lost.push_back(lost->node);
+    } else if (const auto* departed = std::get_if<Departed>(&message)) {
+      for (const Departed::Member& one : departed->members) {
+        if (peer == member.peer && one.is_lost && one.node != member.node.id) member.lost.push_back(one.node);
+      }
     }
   }
 

@@ -314,6 +314,7 @@ TEST(LostScheduler, ACallAfterTheJobHasEndedWithoutAnotherViewIsIgnored) {
   for (const SimulatedMember& member : job.members()) {
     (void)job.job().receive(member.peer, Leave{.call = 1, .lost_node = 0, .reason = "", .failure = ""});
   }
+  job.job().tell_departed();
   ASSERT_EQ(job.job().phase(), Job::Phase::kOver);
   EXPECT_TRUE(job.job().receive(job.members()[0].peer, Barrier{.call = 2}));
 }
