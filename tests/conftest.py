@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -17,6 +18,16 @@ hypothesis.settings.load_profile("checks")
 sys.path[:] = [one for one in sys.path if Path(one) != Path(__file__).parent]
 
 MOST_QUARANTINED = 10
+
+# What runs under nohup, or in the background of a shell, ignores signals, and so would all that tests start.
+for signum, handler in (
+    (signal.SIGHUP, signal.SIG_DFL),
+    (signal.SIGINT, signal.default_int_handler),
+    (signal.SIGQUIT, signal.SIG_DFL),
+    (signal.SIGTERM, signal.SIG_DFL),
+):
+    if signal.getsignal(signum) is signal.SIG_IGN:
+        signal.signal(signum, handler)
 
 
 # What they assert is explained as in a test.
