@@ -33,6 +33,7 @@ RUNS = {
     "bench/exact_bench.cc": [Run("$BUILD/exact_bench baseline bfloat16", r'"repaired"')],
     "bench/path_bench.cc": [Run("$BUILD/path_bench traced 1024 && echo walked", "walked")],
     "bench/reduce_bench.cc": [Run("$BUILD/reduce_bench baseline", r'"share"')],
+    "bench/scheduler_bench.cc": [Run("$BUILD/scheduler_bench 64 2", r'"leave"')],
     "bench/compressed_steps.py": [
         Run("python bench/compressed_steps.py --rate 1000 --rounds 2 --plot $OUT/steps.png", r"^bps, onebit", root=True)
     ],
