@@ -17,13 +17,14 @@ from bps_rdma.files import output
 from bps_rdma.launch.environment import LocalJob, inside_a_job
 from bps_rdma.launch.run import Interrupted, signals_raise
 from bps_rdma.terminal import closing, wide_console
-from bps_rdma.tools.bench.launch import MIN_ROUNDS, Listener, run_bench
+from bps_rdma.tools.bench.launch import Listener, run_bench
 from bps_rdma.tools.bench.peers import environments
 from bps_rdma.tools.bench.plan import (
     BASELINES,
     DEFAULT_SIZES,
     DTYPES,
     MEMORY_KINDS,
+    MIN_ROUNDS,
     MPI_BASELINES,
     OPS,
     Plan,

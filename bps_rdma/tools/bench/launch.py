@@ -13,7 +13,7 @@ from bps_rdma.launch.environment import LocalJob
 from bps_rdma.launch.process import Children
 from bps_rdma.launch.run import spawn_helpers
 from bps_rdma.tools.bench import bound, teams
-from bps_rdma.tools.bench.plan import MPI_BASELINES, Case, Plan
+from bps_rdma.tools.bench.plan import MAX_ROUNDS, MIN_ROUNDS, MPI_BASELINES, Case, Plan
 from bps_rdma.tools.bench.results import CaseResult, Outcome, routes_of
 from bps_rdma.tools.bench.stats import Timing, merge
 from bps_rdma.tools.ranks import Ranks
@@ -21,7 +21,6 @@ from bps_rdma.tools.ranks import Ranks
 # Receives the progress: the case, its rounds so far, and the share of the whole run that is complete.
 Listener = Callable[[Case, int, float], None]
 
-MIN_ROUNDS, _MAX_ROUNDS = 5, 500  # the former for quartiles; the latter leaves time for large tensors
 _CHUNK_SECONDS = 0.25  # between two updates of the progress display
 _TURN_SECONDS = (
     0.05  # seconds of a team's turn if there are several; short, so that other work disturbs all of them alike
@@ -121,4 +120,4 @@ def _rounds_left(plan: Plan, rounds: int, seconds_each: float, seconds_left: flo
     if plan.iterations is not None:
         return plan.iterations - rounds
     fitting = int(seconds_left / max(seconds_each, 1e-6)) if seconds_left > 0 else 0
-    return max(min(fitting, _MAX_ROUNDS - rounds), MIN_ROUNDS - rounds, 0)
+    return max(min(fitting, MAX_ROUNDS - rounds), MIN_ROUNDS - rounds, 0)

@@ -17,6 +17,7 @@ DTYPES = {
 }  # fmt: skip
 BASELINES = ("gloo", "openmpi", "mpich")
 MPI_BASELINES = ("openmpi", "mpich")  # each runs in its own processes, started by its own mpiexec
+MIN_ROUNDS, MAX_ROUNDS = 5, 500  # of a case: the former for quartiles; the latter leaves time for large tensors
 MEMORY_KINDS = ("plain", "shared")
 DEFAULT_SIZES = "4K,16K,64K,256K,1M,4M,16M,64M"
 

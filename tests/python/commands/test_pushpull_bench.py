@@ -237,6 +237,24 @@ def test_a_sweep_inside_a_job_is_refused():
     assert "outside of any job" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("options", "rounds"),
+    [
+        (["--iters", "7"], 7),
+        (["--seconds", "0.1"], 5),  # the least: to warm 64 MiB up takes longer than this
+        (["--seconds", "600", "--sizes", "64", "--calls", "1", "--warmup", "0"], 500),  # the most
+        (["--size-mb", "0.01"], 20),  # as BytePS's
+    ],
+    ids=["iterations", "no time", "much time", "byteps"],
+)
+def test_inside_a_job_it_takes_the_time_that_it_is_given(options, rounds):
+    run = [harness.binary("bps"), "run", "-np", "2", *BENCH]
+    done = harness.run_command([*run, "--json", "-", "--sizes", "64M", *options], env=ENV, within=120)
+    assert done.returncode == 0, done.stderr
+    (found,) = json.loads(done.stdout.splitlines()[-1])["results"]
+    assert len(found["times_ms"]) == rounds
+
+
 def test_how_much_memory_a_sweep_counts_with():
     assert memory.needed(1 << 30, 256 << 20, 6, 2) > 6 * 2 * (1 << 30)
     assert memory.needed(1 << 20, 0, 4, 1) > memory.needed(1 << 20, 0, 2, 1)
