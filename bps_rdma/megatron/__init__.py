@@ -5,7 +5,7 @@ import bps_rdma.megatron
 
 bps_rdma.megatron.enable()  # once, before the model is built
 
-or, for an unchanged script: `torchrun ... -m bps_rdma.megatron pretrain_gpt.py ... --use-dpu-reduce`.
+or, for an unchanged script: `torchrun ... -m bps_rdma.megatron pretrain_gpt.py ... --use-bps`.
 """
 
 from bps_rdma.megatron.adapter import attach, disable, enable, enabled

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`python -m bps_rdma.megatron pretrain_gpt.py ...` runs an unchanged script of Megatron's with the flags of bps_rdma.
 
-Start it as that script is started: `torchrun ... -m bps_rdma.megatron pretrain_gpt.py ... --use-dpu-reduce`. Without
+Start it as that script is started: `torchrun ... -m bps_rdma.megatron pretrain_gpt.py ... --use-bps`. Without
 one of the flags Megatron is not changed.
 """
 
@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 from bps_rdma import extras
 from bps_rdma.errors import BpsError, InvalidArgumentError
 from bps_rdma.megatron.adapter import enable
-from bps_rdma.megatron.arguments import FLAGS, extend_parser, extend_yaml, name_of
+from bps_rdma.megatron.arguments import FLAGS, canonical, extend_parser, extend_yaml, name_of
 from bps_rdma.terminal import print_error
 
 
@@ -44,7 +44,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _switch_on(arguments: list[str]) -> None:
     """Enables at once, for scripts with a parser of their own, and again with what Megatron's own parser finds."""
-    wanted = {name_of(flag): True for flag in FLAGS if flag in arguments}
+    wanted = {name_of(flag): True for flag in map(canonical, arguments) if flag in FLAGS}
 
     def look(options: Any) -> None:
         for name in wanted:
@@ -61,7 +61,7 @@ def _switch_on(arguments: list[str]) -> None:
     if known and by_file:
         extend_yaml(look)
     if not known:
-        sys.argv = [word for word in arguments if word not in FLAGS]
+        sys.argv = [word for word in arguments if canonical(word) not in FLAGS]
     if wanted:
         enable(**{name: name in wanted for name in map(name_of, FLAGS)})
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from bps_rdma import extras
 from bps_rdma.errors import InvalidArgumentError
-from bps_rdma.megatron.arguments import check_options, check_version
+from bps_rdma.megatron.arguments import check_options, check_version, is_set
 from bps_rdma.megatron.communicator import Communicator
 from bps_rdma.megatron.lora import cure_frozen_embedding, watch_first_step
 from bps_rdma.megatron.memory import MappedBuffers, follow_moves
@@ -41,8 +41,8 @@ def enable(
     Call it once at start-up, before the model is built. Without the flags Megatron is not changed at all.
 
     Args:
-        config: Megatron's arguments or a DistributedDataParallelConfig, from which `use_dpu_reduce` and
-            `use_dpu_tp_reduce` are read where it has them. None: use_dpu_reduce alone.
+        config: Megatron's arguments or a DistributedDataParallelConfig, from which `use_bps` (or `use_dpu_reduce`) and
+            `use_bps_tp` (or `use_dpu_tp_reduce`) are read where it has them. None: use_dpu_reduce alone.
         use_dpu_reduce: synchronise gradients and the distributed optimizer's parameters; overrides `config`.
         use_dpu_tp_reduce: also the collectives of tensor parallelism, through a group of bps_rdma's torch.distributed
             backend; overrides `config`.
@@ -55,8 +55,10 @@ def enable(
     Raises:
         InvalidArgumentError: Megatron's version, or an option in `config`, is not supported; says why.
     """
-    gradients = getattr(config, "use_dpu_reduce", config is None) if use_dpu_reduce is None else use_dpu_reduce
-    tensors = getattr(config, "use_dpu_tp_reduce", False) if use_dpu_tp_reduce is None else use_dpu_tp_reduce
+    gradients = use_dpu_reduce
+    if gradients is None:
+        gradients = is_set(config, "--use-dpu-reduce", otherwise=config is None)
+    tensors = is_set(config, "--use-dpu-tp-reduce") if use_dpu_tp_reduce is None else use_dpu_tp_reduce
     if not (gradients or tensors):
         return False
     extras.require("megatron.core", "bps_rdma.megatron")

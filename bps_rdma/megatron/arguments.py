@@ -13,6 +13,8 @@ FLAGS = {
     "--use-dpu-reduce": "synchronise gradients by push/pull (bps_rdma)",
     "--use-dpu-tp-reduce": "run the collectives of tensor parallelism through bps_rdma, too",
 }
+# What users type, who need no DPU for it; the names above are those of Megatron's forks.
+ALIASES = {"--use-dpu-reduce": "--use-bps", "--use-dpu-tp-reduce": "--use-bps-tp"}
 _NO_CURE = "--no-cure-frozen-embeddings"
 
 
@@ -20,9 +22,10 @@ def add_flags(parser: Any) -> Any:
     """Adds the flags to a parser of Megatron's; can be passed as `extra_args_provider` to versions before 0.17."""
     group = parser.add_argument_group(title="bps_rdma")
     for flag, text in FLAGS.items():
-        if flag in parser._option_string_actions:
-            continue  # a script that adds them itself, run by `-m bps_rdma.megatron`
-        group.add_argument(flag, action="store_true", help=text)
+        # A script may add some itself, and be run by `-m bps_rdma.megatron`.
+        names = [name for name in (ALIASES[flag], flag) if name not in parser._option_string_actions]
+        if names:
+            group.add_argument(*names, dest=name_of(flag), action="store_true", help=text)
     if _NO_CURE not in parser._option_string_actions:
         group.add_argument(
             _NO_CURE, dest="cure_frozen_embeddings", action="store_false",
@@ -34,6 +37,17 @@ def add_flags(parser: Any) -> Any:
 def name_of(flag: str) -> str:
     """The name of the attribute that holds a flag."""
     return flag.removeprefix("--").replace("-", "_")
+
+
+def is_set(options: Any, flag: str, *, otherwise: bool = False) -> bool:
+    """Whether Megatron's arguments, or a DistributedDataParallelConfig, ask for a flag under either of its names."""
+    found = [getattr(options, name_of(name)) for name in (flag, ALIASES[flag]) if hasattr(options, name_of(name))]
+    return any(found) if found else otherwise
+
+
+def canonical(word: str) -> str:
+    """The flag that a word of the command line is another name of, or the word."""
+    return next((flag for flag, alias in ALIASES.items() if word == alias), word)
 
 
 def extend_parser(then: Callable[[Any], None]) -> bool:
@@ -119,14 +133,14 @@ def check_options(options: Any) -> None:
     for name, reason in _REFUSED.items():
         if getattr(options, name, False):
             raise InvalidArgumentError(
-                f"{name} cannot be combined with use_dpu_reduce: {reason}", "leave out one of the two"
+                f"{name} cannot be combined with use_bps: {reason}", "leave out one of the two"
             )
     # The command line asks for it by an optimizer and --use-distributed-optimizer, which the model's config lacks.
     shards = getattr(options, "use_distributed_optimizer", False)
     layer_wise = not shards or getattr(options, "optimizer", "adam") not in ("adam", "sgd")
     if getattr(options, "overlap_param_gather", False) and layer_wise:
         raise InvalidArgumentError(
-            "overlap_param_gather with the layer-wise optimizer cannot be combined with use_dpu_reduce: it gathers "
+            "overlap_param_gather with the layer-wise optimizer cannot be combined with use_bps: it gathers "
             "parts of unequal size",
             "leave out one of the two, or use --use-distributed-optimizer with adam or sgd",
         )

@@ -129,5 +129,5 @@ def _work(handles: Sequence[AnyHandle], tensors: list[torch.Tensor]) -> BpsWork:
 def _operation(opts: Any) -> ReduceOp:
     found = operation(opts.reduceOp)
     if found is None:
-        raise InvalidTensorError(f"servers cannot reduce by {opts.reduceOp}", "leave out --use-dpu-reduce")
+        raise InvalidTensorError(f"servers cannot reduce by {opts.reduceOp}", "leave out --use-bps")
     return found

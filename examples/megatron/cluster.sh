@@ -60,7 +60,7 @@ case $role in
   worker)
     join
     [[ $# -ge 3 ]] || usage
-    train "$2" -m bps_rdma.megatron "${@:3}" --use-dpu-reduce
+    train "$2" -m bps_rdma.megatron "${@:3}" --use-bps
     ;;
   stock)
     [[ $# -ge 3 ]] || usage

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs a script of a Megatron-LM checkout without a GPU, through `bps_rdma.megatron`, and so with its flags.
 
-    torchrun --nproc-per-node 2 examples/megatron/on_cpu.py Megatron-LM/pretrain_gpt.py [its arguments] --use-dpu-reduce
+    torchrun --nproc-per-node 2 examples/megatron/on_cpu.py Megatron-LM/pretrain_gpt.py [its arguments] --use-bps
 
 Adds the arguments that a CPU requires (gloo, no fused kernels). Without a flag of bps_rdma this is stock Megatron.
 """

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pretrains a small GPT on Megatron's own training loop, without a GPU, on generated data.
 
-    torchrun --nproc-per-node 2 examples/megatron/pretrain.py --use-dpu-reduce
-    torchrun --nproc-per-node 8 examples/megatron/pretrain.py --tp 2 --pp 2 --use-dpu-reduce
+    torchrun --nproc-per-node 2 examples/megatron/pretrain.py --use-bps
+    torchrun --nproc-per-node 8 examples/megatron/pretrain.py --tp 2 --pp 2 --use-bps
 
 With --checkpoints, the same command resumes an interrupted training. Without a flag of bps_rdma this is stock Megatron
 over gloo. compare.py compares both.

@@ -44,6 +44,9 @@ def test_without_the_flag_nothing_is_touched():
     assert megatron.enable(SimpleNamespace(use_dpu_reduce=False)) is False
     assert megatron.enable(use_dpu_reduce=False) is False
     assert functions() == before
+    assert megatron.enable(SimpleNamespace(use_bps=False)) is False
+    with megatron.enabled(SimpleNamespace(use_bps=True)) as on:
+        assert on
     with megatron.enabled(SimpleNamespace(use_dpu_reduce=True, use_dpu_tp_reduce=True)) as on:
         assert on
         changed = {name for name, value in functions().items() if value is not before[name]}
@@ -58,7 +61,7 @@ def test_without_the_flag_nothing_is_touched():
 )
 def test_what_is_not_supported_is_refused(option):
     before = functions()
-    with pytest.raises(bps_rdma.InvalidArgumentError, match="use_dpu_reduce"):
+    with pytest.raises(bps_rdma.InvalidArgumentError, match="use_bps"):
         megatron.enable(SimpleNamespace(use_dpu_reduce=True, **{option: True}))
     assert functions() == before
     with pytest.raises(bps_rdma.InvalidArgumentError, match=r"0\.13\.1 is older"):
@@ -69,9 +72,11 @@ def test_what_is_not_supported_is_refused(option):
 def test_the_flags_fit_a_parser_of_megatrons():
     parser = megatron.add_flags(argparse.ArgumentParser())
     assert parser.parse_args([]).use_dpu_reduce is False
-    found = parser.parse_args(["--use-dpu-reduce", "--use-dpu-tp-reduce"])
-    assert found.use_dpu_reduce
-    assert found.use_dpu_tp_reduce
+    for words in (["--use-dpu-reduce", "--use-dpu-tp-reduce"], ["--use-bps", "--use-bps-tp"]):
+        found = parser.parse_args(words)
+        assert found.use_dpu_reduce
+        assert found.use_dpu_tp_reduce
+    assert not parser.parse_args(["--use-bps"]).use_dpu_tp_reduce
 
 
 def bytes_moved(bps: Any, distributed: bool) -> tuple[int, int]:

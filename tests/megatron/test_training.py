@@ -51,6 +51,13 @@ def test_the_flags_are_parsed(tmp_path):
     assert (status, out.splitlines()[-1]) == (0, "False True False"), err
 
 
+@pytest.mark.parametrize("flag", ["--use-bps", "--use-bps-tp"])
+def test_the_other_names_of_the_flags(tmp_path, flag):
+    status, out, err = outcome(tmp_path, flag)
+    gradients = flag == "--use-bps"
+    assert (status, out.splitlines()[-1]) == (0, f"{gradients} {not gradients} True"), err
+
+
 def test_a_yaml_file(tmp_path):
     """It replaces the command line in Megatron's eyes; the flags hold in either place."""
     pytest.importorskip("yaml")
@@ -61,10 +68,12 @@ def test_a_yaml_file(tmp_path):
     config.write_text("enable_msc: false\ndisable_msc_deprecated: false\n")
     assert outcome(tmp_path, "--yaml-cfg", config)[1].splitlines()[-1] == "None None False"
     assert outcome(tmp_path, f"--yaml-cfg={config}", FLAG)[1].splitlines()[-1] == "True None True"
+    config.write_text("enable_msc: false\ndisable_msc_deprecated: false\nuse_bps: true\n")
+    assert outcome(tmp_path, "--yaml-cfg", config)[1].splitlines()[-1] == "None None True"
     config.write_text("use_dpu_reduce: true\nuse_megatron_fsdp: true\n")
     status, _, err = outcome(tmp_path, "--yaml-cfg", config)
     assert status == 1
-    assert "error: use_megatron_fsdp cannot be combined with use_dpu_reduce" in err
+    assert "error: use_megatron_fsdp cannot be combined with use_bps" in err
 
 
 @pytest.mark.parametrize(
@@ -82,7 +91,7 @@ def test_what_is_not_supported_is_refused_when_it_is_parsed(tmp_path, option):
     status, out, err = outcome(tmp_path, FLAG, *option)
     assert (status, out) == (1, "")
     assert err.splitlines()[-2].startswith("error: ")
-    assert "cannot be combined with use_dpu_reduce" in err
+    assert "cannot be combined with use_bps" in err
     assert err.splitlines()[-1].startswith("hint: ")
     assert outcome(tmp_path, *option)[0] == 0, "without the flag it is Megatron's own affair"
 
