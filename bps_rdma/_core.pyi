@@ -813,5 +813,5 @@ def start_operation(
     """
 
 MOST_STACK_BYTES: int = 65536
-__version__: str = "0.1.0"
+__version__: str = "0.2.0"
 with_rdma: bool = True

@@ -46,6 +46,9 @@ def tree(tmp_path):
     (tmp_path / "CHANGELOG.md").write_text(CHANGELOG)
     (tmp_path / "examples" / "kubernetes").mkdir(parents=True)
     (tmp_path / "examples" / "kubernetes" / "job.yaml").write_text("image: example.org/bps_rdma:1.2.3\n")
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "kubernetes.md").write_text("docker push $REGISTRY/bps_rdma-ray:1.2.3\n")
+    (tmp_path / "pyproject.toml").write_text('Source = "https://github.com/somebody/bps_rdma"\n')
     return tmp_path
 
 
@@ -65,6 +68,8 @@ def test_a_release(release, tree):
         ("CHANGELOG.md", " - 2026-01-02", "", "no date"),
         ("CHANGELOG.md", "## [Unreleased]\n", "## [Unreleased]\n- more\n", "changes in [Unreleased]"),
         ("examples/kubernetes/job.yaml", "1.2.3", "1.2.2", "job.yaml has the image bps_rdma:1.2.2"),
+        ("docs/kubernetes.md", "1.2.3", "1.2.2", "docs/kubernetes.md has the image bps_rdma-ray:1.2.2"),
+        ("pyproject.toml", "somebody", "OWNER", "pyproject.toml has OWNER"),
     ],
 )
 def test_what_keeps_a_tree_from_being_one(release, tree, file, old, new, said):
