@@ -91,7 +91,7 @@ def accumulate(
     """Adds `delta` to the weights that the servers keep, and returns them, without waiting for other ranks.
 
     What is returned contains all that this rank has added, and what others have added so far. The ranks that are on
-    the way change it in parts: partitions of BYTEPS_PARTITION_BYTES, each consistent in itself. The order in which
+    the way change it in parts: partitions of BPS_PARTITION_BYTES, each consistent in itself. The order in which
     ranks come decides the last bits.
 
     Args:

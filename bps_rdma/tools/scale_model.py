@@ -56,10 +56,10 @@ class Protocol:
     """Settings of bps_rdma, and properties of the network.
 
     Attributes:
-        partition_bytes: BYTEPS_PARTITION_BYTES, the most that a piece has.
+        partition_bytes: BPS_PARTITION_BYTES, the most that a piece has.
         min_partition_bytes: BPS_MIN_PARTITION_BYTES; where a tensor is small for its servers, it is cut finer.
         window: BPS_SERVER_WINDOW, the pieces that a worker may have in flight to one loop of a server.
-        server_loops: BYTEPS_SERVER_ENGINE_THREAD of spare hosts; a server inside a worker has one loop.
+        server_loops: BPS_SERVER_ENGINE_THREAD of spare hosts; a server inside a worker has one loop.
         server_memory: BPS_SERVER_MEMORY, bytes for landing slots; windows shrink to fit with many workers.
         latency_s: time from a write to its arrival on an idle network.
         sum_bytes_per_s: speed at which a loop of a server sums, in bytes of all workers' pieces.
@@ -155,7 +155,7 @@ def ring_seconds(workers: int, gbit_per_s: float, nbytes: int, protocol: Protoco
 
 
 def partition_for(hosts: Sequence[Hosts]) -> int:
-    """BYTEPS_PARTITION_BYTES as init() chooses it for such links: the slowest one counts."""
+    """BPS_PARTITION_BYTES as init() chooses it for such links: the slowest one counts."""
     return _core.partition_for_link(min(_bytes_per_s(host) for host in hosts))
 
 

@@ -94,59 +94,56 @@ constexpr Setting kTable[] = {
     {"BPS_SECRET", "", "", kText, job<&JobSettings::secret>,
      "shared secret of the job, random text; empty: see BPS_SECRET_FILE", true},
     {"BPS_SECRET_FILE", "", "", kText, job<&JobSettings::secret_file>,
-     "file with the secret, which only this user can read; empty: on one host a secret of this user, made at first "
-     "use; "
-     "a job on several hosts is refused"},
-    {"BPS_MIN_WORKERS", "", "0", whole(0, kMany), job<&JobSettings::min_workers>,
-     "the job goes on with the workers that are left, as long as there are so many; 0: it ends when a member is lost"},
-    {"BPS_SERVER_FAILOVER", "", "auto", words("0 1 auto"), job<&JobSettings::server_failover>,
-     "with BPS_MIN_WORKERS and servers of their own, the loss of a server aborts no operation. 0: off; 1: on; auto: "
-     "on, but off for asynchronous training, where servers keep the weights"},
-    {"BPS_PLACEMENT", "", "auto", words("auto mixed dedicated embedded"), job<&JobSettings::placement>,
-     "where sums are made. auto: on the dedicated servers, and inside the workers as far as that keeps all links full; "
-     "mixed: the same, as if all links were equal; dedicated or embedded: those servers alone"},
-    {"BPS_PLACEMENT_SECONDS", "", "5", whole(0, kMany), job<&JobSettings::placement_seconds>,
-     "seconds, at least, from one change of what each server sums to the next, where a link has become slow, or is as "
-     "fast again; 0: nothing changes while the job runs"},
+     "file with the secret, which only this user can read; empty: on one host a file that is made at first use, and "
+     "no job on several hosts"},
     {"BPS_RSH", "", "ssh", kText, job<&JobSettings::rsh>,
      "program, and its options, by which `bps run -H` starts processes on other hosts"},
     {"BPS_INSECURE", "", "0", kFlag, job<&JobSettings::insecure>,
      "1: a job without BPS_SECRET and BPS_SECRET_FILE has no secret; everybody who reaches its ports can join it"},
+    {"BPS_MIN_WORKERS", "", "0", whole(0, kMany), job<&JobSettings::min_workers>,
+     "the job goes on after a loss while this many workers are left; 0: the loss of a member ends it"},
+    {"BPS_SERVER_FAILOVER", "", "auto", words("0 1 auto"), job<&JobSettings::server_failover>,
+     "with BPS_MIN_WORKERS, the loss of a dedicated server aborts no operation. 0: off; 1: on; auto: on, except in "
+     "asynchronous training"},
+    {"BPS_PLACEMENT", "", "auto", words("auto mixed dedicated embedded"), job<&JobSettings::placement>,
+     "which servers sum. auto: the dedicated ones, and those inside the workers as far as that keeps all links full; "
+     "mixed: the same, as if all links were equal; dedicated or embedded: those servers alone"},
+    {"BPS_PLACEMENT_SECONDS", "", "5", whole(0, kMany), job<&JobSettings::placement_seconds>,
+     "least time in seconds between two changes of what each server sums, which follow links that become slow or "
+     "fast; 0: no changes"},
     // Transports
     {"BPS_TRANSPORT", "DMLC_ENABLE_RDMA", "auto", words("auto 0 1 zmq ibverbs", "shm tcp rdma"),
      transport<&TransportSettings::allowed>,
      "shm, tcp, rdma or several of them, best first; auto: shm on one host, else rdma, else tcp"},
     {"BPS_INTERFACE", "DMLC_INTERFACE NCCL_SOCKET_IFNAME", "", kText, transport<&TransportSettings::interface>,
-     "network interfaces to use, as in eth0,eth1: data goes over all of them, in proportion to their speeds; the "
-     "beginning of a name means all such, '=' in front: exact names, '^': any but these; empty: that of the route to "
-     "the "
-     "scheduler"},
+     "network interfaces to use, as in eth0,eth1: data goes over all of them, in proportion to their speeds. The "
+     "beginning of a name means all that begin so; '=' in front: exact names; '^' in front: all others. Empty: the "
+     "interface of the route to the scheduler"},
     {"BPS_NODE_HOST", "DMLC_NODE_HOST", "", kText, transport<&TransportSettings::node_host>,
      "address at which peers reach this process"},
     {"BPS_PORTS", "", "", kPorts, transport<&TransportSettings::ports>,
-     "ports to listen on for other hosts, as in 40000-40100, for data and the scheduler: what a firewall has to let "
-     "through; empty: any"},
+     "ports to listen on for other hosts, as in 30000-30100, for data and the scheduler; empty: any"},
     {"BPS_LINK_GBPS",
      "",
      "",
      {.kind = Range::Kind::kNumber},
      transport<&TransportSettings::link_gbps>,
-     "Gbit/s that the links of this host carry, all together; empty: what its interfaces say"},
+     "Gbit/s that the links of this host carry in all; empty: the speeds of its interfaces"},
     {"BPS_HOST_ID", "", "", kText, transport<&TransportSettings::host_id>,
-     "processes of one machine that have different texts here count as different hosts, such as containers that share "
-     "no memory"},
+     "a text that tells hosts apart: give containers of one machine different ones, if they share no memory"},
     {"BPS_TCP_STREAMS", "", "2", whole(1, 64), transport<&TransportSettings::tcp_streams>,
-     "TCP data connections per pair of loops"},
+     "TCP data connections for each pair of threads (loops) that exchange data"},
     {"BPS_TCP_CONGESTION", "", "cubic", kText, transport<&TransportSettings::tcp_congestion>,
      "congestion control of each TCP connection; empty: the system's (BBR paces loopback)"},
     {"BPS_SHM_CMA", "", "1", kFlag, transport<&TransportSettings::shm_cma>,
-     "1: servers on the same host read and write ordinary memory by cross-memory copies; 0: the worker stages it"},
+     "1: servers on the same host read and write ordinary memory by cross-memory copies; 0: workers copy it to "
+     "shared memory"},
     {"BPS_SHM_FENCE", "", "kill", words("kill copy"), transport<&TransportSettings::shm_fence>,
-     "what keeps a server process of this host that is lost from writing to a worker's memory later: kill ends that "
-     "process; copy lets servers work on copies only"},
+     "how workers make sure that a lost process of their host does not write to their memory later. kill: they end "
+     "it; copy: servers always work on copies"},
     {"BPS_RDMA_HCA", "NCCL_IB_HCA", "", kText, rdma<&RdmaSettings::hca>,
-     "RDMA devices to use, as in mlx5_0:1,mlx5_1; '=' in front: exact names, '^': all but these; empty: all that are "
-     "usable"},
+     "RDMA devices to use, as in mlx5_0:1,mlx5_1; '=' in front: exact names; '^' in front: all others; empty: all that "
+     "are usable"},
     {"BPS_RDMA_GID_INDEX", "NCCL_IB_GID_INDEX", "-1", whole(-1, 65535), rdma<&RdmaSettings::gid_index>,
      "entry of the GID table; -1: the best one, see `bps doctor`"},
     {"BPS_RDMA_TC", "NCCL_IB_TC", "-1", whole(-1, 255), rdma<&RdmaSettings::traffic_class>,
@@ -156,44 +153,44 @@ constexpr Setting kTable[] = {
     {"BPS_RDMA_PKEY", "NCCL_IB_PKEY", "-1", whole(-1, 65535), rdma<&RdmaSettings::pkey_index>,
      "index of the partition key; -1: the system's"},
     {"BPS_RDMA_TIMEOUT", "NCCL_IB_TIMEOUT", "16", whole(1, 31), rdma<&RdmaSettings::timeout>,
-     "wait for an acknowledgement before packets are sent again: 4.096 us times 2 to the power of this, 16: 0.27 s"},
+     "n, for a wait of 4.096 us times 2 to the power of n before packets are sent again; 16: 0.27 s"},
     {"BPS_RDMA_RETRY_CNT", "NCCL_IB_RETRY_CNT", "7", whole(0, 7), rdma<&RdmaSettings::retry_count>,
-     "retransmissions after such waits before the connection is lost; with both defaults a cable may be out for 2 s"},
+     "how often packets are sent again before the connection is lost; with both defaults a cable may be out for 2 s"},
     {"BPS_RDMA_QPS", "NCCL_IB_QPS_PER_CONNECTION", "2", whole(1, 16), rdma<&RdmaSettings::data_queue_pairs>,
-     "data queue pairs per pair of loops"},
+     "data queue pairs for each pair of threads (loops) that exchange data"},
     {"BPS_RDMA_MEMORY", "", "watched", words("watched staged trusted"), rdma<&RdmaSettings::callers_memory>,
-     "tensors in memory that bps_rdma has not allocated. watched: the device uses it directly while the kernel tells "
-     "when it is given back, else it is copied; staged: it is copied; trusted: the device uses it directly, and a "
-     "program that gives memory back gets wrong sums; see docs/rdma.md"},
+     "how the device uses memory that bps_rdma has not allocated. watched: directly where the kernel tells when it is "
+     "given back, otherwise by copies; staged: by copies; trusted: directly, and a program that gives memory back gets "
+     "wrong sums; see docs/rdma.md"},
     // Workers
     {"BPS_PARTITION_BYTES", "BYTEPS_PARTITION_BYTES", "524288", whole(8, kGiB),
      worker<&WorkerSettings::partition_bytes>,
-     "largest piece of a tensor, bytes; unless it is set, init() measures TCP links between hosts, and RDMA links that "
-     "TCP can take, too, and slow ones get smaller pieces, of 65536 bytes at least (see docs/performance.md); BytePS's "
-     "default is 4096000"},
+     "bytes of a partition, the largest piece of a tensor; unless it is set, init() measures the links between hosts, "
+     "and slow links get smaller pieces (see docs/tuning.md)"},
     {"BPS_MIN_PARTITION_BYTES", "", "65536", whole(8, kGiB), worker<&WorkerSettings::min_partition_bytes>,
-     "tensors too small to give every server loop several full pieces are cut finer, but not finer than this, bytes"},
+     "least bytes of a partition: small tensors are cut finer, so that all servers get a part, but not finer than "
+     "this"},
     {"BPS_SCHEDULING_CREDIT", "BYTEPS_SCHEDULING_CREDIT", "0", whole(0), worker<&WorkerSettings::scheduling_credit>,
-     "bytes in flight per push loop, shared by the servers, that more urgent tensors cannot overtake; 0: unlimited; "
-     "below 1000: a number of partitions, as in BytePS"},
+     "bytes that each worker thread has under way, which more urgent tensors cannot overtake; 0: unlimited; below "
+     "1000: "
+     "a number of partitions, as in BytePS"},
     {"BPS_PUSH_THREAD", "BYTEPS_PUSH_THREAD", "1", whole(1, 64), worker<&WorkerSettings::loops>,
-     "worker loops; each one pushes and pulls"},
+     "threads of a worker that push and pull (worker loops)"},
     {"BPS_KEY_HASH_FN", "BYTEPS_KEY_HASH_FN", "raw", words("raw djb2 naive built_in sdbm mixed balanced"),
      worker<&WorkerSettings::key_hash>,
-     "which server sums a partition: raw, djb2, naive, built_in, sdbm or mixed, hashes of its key as in BytePS, or "
+     "how a partition finds its server: raw, djb2, naive, built_in, sdbm or mixed, BytePS's hashes of its key; "
      "balanced, the server with the fewest bytes so far"},
     {"BPS_HOST_SUM", "", "1", kFlag, worker<&WorkerSettings::host_sum>,
      "1: in a job on several hosts the ranks of a host sum in shared memory first, and one contribution per host "
-     "crosses "
-     "the network; 0 on any rank: every rank sends its own"},
+     "crosses the network; 0 on any rank: every rank sends its own"},
     {"BPS_COMPRESSION", "", "", kText, worker<&WorkerSettings::compression>,
-     "how sums of float32 travel between hosts unless their call says otherwise, as in int8:feedback=1; see "
-     "docs/compression.md; empty: as they are"},
+     "how sums of float32 are compressed between hosts, unless their call says it, as in int8:feedback=1; empty: not "
+     "at all; see docs/compression.md"},
     {"BPS_MIN_COMPRESS_BYTES", "BYTEPS_MIN_COMPRESS_BYTES", "65536", whole(0),
      worker<&WorkerSettings::min_compress_bytes>, "tensors smaller than this are not compressed by BPS_COMPRESSION"},
     {"BPS_EXACT", "", "0", kFlag, worker<&WorkerSettings::exact>,
-     "1: sums and averages of floating point are exact, and rounded once, unless their call says otherwise: the same "
-     "bits for any number of ranks; see docs/exact.md"},
+     "1: sums and averages of floating point are exact, and rounded once, unless their call says otherwise; see "
+     "docs/exact.md"},
     {"BPS_ASYNC", "BYTEPS_ENABLE_ASYNC", "0", kFlag, worker<&WorkerSettings::async>,
      "1: DistributedOptimizer trains asynchronously: servers keep the weights, and no rank waits for another; see "
      "docs/async.md"},
@@ -205,20 +202,20 @@ constexpr Setting kTable[] = {
     {"BPS_MIXED_MODE_BOUND", "BYTEPS_MIXED_MODE_BOUND", "101", whole(1, 1 << 20), worker<&WorkerSettings::mixed_bound>,
      "bound of the key hash mixed"},
     {"BPS_STAGING_BYTES", "", "67108864", whole(1 << 16), worker<&WorkerSettings::staging_bytes>,
-     "memory per worker loop for tensors that a server cannot reach itself, bytes"},
+     "bytes of memory, for each worker thread, through which tensors are copied that a server cannot reach itself"},
     {"BPS_GPU_CHUNK_BYTES", "", "4194304", whole(1 << 12, kGiB), worker<&WorkerSettings::gpu_chunk_bytes>,
-     "tensors on a GPU are copied through pinned memory in chunks of this size, bytes"},
+     "bytes of the chunks in which a GPU's tensors are copied through pinned memory"},
     {"BPS_GPU_CHUNKS", "", "4", whole(1, 1 << 10), worker<&WorkerSettings::gpu_chunks>,
-     "such chunks in memory, per GPU and group"},
+     "number of these chunks for each GPU and group"},
     // Servers
     {"BPS_SERVER_ENGINE_THREAD", "BYTEPS_SERVER_ENGINE_THREAD", "0", whole(0, 64), server<&ServerSettings::loops>,
-     "server loops; 0: one per core and at most 4 on a dedicated server, as many as "
-     "BPS_PUSH_THREAD in a worker that is a server too"},
+     "threads of a server that sum (server loops); 0: on a dedicated server one per core and at most 4, in a worker as "
+     "many as BPS_PUSH_THREAD"},
     {"BPS_SERVER_WINDOW", "", "4", whole(1, 4096), server<&ServerSettings::window>,
-     "partitions a worker may have in flight to one server loop (landing slots); servers that sum less than others "
-     "grant less in proportion, 2 at least"},
+     "partitions that a worker may have under way to one server thread; servers that sum less than others grant fewer, "
+     "2 at least"},
     {"BPS_SERVER_MEMORY", "", "4294967296", whole(0), server<&ServerSettings::slot_memory>,
-     "bytes of landing slots on one server; many workers get smaller windows, one slot at least; 0: no limit"},
+     "bytes on one server for partitions that are under way to it; 0: no limit"},
     // Deadlines
     {"BPS_TIMEOUT", "", "300", kSeconds, deadline<&Deadlines::operation>,
      "seconds until an operation that does not complete fails"},
@@ -226,43 +223,39 @@ constexpr Setting kTable[] = {
     {"BPS_SHUTDOWN_TIMEOUT", "", "60", kSeconds, deadline<&Deadlines::shutdown>,
      "seconds to wait for the other workers at shutdown"},
     {"BPS_HEARTBEAT_TIMEOUT", "PS_HEARTBEAT_TIMEOUT", "10", kSeconds, deadline<&Deadlines::heartbeat>,
-     "seconds of silence after which a member counts as lost; a process that ends, or a network that is cut, is "
-     "noticed "
-     "sooner, so this is only for hosts and processes that hang: longer than a process may be swapped out or stopped"},
+     "seconds of silence after which a member counts as lost, for hosts and processes that hang; the end of a process "
+     "and a cut network are noticed sooner"},
     {"BPS_SCHEDULER_PATIENCE", "", "0", whole(0, kMany), deadline<&Deadlines::scheduler>,
-     "seconds that a job with BPS_MIN_WORKERS waits for a lost scheduler to be started again, which `bps run` does (it "
-     "sets 30); 0: not at all"},
+     "seconds that a job with BPS_MIN_WORKERS waits for another scheduler after the loss of the first; `bps run` sets "
+     "30, and starts one"},
     {"BPS_RESUME_TIMEOUT", "", "600", whole(0, kMany), deadline<&Deadlines::resume>,
-     "seconds that bps-scheduler, and with it bps-server, waits after suspend() for workers that resume() the job; 0: "
-     "they end with the workers"},
+     "seconds that scheduler and servers wait for resume() after suspend(); 0: they end with the workers"},
     {"BPS_SCHEDULER_STATE", "", "", kText, job<&JobSettings::scheduler_state>,
-     "file of bps-scheduler, by which it knows the job when it is started again; each job needs one of its own"},
+     "file that tells a scheduler, when it is started again, which job it had; use one for each job"},
     // Diagnosis
     {"BPS_LOG_LEVEL", "BYTEPS_LOG_LEVEL", "WARNING", words("ERROR WARNING WARN INFO DEBUG FATAL TRACE"), into_log_level,
      "ERROR, WARNING, INFO or DEBUG, in either case; BytePS's FATAL means ERROR, TRACE means DEBUG, NCCL's WARN means "
      "WARNING"},
     {"BPS_DUMP_DIR", "", "", kText, into_dump_dir,
-     "folder where a rank writes what it was doing when an operation failed, at most once in 10 s: `bps why DIR` reads "
-     "it"},
+     "folder where each rank writes what it was doing when an operation failed, at most once in 10 s; `bps why DIR` "
+     "reads it"},
     {"BPS_METRICS_PORT", "", "", whole(1, 65535), metrics<&MetricsSettings::port>,
-     "serves metrics for Prometheus at http://host:port/metrics: each worker at this port plus its local rank, servers "
-     "and scheduler at this one; empty: not served"},
+     "port of http://HOST:PORT/metrics for Prometheus: workers add their local rank, servers and the scheduler "
+     "nothing; empty: not served"},
     {"BPS_METRICS_HOST", "", "127.0.0.1", kText, metrics<&MetricsSettings::host>,
-     "address at which metrics are served to everybody who reaches it; * : all addresses of this host"},
+     "address at which metrics are served, to everybody who reaches it; * : all addresses of this host"},
     {"BPS_TRACE", "", "", kText, trace<&TraceSettings::folder>,
-     "folder for a trace of every partition: each process writes worker-RANK/comm.json or server-RANK/comm.json there, "
-     "see docs/observability.md; empty: no trace"},
+     "folder for a trace of every partition; empty: no trace; see docs/observability.md"},
     {"BPS_TRACE_ON", "BYTEPS_TRACE_ON", "0", kFlag, trace<&TraceSettings::as_byteps>,
-     "1: a trace as in BytePS: workers write LOCAL_RANK/comm.json in the folder BPS_TRACE_DIR and, unless it is said "
-     "otherwise, only rounds 10 to 20"},
+     "1: a trace as in BytePS: workers write rounds 10 to 20 to LOCAL_RANK/comm.json in the folder BPS_TRACE_DIR"},
     {"BPS_TRACE_DIR", "BYTEPS_TRACE_DIR", ".", kText, trace<&TraceSettings::byteps_folder>, "see BPS_TRACE_ON"},
     {"BPS_TRACE_START_STEP", "BYTEPS_TRACE_START_STEP", "", whole(0, UINT32_MAX), trace<&TraceSettings::first_round>,
      "first round of each name that is traced, from 0"},
     {"BPS_TRACE_END_STEP", "BYTEPS_TRACE_END_STEP", "", whole(0, UINT32_MAX), trace<&TraceSettings::last_round>,
      "last round of each name that is traced; empty: no last one"},
     {"BPS_SPIN_US", "", "-1", whole(-1, 1'000'000), transport<&TransportSettings::spin_us>,
-     "longest spin before a loop or a waiting caller sleeps, microseconds; -1: 0 where cores are scarce, else 20 for "
-     "loops and 50 for callers"},
+     "microseconds that a thread polls before it sleeps; -1: 0 where cores are scarce, else 20 for threads of bps_rdma "
+     "and 50 for callers"},
     {"BPS_FAULT", "", "", kText, transport<&TransportSettings::fault>,
      "for tests: make the transports misbehave, e.g. refuse=0.1,partial=0.3,hold=0.5,seed=7"},
 };

@@ -82,7 +82,7 @@ std::string address_of_interface(const std::string& interface) {
   }
   if (!ipv6.empty()) return ipv6;
   throw Error(ErrorCode::kInvalidArgument, "no network interface '" + interface + "' with an address",
-              "set BPS_INTERFACE (or DMLC_INTERFACE) to one of: " + names);
+              "set BPS_INTERFACE to one of: " + names);
 }
 
 std::vector<std::string> interface_names(const std::string& list) {

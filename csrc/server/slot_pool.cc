@@ -73,13 +73,13 @@ void SlotPool::grow(SizeClass& size_class) {
   if (slots_.size() + count > tensor::SlotNumber::kEnd) {
     throw Error(ErrorCode::kInternal,
                 "a server loop has no more than " + std::to_string(slots_.size()) + " landing slots",
-                "use more servers, or more loops on each (BYTEPS_SERVER_ENGINE_THREAD)");
+                "use more servers, or more loops on each (BPS_SERVER_ENGINE_THREAD)");
   }
   const std::uint64_t size = count * size_class.capacity;
   void* memory = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory == MAP_FAILED) {
     throw_errno("cannot reserve " + std::to_string(size) + " bytes for landing slots",
-                "lower BPS_SERVER_WINDOW or BYTEPS_PARTITION_BYTES, or give the server more memory");
+                "lower BPS_SERVER_WINDOW or BPS_PARTITION_BYTES, or give the server more memory");
   }
   Slab made;
   made.memory = {static_cast<std::byte*>(memory), [size](std::byte* first) { ::munmap(first, size); }};

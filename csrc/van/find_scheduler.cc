@@ -93,7 +93,7 @@ FoundScheduler find_scheduler(const std::string& host, const std::vector<std::ui
                               const std::string& hint) {
   if (ports.empty()) {
     throw Error(ErrorCode::kInvalidArgument, "there is no port at which to look for the scheduler",
-                "set DMLC_PS_ROOT_PORT");
+                "set BPS_ROOT_PORT");
   }
   Tries tries(ports.size() == 1);
   double pause_s = 0.01;
@@ -114,7 +114,7 @@ FoundScheduler find_scheduler(const std::string& host, const std::vector<std::ui
   const std::string where =
       ports.size() == 1 ? with_port(host, ports.front()) : host + ", " + std::to_string(ports.size()) + " ports";
   throw Error(ErrorCode::kUnreachable, "no scheduler answers at " + where + " (" + tries.error().what() + ")",
-              !hint.empty() ? hint : "start the scheduler first, or check DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT");
+              !hint.empty() ? hint : "start the scheduler first, or check BPS_ROOT_URI and BPS_ROOT_PORT");
 }
 
 std::string find_rival(const std::vector<std::uint16_t>& ports, const transport::Credentials& credentials) {

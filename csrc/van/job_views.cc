@@ -34,8 +34,8 @@ void Job::end_view(const std::string& why) {
   const std::size_t workers = left.size() + static_cast<std::size_t>(std::ranges::count_if(entering_, is_worker));
   tell_here(ViewEnded{epoch_, why + "; view " + std::to_string(epoch_ - 1) + " of " +
                                   std::to_string(members_->membership().workers) + " workers has ended, view " +
-                                  std::to_string(epoch_) + " begins with " + std::to_string(workers) + ": what were " +
-                                  name_ranks(left)});
+                                  std::to_string(epoch_) + " begins with " + std::to_string(workers) +
+                                  ", among them the former " + name_ranks(left)});
   // Who has left waits for the others, which may need its server. In the next view nobody does.
   for (const Member& member : members_->members()) {
     const bool has_done_its_part = member.fate == Member::Fate::kLeft && member.cause.empty();

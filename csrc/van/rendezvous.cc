@@ -49,7 +49,7 @@ std::optional<Refused> Rendezvous::check_numbers(const Join& join) const {
       ErrorCode::kMismatch,
       "this process expects " + counts(join.workers, join.servers) + ", " + others + counts(workers_, servers_),
       is_resumed_ ? "call resume() with the same numbers on every worker; new ones start with them"
-                  : "set the same DMLC_NUM_WORKER and DMLC_NUM_SERVER (or WORLD_SIZE) on every node"};
+                  : "set the same BPS_NUM_WORKERS and BPS_NUM_SERVERS (or WORLD_SIZE) on every node"};
 }
 
 std::optional<Refused> Rendezvous::check_terms(const Node& node) const {
@@ -77,7 +77,7 @@ std::optional<Refused> Rendezvous::add(Peer peer, const Join& join) {
   }
   if (join.node.worker_rank == kNoRank && join.node.server_rank == kNoRank) {
     return Refused{ErrorCode::kInvalidArgument, "this process is neither worker nor server",
-                   "set DMLC_ROLE to worker or server"};
+                   "set BPS_ROLE to worker or server"};
   }
   if (!join.node.has_loops()) {
     return Refused{ErrorCode::kInvalidArgument, "this process has no loop to work on",
@@ -129,18 +129,18 @@ std::optional<Refused> Rendezvous::check_rank(const Node& node, Rank rank, std::
     return Refused{
         ErrorCode::kMismatch,
         role + " rank " + std::to_string(wanted) + " is out of range: the job has " + counts(workers_, servers_),
-        "ranks count from 0; check RANK and DMLC_WORKER_ID against the number of processes"};
+        "ranks count from 0; check RANK and BPS_WORKER_ID against the number of processes"};
   }
   if (taken(rank).ranks.contains(wanted)) {
     const auto holder = std::ranges::find_if(joined_, [&](const Joined& other) { return other.node.*rank == wanted; });
     return Refused{ErrorCode::kMismatch,
                    role + " rank " + std::to_string(wanted) + " is taken by the process with pid " +
                        std::to_string(holder->node.pid) + " on " + holder->node.host,
-                   "give every process its own rank (RANK, DMLC_WORKER_ID), and each job its own BPS_JOB_ID"};
+                   "give every process its own rank (RANK, BPS_WORKER_ID), and each job its own BPS_JOB_ID"};
   }
   if (number_of(rank) >= count) {
     return Refused{ErrorCode::kMismatch, "all " + counts(workers_, servers_) + " have joined already",
-                   "start as many processes as DMLC_NUM_WORKER and DMLC_NUM_SERVER say"};
+                   "start as many processes as BPS_NUM_WORKERS and BPS_NUM_SERVERS say"};
   }
   return std::nullopt;
 }

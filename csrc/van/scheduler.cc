@@ -54,7 +54,7 @@ transport::Credentials with_view(transport::Credentials credentials) {
 
 Job::Options job_options(const SchedulerOptions& options) {
   if (options.workers == 0)
-    throw Error(ErrorCode::kInvalidArgument, "a job needs at least one worker", "set DMLC_NUM_WORKER");
+    throw Error(ErrorCode::kInvalidArgument, "a job needs at least one worker", "set BPS_NUM_WORKERS");
   Job::Options job;
   job.registry.workers = options.workers;
   job.registry.servers = options.servers;

@@ -83,7 +83,7 @@ struct WaitingCall {
 
 // The advice that goes with kRoundAborted.
 inline constexpr const char* kRepeat =
-    "catch RoundAbortedError and repeat the step: rank(), size() and groups are those of the next view by then";
+    "catch RoundAbortedError and repeat the step; rank(), size() and groups are then those of the next view";
 
 class Van {
  public:

@@ -84,7 +84,7 @@ def summary(
     if ranks := found["last_ranks"]:
         rank, rounds, total = ranks[0]["rank"], ranks[0]["rounds"], sum(row["rounds"] for row in ranks)
         print(f"the others waited longest for rank {rank}: the last in {rounds} of {total} rounds")
-    _print("Whose contribution was the last", ranks[:20])
+    _print("Who came last", ranks[:20])
     _print("Longest waits", found["longest_waits"])
     if found["dropped"]:
         print(f"{found['dropped']} events were dropped: trace fewer rounds, with BPS_TRACE_START_STEP and _END_STEP")

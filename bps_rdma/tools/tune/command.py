@@ -101,7 +101,7 @@ def _progress(seconds: float, *, shown: bool) -> Iterator[Tell]:
 
 def settings_of(found: Found) -> dict[str, str]:
     """The variables that the best partitions need; none where the default is as good."""
-    return {} if found.partition is None else {"BYTEPS_PARTITION_BYTES": str(found.partition)}
+    return {} if found.partition is None else {"BPS_PARTITION_BYTES": str(found.partition)}
 
 
 def to_json(found: Found, predicted: Predicted | None) -> dict[str, Any]:
@@ -169,7 +169,7 @@ def _print(found: Found, predicted: Predicted | None) -> None:
     for name, value in settings_of(found).items():
         print(f"export {name}={value}")
     if found.partitions and found.partition is None:
-        print("# BYTEPS_PARTITION_BYTES: the default is as good as any")
+        print("# BPS_PARTITION_BYTES: the default is as good as any")
     step_s = found.costs.step(found.nbytes, found.bucket, found.backward_s)
     measured_s = found.backward_s + shown_s(found)
     print(f"# a step: {measured_s * 1e3:.1f} ms measured, {step_s * 1e3:.1f} ms by the model")

@@ -31,7 +31,7 @@ CompletionQueue::Reservation CompletionQueue::reserve(std::uint32_t entries) {
     throw Error(ErrorCode::kTransport,
                 rail_.device + " has completion queues of " + std::to_string(budget_.limit()) +
                     " entries at most, which the connections of this loop have used up",
-                "use more server loops (BYTEPS_SERVER_ENGINE_THREAD), fewer BPS_RDMA_QPS, or another device");
+                "use more server loops (BPS_SERVER_ENGINE_THREAD), fewer BPS_RDMA_QPS, or another device");
   }
   if (static_cast<std::uint32_t>(cq_->cqe) < *size) {
     if (const int error = ::ibv_resize_cq(cq_.get(), static_cast<int>(*size)); error != 0) {

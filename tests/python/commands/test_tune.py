@@ -184,7 +184,7 @@ def test_machines_get_all_figures() -> None:
     assert found["step"]["measured_s"] > 0
     for trial in found["partitions"] + found["buckets"] + found["pairs"]:
         assert trial["lower"] <= trial["seconds"] <= trial["upper"]
-    wanted = {} if found["partition"] is None else {"BYTEPS_PARTITION_BYTES": str(found["partition"])}
+    wanted = {} if found["partition"] is None else {"BPS_PARTITION_BYTES": str(found["partition"])}
     assert found["settings"] == wanted
 
 
