@@ -294,7 +294,7 @@ def plot(path: Path, results: list[dict[str, Any]]) -> None:
     import matplotlib.pyplot as plt
 
     figure, panels = plt.subplots(
-        1, len(results), figsize=(1.6 + 4 * len(results), 4.2), sharey=True, squeeze=False, layout="constrained"
+        1, len(results), figsize=(2.8 + 4.4 * len(results), 3.8), sharey=True, squeeze=False, layout="constrained"
     )
     for axes, result in zip(panels[0], results, strict=True):
         by_servers = len({row["servers"] for row in result["found"]}) > 1
@@ -303,7 +303,11 @@ def plot(path: Path, results: list[dict[str, Any]]) -> None:
     figure.legend(*panels[0][0].get_legend_handles_labels(), loc="outside right center", frameon=False)
     same = results[0]
     size = format_size(parse_size(same["size"]))
-    figure.suptitle(f"push_pull of {size} over links of {same['rate']:g} Mbit/s", fontsize="medium")
+    what = f"averaging {size} over links of {same['rate']:g} Mbit/s"
+    if len(results) == 1:
+        panels[0][0].set_title(f"{panels[0][0].get_title()}, {what}", fontsize="medium")
+    else:
+        figure.suptitle(what, fontsize="medium")
     figure.savefig(path, dpi=150)
     print(f"wrote {path}")
 
@@ -322,13 +326,13 @@ def plot_spare_hosts(axes: Any, result: dict[str, Any]) -> None:
     found = result["found"]
     spares = [row["servers"] for row in found]
     best = [row["best_mb_per_s"] / (result["rate"] / 8) for row in found]
-    axes.plot(spares, best, "--", color="#666666", label="optimum")
+    axes.plot(spares, best, "--", color="#666666", label="best possible")
     for name, label, colour in (("bps_rdma", "bps_rdma", "#0b5394"), ("gloo", "gloo's ring", "#e69138")):
         middle, reach = goodput(result, name)
         if middle:
             axes.errorbar(spares, middle, yerr=reach, fmt="o-", markersize=4, capsize=3, color=colour, label=label)
-    axes.set(xlabel="spare hosts", ylabel="goodput / line rate", xticks=spares)
-    axes.set_title(f"{result['workers']} hosts with workers", fontsize="medium")
+    axes.set(xlabel="spare hosts that add", ylabel="goodput / link's speed", xticks=spares)
+    axes.set_title(f"{result['workers']} hosts that train", fontsize="medium")
     axes.grid(visible=True, alpha=0.3)
 
 
@@ -337,9 +341,9 @@ def plot_ranks(axes: Any, result: dict[str, Any]) -> None:
     for offset, (name, label) in zip((-0.2, 0.2), (("bps_rdma", "bps_rdma"), ("gloo", "gloo's ring")), strict=True):
         middle, reach = goodput(result, name)
         axes.bar([index + offset for index in range(len(middle))], middle, 0.38, yerr=reach, capsize=3, label=label)
-    axes.axhline(1, color="gray", linestyle="--", label="line rate")
+    axes.axhline(1, color="gray", linestyle="--", label="link's speed")
     axes.set_xticks(range(len(found)), [str(row["ranks_per_host"]) for row in found])
-    axes.set(xlabel="ranks per host", ylabel="goodput / line rate")
+    axes.set(xlabel="ranks per host", ylabel="goodput / link's speed")
     axes.set_title(f"{result['workers']} hosts, {place_of(found[0]['servers'])}", fontsize="medium")
 
 
