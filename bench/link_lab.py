@@ -294,13 +294,13 @@ def plot(path: Path, results: list[dict[str, Any]]) -> None:
     import matplotlib.pyplot as plt
 
     figure, panels = plt.subplots(
-        1, len(results), figsize=(2.8 + 4.4 * len(results), 3.8), sharey=True, squeeze=False, layout="constrained"
+        1, len(results), figsize=(1.8 + 4.2 * len(results), 3.6), sharey=True, squeeze=False, layout="constrained"
     )
     for axes, result in zip(panels[0], results, strict=True):
         by_servers = len({row["servers"] for row in result["found"]}) > 1
         (plot_spare_hosts if by_servers else plot_ranks)(axes, result)
         axes.set_ylim(bottom=0)
-    figure.legend(*panels[0][0].get_legend_handles_labels(), loc="outside right center", frameon=False)
+    panels[0][-1].legend(*panels[0][0].get_legend_handles_labels(), loc="lower right", frameon=False)
     same = results[0]
     size = format_size(parse_size(same["size"]))
     what = f"averaging {size} over links of {same['rate']:g} Mbit/s"

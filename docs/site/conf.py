@@ -43,6 +43,7 @@ html_theme = "furo"
 html_title = "bps_rdma"
 html_static_path = [str(HERE / "static")]
 html_css_files = ["site.css"]
+html_js_files = ["tables.js"]
 html_show_sourcelink = False
 html_copy_source = False
 html_permalinks_icon = "#"
@@ -65,6 +66,8 @@ def read_page(app: Any, docname: str, source: list[str]) -> None:
     for file, page in ROOT_PAGES.items():
         if docname == page:
             text = (ROOT / file).read_text()
+            if file == "README.md":
+                text = text.replace(f"# {project}\n", "# At a glance\n", 1)
             # Of the root, docs/x.md is x.md here, and LICENSE is ../LICENSE.
             text = re.sub(r"\]\((?!https?:|#|docs/)", "](../", text).replace("](docs/", "](")
             app.env.note_dependency(ROOT / file)

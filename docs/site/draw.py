@@ -132,7 +132,7 @@ def one_round() -> None:
         picture.line([(sum_at + 60, server - 16), (sum_at + 130, y + 3)])
         picture.box(sum_at + 134, y - 14, 150, 28, "new", "has the sum")
     picture.box(sum_at - 30, server - 14, 86, 28, "server", "sum")
-    picture.text(330, server + 28, "waits for rank 2: dump() tells", "quiet")
+    picture.text(330, server + 28, "waits for rank 2: bps why tells", "quiet")
     picture.text(150, 32, "push", "small")
     picture.text(sum_at + 100, 32, "answer", "small")
     picture.write()
@@ -197,7 +197,7 @@ def planes() -> None:
         "A rank and a server have a control connection for small messages and a data connection for partitions and "
         "sums alone. The scheduler has control connections to both, and no gradient passes through it.",
     )  # fmt: skip
-    picture.box(340, 20, 180, 44, "new", "scheduler")
+    picture.box(340, 20, 180, 44, "waits", "scheduler")
     for x, name, kind in ((30, "rank", "rank"), (590, "server", "server")):
         picture.box(x, 130, 240, 230, kind)
         picture.text(x + 120, 156, name, "strong")
