@@ -134,7 +134,7 @@ def _separate(config: Any, startup: Any) -> None:
     if not config.text("BPS_ROOT_PORT"):
         raise InvalidArgumentError(
             "separate servers need a scheduler, and its port is not set",
-            "set BPS_ROOT_URI and BPS_ROOT_PORT on all members",
+            "set BPS_ROOT_URI and BPS_ROOT_PORT (or DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT) on all members",
         )
     startup.scheduler_ports = [config.integer("BPS_ROOT_PORT")]
     startup.job = config.text("BPS_JOB_ID")

@@ -20,8 +20,8 @@ constexpr std::size_t kMostDefaultServerLoops = 4;
 template <typename T>
 T needed(const std::optional<T>& value, std::string_view variable, std::string_view alias) {
   if (value) return *value;
-  throw Error(ErrorCode::kInvalidArgument, std::string(alias) + " is not set",
-              "set " + std::string(alias) + " or " + std::string(variable) + "; `bps config` explains it");
+  throw Error(ErrorCode::kInvalidArgument, std::string(variable) + " is not set",
+              "set it, or " + std::string(alias) + "; `bps config` explains it");
 }
 
 std::size_t cores() {

@@ -64,7 +64,7 @@ TEST(FindScheduler, NobodyThereIsUnreachable) {
   const Thrown thrown = search({port}, kJob, 0.2);
   EXPECT_EQ(thrown.code, ErrorCode::kUnreachable);
   EXPECT_NE(thrown.what.find("no scheduler answers at 127.0.0.1:" + std::to_string(port)), std::string::npos);
-  EXPECT_EQ(thrown.hint, "start the scheduler first, or check DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT");
+  EXPECT_EQ(thrown.hint, "start the scheduler first, or check BPS_ROOT_URI and BPS_ROOT_PORT");
   EXPECT_EQ(search({}, kJob, 1).code, ErrorCode::kInvalidArgument);
 }
 

@@ -151,7 +151,7 @@ def test_the_binaries_name_their_variables(role, names):
     binary = harness.binary(role)
     shown = subprocess.run([binary, "--help"], capture_output=True, text=True, timeout=30, check=True)
     assert all(len(line) <= 80 for line in shown.stdout.splitlines())
-    for name in (*names, "DMLC_NUM_WORKER", "DMLC_PS_ROOT_URI", "BPS_SECRET_FILE", "Example", "exit status"):
+    for name in (*names, "BPS_NUM_WORKERS", "BPS_ROOT_URI", "BPS_SECRET_FILE", "Example", "exit status"):
         assert name in shown.stdout
     known = {name for one in bps_rdma.config() for name in (one.name, *one.aliases)}
     assert set(re.findall(r"(?:BPS|DMLC|BYTEPS)_[A-Z_]+", shown.stdout)) <= known
