@@ -132,9 +132,7 @@ def check_options(options: Any) -> None:
     """
     for name, reason in _REFUSED.items():
         if getattr(options, name, False):
-            raise InvalidArgumentError(
-                f"{name} cannot be combined with use_bps: {reason}", "leave out one of the two"
-            )
+            raise InvalidArgumentError(f"{name} cannot be combined with use_bps: {reason}", "leave out one of the two")
     # The command line asks for it by an optimizer and --use-distributed-optimizer, which the model's config lacks.
     shards = getattr(options, "use_distributed_optimizer", False)
     layer_wise = not shards or getattr(options, "optimizer", "adam") not in ("adam", "sgd")
