@@ -42,6 +42,8 @@ __all__: list[str] = [
     "link_shares",
     "local_address",
     "locked_memory_limit",
+    "log_info",
+    "log_warning",
     "make_key",
     "memory_watch_obstacle",
     "naive",
@@ -300,6 +302,11 @@ class Tensor:
     def next_round(self, arg1: typing.SupportsInt | typing.SupportsIndex) -> None: ...
     @property
     def partitions(self) -> int: ...
+    @property
+    def plain_because(self) -> str:
+        """
+        Why it travels as it is although it was declared with a compression: its code would be no shorter, or all members of the job are on this host and share memory. Empty: it is compressed, or was not declared so.
+        """
     @property
     def server_bytes(self) -> list[int]:
         """
@@ -688,6 +695,12 @@ def local_address(config: Config, towards: str) -> str:
 def locked_memory_limit() -> int | None:
     """
     Bytes that this process may lock, or None for no limit.
+    """
+
+def log_info(text: str) -> None: ...
+def log_warning(text: str) -> None:
+    """
+    One line on standard error; see BPS_LOG_LEVEL.
     """
 
 def make_key(

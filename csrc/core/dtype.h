@@ -55,6 +55,11 @@ constexpr bool is_floating(Dtype dtype) {
   return dtype == Dtype::kFloat32 || dtype == Dtype::kFloat64 || dtype == Dtype::kFloat16 || dtype == Dtype::kBfloat16;
 }
 
+// The types that compress/ takes.
+constexpr bool is_compressible(Dtype dtype) {
+  return is_floating(dtype) && dtype != Dtype::kFloat64;
+}
+
 constexpr bool is_integer(Dtype dtype) {
   return !is_floating(dtype) && dtype != Dtype::kBool;
 }

@@ -184,8 +184,8 @@ constexpr Setting kTable[] = {
      "1: in a job on several hosts the ranks of a host sum in shared memory first, and one contribution per host "
      "crosses the network; 0 on any rank: every rank sends its own"},
     {"BPS_COMPRESSION", "", "", kText, worker<&WorkerSettings::compression>,
-     "how sums of float32 are compressed between hosts, unless their call says it, as in int8:feedback=1; empty: not "
-     "at all; see docs/compression.md"},
+     "how sums of float32, float16 and bfloat16 are compressed between hosts, unless their call says it, as in "
+     "int8:feedback=1; empty: not at all; see docs/compression.md"},
     {"BPS_MIN_COMPRESS_BYTES", "BYTEPS_MIN_COMPRESS_BYTES", "65536", whole(0),
      worker<&WorkerSettings::min_compress_bytes>, "tensors smaller than this are not compressed by BPS_COMPRESSION"},
     {"BPS_EXACT", "", "0", kFlag, worker<&WorkerSettings::exact>,

@@ -3,6 +3,7 @@
 
 #include "compress/compression.h"
 #include "core/error.h"
+#include "core/log.h"
 #include "core/settings.h"
 #include "core/unknown_settings.h"
 #include "python/bind.h"
@@ -46,6 +47,8 @@ void bind_config(py::module_& module) {
             return rows;
           },
           "Rows of (name, aliases, default, help, secret).");
+  module.def("log_warning", &log_warning, py::arg("text"), "One line on standard error; see BPS_LOG_LEVEL.");
+  module.def("log_info", &log_info, py::arg("text"));
   module.def(
       "check_environment",
       [] {

@@ -24,6 +24,15 @@ void bind_tensors(py::module_& module) {
       .def_readonly("shape", &worker::Tensor::shape)
       .def_property_readonly(
           "compression", [](const worker::Tensor& t) { return t.compression; }, "As it was declared; empty: none.")
+      .def_property_readonly(
+          "plain_because",
+          [](const worker::Tensor& t) -> std::string {
+            if (!t.compressor) return "";
+            if (!t.compressor->shortens()) return "code";
+            return t.stays_on_host ? "host" : "";
+          },
+          "Why it travels as it is although it was declared with a compression: its code would be no shorter, or all "
+          "members of the job are on this host and share memory. Empty: it is compressed, or was not declared so.")
       .def_property_readonly("elements", [](const worker::Tensor& t) { return t.bytes / size_of(t.dtype); })
       .def_property_readonly("group", [](const worker::Tensor& t) { return t.group->id; })
       .def_property(

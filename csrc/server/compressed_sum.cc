@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "compress/codec_call.h"
+#include "compress/elements.h"
 #include "compress/error_feedback.h"
 #include "compress/scratch.h"
 #include "server/reduce.h"
@@ -85,11 +86,33 @@ Status CompressedSummer::decode_pushes(const Round& round, std::span<float> sum,
   return Status::kOk;
 }
 
+namespace {
+
+// The payloads that came as they are, in float32.
+Status sum_plain(Dtype dtype, std::uint32_t members, Summer& summer, SumPlan& plan, std::span<float> sum,
+                 WorkerSession*& broken) {
+  const Reduction what{dtype, ReduceOp::kSum, members};
+  if (dtype != Dtype::kFloat32) return summer.sum_as_float32(what, plan, sum, broken);
+  plan.targets.assign(1, {.bytes = reinterpret_cast<std::byte*>(sum.data())});
+  return summer.sum(what, sum.size_bytes(), plan, broken);
+}
+
+// Until the next call: the result, rounded as those round it who get its code.
+const std::byte* as_tensors_have_it(Dtype dtype, std::span<const float> result) {
+  if (dtype == Dtype::kFloat32) return reinterpret_cast<const std::byte*>(result.data());
+  const std::span<float> room = compress::scratch(compress::Scratch::kCode, result.size());
+  const std::span<std::byte> rounded = std::as_writable_bytes(room);
+  compress::narrow(dtype, result, rounded.data());
+  return rounded.data();
+}
+
+}  // namespace
+
 Status CompressedSummer::sum(const Round& round, Summer& summer, SumPlan& plan, std::byte* code, Result& result,
                              WorkerSession*& broken) {
   const compress::Compression& compression = *round.compression;
-  const std::uint64_t length = round.first.length;
-  const std::size_t count = length / sizeof(float);
+  const Dtype dtype = round.first.dtype;
+  const std::size_t count = round.elements();
   const std::size_t encoded = compression.codec->encoded_size(count);
   const std::span<float> sum = compress::scratch(compress::Scratch::kSum, count);
   auto* const bytes = reinterpret_cast<std::byte*>(sum.data());
@@ -98,20 +121,18 @@ Status CompressedSummer::sum(const Round& round, Summer& summer, SumPlan& plan, 
   if (code == nullptr)
     code = std::as_writable_bytes(compress::scratch(compress::Scratch::kValues, encoded / 4 + 1)).data();
 
-  Reduction what = reduction_of(round);
-  const bool divides = what.op == ReduceOp::kAverage;
-  what.op = ReduceOp::kSum;
   plan.read_from(round);
+  const std::uint32_t members = round.group->group.size();
   if (!plan.sources.empty()) {
-    plan.targets.assign(1, {.bytes = bytes});
-    if (const Status status = summer.sum(what, length, plan, broken); status != Status::kOk) return status;
+    if (const Status status = sum_plain(dtype, members, summer, plan, sum, broken); status != Status::kOk) {
+      return status;
+    }
   }
   const auto into = plan.sources.empty() ? compress::Into::kReplace : compress::Into::kAdd;
   if (const Status status = decode_pushes(round, sum, into, broken); status != Status::kOk) return status;
-  if (divides) {
+  if (round.first.op == ReduceOp::kAverage) {
     const std::byte* const source = bytes;
-    what.op = ReduceOp::kAverage;
-    reduce(what, {&source, 1}, {&bytes, 1}, count);
+    reduce({Dtype::kFloat32, ReduceOp::kAverage, members}, {&source, 1}, {&bytes, 1}, count);
   }
 
   constexpr std::uint32_t kServer = ~std::uint32_t{0};
@@ -128,7 +149,7 @@ Status CompressedSummer::sum(const Round& round, Summer& summer, SumPlan& plan, 
   // A codec accepts what it has just written.
   if (as_it_is) static_cast<void>(compression.codec->decode(to, sum, compress::Into::kReplace));
   if (!compression.codec->is_built_in() && compress::CodecCall::has_failed()) return Status::kCodec;
-  result = {bytes, code};
+  result = {as_it_is ? as_tensors_have_it(dtype, sum) : nullptr, code};
   return Status::kOk;
 }
 

@@ -2,8 +2,9 @@
 // Sums a round in which payloads came compressed: decodes them, adds in float32, and encodes the result once.
 //
 // Contributors on this host may have sent theirs as they are. Everybody gets the same numbers: what the code of the
-// result says, also those who get it decoded. The order is that of the ranks, first those that came as they are, then
-// those that came compressed. With error feedback this server remembers of each partition what its last result lost.
+// result says, also those who get it decoded. Members that have 16-bit floats round that. The order is that of the
+// ranks, first those that came as they are, then those that came compressed. With error feedback this server remembers
+// of each partition what its last result lost.
 //
 // Threading: one thread. Errors: find() answers nullptr for what no worker sends; sum() says who sent what cannot be
 // read. Memory: one residual per partition with feedback, made with its first round, and bounded by MemoryShares.

@@ -53,8 +53,8 @@ void HostRelay::contribute(Round& round) {
   network_->contribute(round.token(), header, round.peers.priority, round.peers.onward_server);
 }
 
-Status HostRelay::sum(std::uint32_t contribution, std::byte* into) {
-  return sums_.sum_contribution(table_.by_token(contribution), into);
+Status HostRelay::sum(std::uint32_t contribution, Dtype as, std::byte* into) {
+  return sums_.sum_contribution(table_.by_token(contribution), as, into);
 }
 
 void HostRelay::propose(std::uint32_t contribution, const std::byte* result) {

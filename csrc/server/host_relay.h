@@ -39,7 +39,7 @@ class HostRelay final : public tensor::ContributionSource {
   }
   void decline(const RoundKey& key, std::uint32_t number, std::uint32_t onward_server, const Error& why);
 
-  Status sum(std::uint32_t contribution, std::byte* into) override;
+  Status sum(std::uint32_t contribution, Dtype as, std::byte* into) override;
   void propose(std::uint32_t contribution, const std::byte* result) override;
   void deliver(std::uint32_t contribution, const std::byte* result) override;
   void fail(std::uint32_t contribution, const Error& why, std::span<const std::uint32_t> missing) override;

@@ -27,7 +27,8 @@ std::uint64_t compressed_bytes(Push& push, CompressedSummer& compressed) {
   push.compression = compressed.find(label);
   if (push.compression == nullptr) return 0;
   const std::uint64_t length = push.header.length;
-  const std::uint64_t bytes = compress::kLabelBytes + push.compression->codec->encoded_size(length / sizeof(float));
+  const std::uint64_t elements = length / size_of(push.header.dtype);
+  const std::uint64_t bytes = compress::kLabelBytes + push.compression->codec->encoded_size(elements);
   return compress::stands_for_too_much(length, bytes) ? 0 : bytes;
 }
 

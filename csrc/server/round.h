@@ -87,6 +87,7 @@ struct Round : RoundState {
   bool agrees(const compress::Compression* other) const {
     return compression == nullptr || other == nullptr || compression == other;
   }
+  std::uint64_t elements() const { return first.length / size_of(first.dtype); }
   bool is_two_phase() const { return (first.flags & tensor::kTwoPhase) != 0; }
   // The sum made here is a contribution, and not the result.
   bool is_contribution() const { return key.for_host && !group->ends_on_host; }

@@ -8,7 +8,7 @@ namespace {
 
 std::uint64_t answer_bytes(const Round& round, const Arrival& arrival) {
   if (!arrival.is_compressed()) return round.first.length;
-  return round.compression->codec->encoded_size(round.first.length / sizeof(float));
+  return round.compression->codec->encoded_size(round.elements());
 }
 
 }  // namespace

@@ -21,7 +21,7 @@ bool RoundSums::plan_slot(Round& round) {
 }
 
 bool RoundSums::plan_feedback(Round& round) try {
-  std::vector<float>& kept = compressed_.residual_of(round, round.first.length / sizeof(float));
+  std::vector<float>& kept = compressed_.residual_of(round, round.elements());  // what is fed back is float32
   auto* const bytes = reinterpret_cast<std::byte*>(kept.data());
   if (round.first.kind == tensor::OperationKind::kReadFeedback) {
     plan_.sources.assign(1, {.bytes = bytes});
@@ -82,9 +82,16 @@ void RoundSums::sum_compressed(Round& round) {
   ends_.answer_all(round, result.values, result.code);
 }
 
-Status RoundSums::sum_contribution(const Round& round, std::byte* into) {
+Status RoundSums::sum_contribution(const Round& round, Dtype as, std::byte* into) {
   plan_.read_from(round);
   plan_.targets.clear();
+  if (as != round.first.dtype) {
+    WorkerSession* broken = nullptr;
+    const std::span<float> sum(reinterpret_cast<float*>(into), round.elements());
+    const Status status = summer_.sum_as_float32(reduction_of(round), plan_, sum, broken);
+    if (broken != nullptr) broken->lose("its memory cannot be read");
+    return status;
+  }
   std::optional<tensor::UnroundedWriter> unrounded;
   if (is_exact(round.first.op)) {
     unrounded.emplace(into, round.first.length / size_of(round.first.dtype));

@@ -43,8 +43,9 @@ class RoundSums {
 
   // Sums codes, and answers.
   void sum_compressed(Round& round);
-  // Sums the payloads of a host's ranks as its contribution: rounded, or as tensor/unrounded.h says.
-  Status sum_contribution(const Round& round, std::byte* into);
+  // Sums the payloads of a host's ranks as its contribution: rounded, or as tensor/unrounded.h says, or, for 16-bit
+  // floats, as float32, and then not averaged.
+  Status sum_contribution(const Round& round, Dtype as, std::byte* into);
   // kOverflow: the sum of a mean of integers does not fit their type, so that the host cannot contribute.
   Status check_fit(Round& round, WorkerSession*& broken);
 

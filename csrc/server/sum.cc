@@ -5,6 +5,7 @@
 #include <cstring>
 #include <exception>
 
+#include "compress/elements.h"
 #include "server/integer_mean.h"
 #include "server/reduce.h"
 
@@ -92,6 +93,33 @@ Status Summer::check_fit(Dtype dtype, std::uint64_t length, const SumPlan& plan,
     const Status status = read({dtype, ReduceOp::kSum, 1}, plan, at, size, used, broken);
     if (status != Status::kOk) return status;
     if (!fits_integers(dtype, in_, size / size_of(dtype))) return Status::kOverflow;
+  }
+  return Status::kOk;
+} catch (const std::bad_alloc&) {
+  return Status::kNoMemory;
+}
+
+// Multiplying what a host has averaged brings its sum back: the product of a float16 and the number of ranks is exact.
+Status Summer::sum_as_float32(const Reduction& what, const SumPlan& plan, std::span<float> sum,
+                              WorkerSession*& broken) try {
+  constexpr std::size_t kFloats = kBlock / sizeof(float);
+  const std::size_t element = size_of(what.dtype);
+  widened_.resize(kFloats);
+  for (std::size_t at = 0; at < sum.size(); at += kFloats) {
+    const std::span<float> block = sum.subspan(at, std::min(kFloats, sum.size() - at));
+    const std::span<float> one = std::span(widened_).first(block.size());
+    std::size_t used = 0;
+    const Status status = read(what, plan, at * element, block.size() * element, used, broken);
+    if (status != Status::kOk) return status;
+    std::ranges::fill(block, -0.0F);  // to which a sum of nothing but -0 is added
+    for (std::size_t i = 0; i < plan.sources.size(); ++i) {
+      if (!plan.sources[i].averaged) {
+        compress::widen(what.dtype, in_[i], block, compress::Into::kAdd);
+        continue;
+      }
+      compress::widen(what.dtype, in_[i], one);
+      for (std::size_t k = 0; k < block.size(); ++k) block[k] += one[k] * static_cast<float>(what.divisor);
+    }
   }
   return Status::kOk;
 } catch (const std::bad_alloc&) {

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstddef>
+#include <span>
 #include <vector>
 
 #include "core/error.h"
@@ -22,6 +23,8 @@ class Summer {
   // `broken`. With `unrounded` an exact sum goes there, and to no target. kNoMemory: nothing has been written.
   Status sum(const Reduction& what, std::uint64_t length, const SumPlan& plan, WorkerSession*& broken,
              tensor::UnroundedWriter* unrounded = nullptr);
+  // Adds 16-bit floats as float32, and neither rounds nor averages. Otherwise as sum().
+  Status sum_as_float32(const Reduction& what, const SumPlan& plan, std::span<float> sum, WorkerSession*& broken);
   // kOverflow: the sum of these integers does not fit their type. Writes nothing; otherwise as sum().
   Status check_fit(Dtype dtype, std::uint64_t length, const SumPlan& plan, WorkerSession*& broken);
 
@@ -33,6 +36,7 @@ class Summer {
   std::byte* scratch(std::size_t index);
 
   std::vector<std::vector<std::byte>> scratch_;  // one block each; made at first use, then kept
+  std::vector<float> widened_;                   // the same, of one that is multiplied
   ExactSum exact_;
   std::vector<std::vector<std::byte>> copies_;  // of what hosts have summed and cannot be read where it lies
   std::vector<const std::byte*> in_;

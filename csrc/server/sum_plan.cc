@@ -35,10 +35,19 @@ void SumPlan::read_from(const Round& round) {
     if (arrival.slot != nullptr) sources.back().span.length = arrival.slot->capacity - transport::kMaxHeader;
   }
   if (!round.contributors->has_hosts() || !averages_early(round)) return;
-  // Hosts have averaged their part; ranks that are alone on theirs have not.
+  // Hosts have averaged their part; ranks that are alone on theirs have not, nor has what came compressed.
   std::size_t source = 0;
   for (std::uint32_t i = 0; i < round.contributors->size(); ++i) {
-    if (round.arrivals[i].has_payload()) sources[source++].divide = !(*round.contributors)[i].is_host();
+    const Arrival& arrival = round.arrivals[i];
+    const bool is_source = arrival.has_payload() && !arrival.is_compressed();
+    if (!is_source) continue;
+    const bool averaged = (*round.contributors)[i].is_host();
+    SumMemory& one = sources[source++];
+    if (round.compression == nullptr) {
+      one.divide = !averaged;
+    } else {
+      one.averaged = averaged;
+    }
   }
 }
 

@@ -18,6 +18,7 @@ struct SumMemory {
   WorkerSession* session = nullptr;
   bool unrounded = false;  // a source as tensor/unrounded.h says; the span has the length of what may be read
   bool divide = false;     // a source that is to be averaged before it is added to others that have been
+  bool averaged = false;   // a source that has been, and is added to others that have not
 };
 
 // The reduction that makes the payloads of a gathered round its sum.

@@ -20,8 +20,9 @@ namespace bps::tensor {
 // The rounds of a host. Nothing here throws or blocks.
 class ContributionSource {
  public:
-  // Sums what the ranks of the host have pushed. May be called more than once, if the first result was not sent.
-  virtual Status sum(std::uint32_t contribution, std::byte* into) = 0;
+  // Sums what the ranks of the host have pushed, into their type, or, for 16-bit floats, into float32, where a mean is
+  // left to the server. May be called more than once, if the first result was not sent.
+  virtual Status sum(std::uint32_t contribution, Dtype as, std::byte* into) = 0;
   // The server has answered: `result` holds the sum of all hosts, or, if the contribution did not ask for data, what
   // was read.
   virtual void deliver(std::uint32_t contribution, const std::byte* result) = 0;

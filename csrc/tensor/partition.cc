@@ -33,6 +33,12 @@ Partitioning::Partitioning(std::uint64_t bytes, std::uint32_t element, std::uint
   }
 }
 
+Partitioning Partitioning::with_elements_of(std::uint32_t from, std::uint32_t to) const {
+  Partitioning scaled = *this;
+  for (std::uint64_t* bytes : {&scaled.bytes_, &scaled.shard_bytes_, &scaled.piece_bytes_}) *bytes = *bytes / from * to;
+  return scaled;
+}
+
 Partitioning::Piece Partitioning::piece(std::uint64_t index) const {
   const auto shard = static_cast<std::uint32_t>(index / pieces_in_shard_);
   const std::uint64_t start = index % pieces_in_shard_ * piece_bytes_;
@@ -59,6 +65,12 @@ std::uint64_t partition_for_link(double bytes_per_s) {
   constexpr CutRule kDefault;
   const auto bytes = static_cast<std::uint64_t>(std::clamp(bytes_per_s, 0.0, 1e12) * kTransit_s) / kStep * kStep;
   return std::clamp(bytes, kDefault.min_partition_bytes, kDefault.partition_bytes);
+}
+
+CutRule CutRule::for_float32(std::uint32_t element) const {
+  CutRule rule = *this;
+  rule.limit(std::max<std::uint64_t>(partition_bytes / sizeof(float), 1) * element);
+  return rule;
 }
 
 Partitioning CutRule::cut(std::uint64_t bytes, std::uint32_t element, std::uint32_t shards) const {

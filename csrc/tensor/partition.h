@@ -22,6 +22,8 @@ class Partitioning {
     std::uint64_t length;  // bytes, never 0
     std::uint32_t shard;
   };
+  // The same elements in the same pieces, where those have other sizes: elements of `to` bytes instead of `from`.
+  Partitioning with_elements_of(std::uint32_t from, std::uint32_t to) const;
   std::uint64_t count() const { return count_; }
   Piece piece(std::uint64_t index) const;  // index < count()
 
@@ -49,6 +51,8 @@ struct CutRule {
 
   Partitioning cut(std::uint64_t bytes, std::uint32_t element, std::uint32_t shards = 1) const;
   void limit(std::uint64_t bytes) { partition_bytes = std::min(partition_bytes, bytes); }
+  // For elements that are made float32 on the way: as many in a partition as there are of float32.
+  CutRule for_float32(std::uint32_t element) const;
 };
 
 // The partition size for links of this speed: what they carry in a fifth of a millisecond, but no less than the pieces

@@ -53,8 +53,8 @@ enum PushFlags : std::uint8_t {
   // member has the result in its hands, or every member has its input. So an answer counts once all members have theirs
   // (see Landed), or it is the last word of a server that keeps a redo log (see PushHeader::place).
   kTwoPhase = 32,
-  // The payload is a label and a code (compress/), and so the answer is a code. Of float32 that is added, in one
-  // operation that pushes and pulls.
+  // The payload is a label and a code (compress/), and so the answer is a code. Of float32, or of 16-bit floats whose
+  // code is that of the same values in float32; added in one operation that pushes and pulls.
   kCompressed = 64,
   // The payload is the exact sum of a host's ranks (unrounded.h). The answer is as the others'.
   kUnrounded = 128,
@@ -126,8 +126,8 @@ struct PushHeader {
     if (has(kTwoPhase) && !has(kBoth)) return false;
     if (has(kCompressed)) {
       const bool adds = m.op == ReduceOp::kSum || m.op == ReduceOp::kAverage;
-      if (!has(kHasPayload | kBoth) || has_any(kForHost | kTwoPhase) || !adds || m.dtype != Dtype::kFloat32)
-        return false;
+      const bool fits = adds && is_compressible(m.dtype);
+      if (!has(kHasPayload | kBoth) || has_any(kForHost | kTwoPhase) || !fits) return false;
     }
     if (is_exact(m.op) && !is_floating(m.dtype)) return false;
     if (m.op == ReduceOp::kExactSumToOdd && m.dtype != Dtype::kFloat64) return false;

@@ -12,6 +12,14 @@
 #include "compress/scratch.h"
 
 namespace bps::worker {
+namespace {
+
+// True: codecs can read and write the elements where they lie.
+bool is_float32(const std::byte* at, Dtype dtype) {
+  return dtype == Dtype::kFloat32 && reinterpret_cast<std::uintptr_t>(at) % alignof(float) == 0;
+}
+
+}  // namespace
 
 Compressor::Memory Compressor::zeros(std::uint64_t elements) {
   auto* memory = static_cast<float*>(std::calloc(std::max<std::uint64_t>(elements, 1), sizeof(float)));
@@ -19,13 +27,23 @@ Compressor::Memory Compressor::zeros(std::uint64_t elements) {
   return Memory(memory);
 }
 
-Compressor::Compressor(std::shared_ptr<const compress::Compression> compression, std::uint64_t elements,
-                       std::uint64_t partitions)
+Compressor::Compressor(std::shared_ptr<const compress::Compression> compression, Dtype dtype, std::uint64_t elements,
+                       const tensor::Partitioning& whole, std::uint64_t partitions)
     : compression_(std::move(compression)),
       label_(compress::make_label(compression_->text)),
+      dtype_(dtype),
+      element_bytes_(size_of(dtype)),
+      largest_(whole.count() > 0 ? whole.piece(0).length : 0),
+      shortens_(largest_ > 0 && is_shorter(largest_)),
       failures_seen_(partitions) {
   if (compression_->feedback) residual_ = zeros(elements);
   if (compression_->momentum != 0) momentum_ = zeros(elements);
+}
+
+void Compressor::make_scratch() const {
+  if (shortens_ && (dtype_ != Dtype::kFloat32 || momentum_)) {
+    (void)compress::scratch(compress::Scratch::kValues, elements_of(largest_));
+  }
 }
 
 bool Compressor::bind(tensor::OperationKind kind) {
@@ -45,8 +63,8 @@ Compressor::Remembered Compressor::remembered(const tensor::Partitioning& cut) {
   std::size_t elements = 0;
   for (std::uint64_t partition = 0; partition < cut.count(); ++partition) {
     const tensor::Partitioning::Piece piece = cut.piece(partition);
-    const std::size_t count = piece.length / sizeof(float);
-    forget_failed(partition, piece.offset / sizeof(float), count);
+    const std::size_t count = elements_of(piece.length);
+    forget_failed(partition, elements_of(piece.offset), count);
     elements += count;
   }
   Remembered all;
@@ -56,18 +74,17 @@ Compressor::Remembered Compressor::remembered(const tensor::Partitioning& cut) {
 }
 
 Status Compressor::encode(std::uint64_t partition, std::uint64_t offset, const tensor::Placement& placement,
-                          const std::byte* from, std::byte* into, std::uint64_t seed, Counters& counters) {
-  const std::size_t count = placement.length / sizeof(float);
-  const std::uint64_t first = offset / sizeof(float);
+                          const std::byte* from, Dtype as, std::byte* into, std::uint64_t seed, Counters& counters) {
+  const std::size_t count = elements_of(placement.length);
+  const std::uint64_t first = elements_of(offset);
   std::memcpy(into, label_.data(), label_.size());
   const std::span<std::byte> code(into + label_.size(), placement.encoded);
   forget_failed(partition, first, count);
 
   std::span<const float> values(reinterpret_cast<const float*>(from), count);
-  const bool aligned = reinterpret_cast<std::uintptr_t>(from) % alignof(float) == 0;
-  if (!aligned || momentum_) {
+  if (!is_float32(from, as) || momentum_) {
     const std::span<float> changed = compress::scratch(compress::Scratch::kValues, count);
-    std::memcpy(changed.data(), from, placement.length);
+    compress::widen(as, from, changed);
     if (momentum_) {
       compress::add_momentum(compression_->momentum, {momentum_.get() + first, count}, changed);
     }
@@ -87,16 +104,16 @@ Status Compressor::encode(std::uint64_t partition, std::uint64_t offset, const t
 
 Status Compressor::decode(const tensor::Placement& placement, const std::byte* from, std::byte* into,
                           Counters& counters) const {
-  const std::size_t count = placement.length / sizeof(float);
+  const std::size_t count = elements_of(placement.length);
   const std::span<const std::byte> code(from, placement.encoded);
-  const bool aligned = reinterpret_cast<std::uintptr_t>(into) % alignof(float) == 0;
-  const std::span<float> values =
-      aligned ? std::span(reinterpret_cast<float*>(into), count) : compress::scratch(compress::Scratch::kValues, count);
+  const bool in_place = is_float32(into, dtype_);
+  const std::span<float> values = in_place ? std::span(reinterpret_cast<float*>(into), count)
+                                           : compress::scratch(compress::Scratch::kValues, count);
   const compress::Decoded decoded = compression_->codec->decode(code, values, compress::Into::kReplace);
   if (decoded != compress::Decoded::kOk) {
     return decoded == compress::Decoded::kFailed ? Status::kCodec : Status::kProtocol;
   }
-  if (!aligned) std::memcpy(into, values.data(), placement.length);
+  if (!in_place) compress::narrow(dtype_, values, into);
   counters.compressed_bytes.add(placement.encoded);
   counters.uncompressed_bytes.add(placement.length);
   return Status::kOk;

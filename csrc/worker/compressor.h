@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The compression of one declared tensor on this rank: how its partitions are encoded and decoded, and what is
-// remembered of each from round to round.
+// remembered of each from round to round. Codecs and memory see float32, of tensors of 16-bit floats too.
 //
 // Each partition belongs to one worker loop, which alone encodes it; note_failure() and bind() may be called from any
 // thread. Memory is allocated by the constructor; pages of partitions that this rank never encodes cost nothing.
@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "compress/compression.h"
+#include "compress/elements.h"
 #include "compress/label.h"
 #include "core/error.h"
 #include "core/metrics.h"
@@ -24,33 +25,38 @@ namespace bps::worker {
 
 class Compressor {
  public:
-  // Makes one for a tensor of float32 with so many elements, which no cut makes more partitions of. Throws
-  // std::bad_alloc.
-  Compressor(std::shared_ptr<const compress::Compression> compression, std::uint64_t elements,
-             std::uint64_t partitions);
+  // Makes one for a tensor of a compressible type with so many elements, which no cut makes more partitions of. `whole`
+  // is the cut of push_pulls. Throws std::bad_alloc.
+  Compressor(std::shared_ptr<const compress::Compression> compression, Dtype dtype, std::uint64_t elements,
+             const tensor::Partitioning& whole, std::uint64_t partitions);
 
   const compress::Compression& compression() const { return *compression_; }
+  // Set-up, for a thread that may encode and decode: makes the memory that this takes, but for what is rare.
+  void make_scratch() const;
+  // False where the code of a whole partition would be no shorter than the partition: 16 bits for each of 16-bit
+  // floats, or a small tensor. It then travels as if it were not compressed, by all routes.
+  bool shortens() const { return shortens_; }
   // True for the kinds of operation that are compressed: those that add. Others travel as they are.
-  static bool applies(tensor::OperationKind kind, ReduceOp op) {
+  bool applies(tensor::OperationKind kind, ReduceOp op) const {
     const bool adds = op == ReduceOp::kSum || op == ReduceOp::kAverage;
-    return adds && (kind == tensor::OperationKind::kPushPull || kind == tensor::OperationKind::kReduceScatter);
+    return adds && shortens_ &&
+           (kind == tensor::OperationKind::kPushPull || kind == tensor::OperationKind::kReduceScatter);
   }
   // Binds what is remembered to the cut of one kind of operation, the first one. False for another kind.
   bool bind(tensor::OperationKind kind);
 
   // Makes it a partition that travels compressed, if that is shorter.
   void apply(tensor::Placement& placement) const {
-    const std::uint64_t encoded = compression_->codec->encoded_size(placement.length / sizeof(float));
-    if (compress::kLabelBytes + encoded >= placement.length) return;
+    if (!is_shorter(placement.length)) return;
     placement.flags |= tensor::kCompressed;
-    placement.encoded = encoded;
+    placement.encoded = encoded_size(placement.length);
   }
 
   // Encodes a partition that lies at this place of the tensor: label and code, placement.payload_bytes() of them. Once
-  // for each push, whose seed this is. The bytes at `from` need no alignment.
-  // kCodec: the codec is the program's own, and has failed.
+  // for each push, whose seed this is. The elements at `from` need no alignment, and are of type `as`: the tensor's, or
+  // float32, as a host has summed them. kCodec: the codec is the program's own, and has failed.
   Status encode(std::uint64_t partition, std::uint64_t offset, const tensor::Placement& placement,
-                const std::byte* from, std::byte* into, std::uint64_t seed, Counters& counters);
+                const std::byte* from, Dtype as, std::byte* into, std::uint64_t seed, Counters& counters);
   // kProtocol when these are not bytes that the method writes, or kCodec; then it writes nothing.
   Status decode(const tensor::Placement& placement, const std::byte* from, std::byte* into, Counters& counters) const;
 
@@ -72,10 +78,19 @@ class Compressor {
   };
   using Memory = std::unique_ptr<float[], Free>;
   static Memory zeros(std::uint64_t elements);
+  std::uint64_t elements_of(std::uint64_t bytes) const { return bytes / element_bytes_; }
+  std::uint64_t encoded_size(std::uint64_t bytes) const {
+    return compression_->codec->encoded_size(elements_of(bytes));
+  }
+  bool is_shorter(std::uint64_t bytes) const { return compress::kLabelBytes + encoded_size(bytes) < bytes; }
   void forget_failed(std::uint64_t partition, std::uint64_t first, std::size_t count);
 
   const std::shared_ptr<const compress::Compression> compression_;
   const compress::Label label_;
+  const Dtype dtype_;
+  const std::uint64_t element_bytes_;
+  const std::uint64_t largest_;  // bytes of a partition
+  const bool shortens_;
   Memory residual_;  // with feedback
   Memory momentum_;  // with momentum
   std::atomic<std::uint32_t> failures_{0};

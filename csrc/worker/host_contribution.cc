@@ -23,19 +23,20 @@ tensor::Placement HostContribution::place(const Part&) const {
 Status HostContribution::fill(const Part& part, tensor::Placement& placement, std::byte* into, Counters& counters) {
   if (pool_->source() == nullptr) return Status::kPeerLost;
   if (unrounded_bytes_ > 0) {
-    if (const Status status = pool_->source()->sum(number_, into); status != Status::kOk) return status;
+    if (const Status status = pool_->source()->sum(number_, header_.dtype, into); status != Status::kOk) return status;
     const std::uint64_t elements = header_.length / size_of(header_.dtype);
     // This is the length of what is sent now: it may be made again, and be longer.
     placement.encoded = tensor::unrounded_bytes(into, elements);
     return Status::kOk;
   }
-  if (!placement.is_compressed()) return pool_->source()->sum(number_, into);
-  const auto sum = std::as_writable_bytes(compress::scratch(compress::Scratch::kSum, header_.length / sizeof(float)));
-  if (const Status status = pool_->source()->sum(number_, sum.data()); status != Status::kOk) return status;
-  const tensor::Partitioning& cut = tensor::is_sharded(header_.kind) ? tensor_->sharded : tensor_->whole;
+  if (!placement.is_compressed()) return pool_->source()->sum(number_, header_.dtype, into);
+  constexpr Dtype kAs = Dtype::kFloat32;  // of 16-bit floats too: what they add up to is not rounded to such
+  const std::size_t elements = header_.length / size_of(header_.dtype);
+  const auto sum = std::as_writable_bytes(compress::scratch(compress::Scratch::kSum, elements));
+  if (const Status status = pool_->source()->sum(number_, kAs, sum.data()); status != Status::kOk) return status;
+  const std::uint64_t offset = tensor_->cut(header_.kind).piece(part.partition).offset;
   const std::uint64_t seed = compress::seed_of(header_.tensor, part.partition, header_.round, header_.position);
-  return tensor_->compressor->encode(part.partition, cut.piece(part.partition).offset, placement, sum.data(), into,
-                                     seed, counters);
+  return tensor_->compressor->encode(part.partition, offset, placement, sum.data(), kAs, into, seed, counters);
 }
 
 Status HostContribution::take_answer(const Part&, const tensor::Placement& placement, const std::byte* from,
@@ -43,7 +44,8 @@ Status HostContribution::take_answer(const Part&, const tensor::Placement& place
   if (number_ == HostContributions::kNobody || pool_->source() == nullptr) return Status::kOk;
   const std::byte* result = from;
   if (placement.is_compressed()) {
-    const auto sum = std::as_writable_bytes(compress::scratch(compress::Scratch::kSum, header_.length / sizeof(float)));
+    const std::size_t floats = header_.length / sizeof(float) + 1;
+    const auto sum = std::as_writable_bytes(compress::scratch(compress::Scratch::kSum, floats));
     // Without an answer the buffer holds what was sent, and nobody looks at the result.
     if (placement.wants_data()) {
       const Status decoded = tensor_->compressor->decode(placement, from, sum.data(), counters);

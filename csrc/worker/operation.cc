@@ -30,8 +30,7 @@ Operation::Operation(std::shared_ptr<Tensor> declared, const Request& what, std:
       round(number),
       sequence(order),
       deadline(Deadline::after(what.timeout_s, now)),
-      layout{{what.kind, what.pushes, tensor->position, what.root},
-             tensor::is_sharded(what.kind) ? &tensor->sharded : &tensor->whole},
+      layout{{what.kind, what.pushes, tensor->position, what.root}, &tensor->cut(what.kind)},
       continuation(only.empty() ? nullptr
                                 : std::make_unique<Continuation>(plan_of(*tensor, plans.get(), what.kind), only)),
       header_(make_header()) {
@@ -156,7 +155,7 @@ std::string Operation::describe() const {
 tensor::PushHeader Operation::make_header() const {
   tensor::PushHeader header{};
   header.version = transport::kProtocolVersion;
-  header.dtype = tensor->dtype;
+  header.dtype = tensor::is_feedback(request.kind) ? Dtype::kFloat32 : tensor->dtype;
   header.op = request.op;
   header.flags = request.two_phase ? tensor::kTwoPhase : 0;  // each partition adds its own
   header.kind = request.kind;

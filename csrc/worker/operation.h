@@ -73,9 +73,8 @@ class Operation : public std::enable_shared_from_this<Operation> {
   // It was aborted in the next view, with the reason that another rank gives.
   void abort_suspended(const Error& why);
 
-  // Operations that add float32 elements are compressed if their tensor was declared so, on the way to servers where
-  // compression pays.
-  bool may_compress() const { return tensor->compressor && Compressor::applies(request.kind, request.op); }
+  // Operations that add are compressed if their tensor was declared so, on the way to servers where compression pays.
+  bool may_compress() const { return tensor->compressor && tensor->compressor->applies(request.kind, request.op); }
   std::uint64_t bytes() const { return tensor->bytes; }
   // The time since it was started; an operation without a deadline has none.
   std::optional<Duration> age(Clock::time_point now) const;

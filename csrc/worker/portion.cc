@@ -18,7 +18,8 @@ Status Portion::fill(const Part& part, tensor::Placement& placement, std::byte* 
   if (placement.is_compressed()) {
     const std::uint64_t seed = compress::seed_of(header->tensor, part.partition, header->round, header->position);
     return operation->tensor->compressor->encode(part.partition, placement.input_offset, placement,
-                                                 input_bytes + placement.input_offset, into, seed, counters);
+                                                 input_bytes + placement.input_offset, operation->tensor->dtype, into,
+                                                 seed, counters);
   }
   std::memcpy(into, input_bytes + placement.input_offset, placement.length);
   counters.copies.add();

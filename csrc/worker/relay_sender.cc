@@ -4,6 +4,16 @@
 #include "worker/admission.h"
 
 namespace bps::worker {
+namespace {
+
+// What a rank of this host says need not be what this one has declared; the server tells them then.
+bool is_of(const tensor::PushHeader& header, const Tensor& tensor) {
+  const tensor::Partitioning& cut = tensor.cut(header.kind);
+  return header.dtype == tensor.dtype && header.partition < cut.count() &&
+         header.length == cut.piece(header.partition).length;
+}
+
+}  // namespace
 
 void RelaySender::contribute(std::uint32_t number, const tensor::PushHeader& header, std::int32_t priority,
                              std::uint32_t place) {
@@ -15,9 +25,12 @@ void RelaySender::contribute(std::uint32_t number, const tensor::PushHeader& hea
   }
   if (server->loss.is_known()) return fail(connections_.failure_of(*server));
   HostContribution& transfer = contributions_.make(number, header, priority, *server);
-  if (!compressed_.empty() && Compressor::applies(header.kind, header.op)) {
+  if (!compressed_.empty()) {
     const auto found = compressed_.find({header.group, header.tensor});
-    if (found != compressed_.end() && compresses_to(*server, *found->second)) transfer.compress(found->second);
+    if (found != compressed_.end() && found->second->compressor->applies(header.kind, header.op) &&
+        compresses_to(*server, *found->second) && is_of(header, *found->second)) {
+      transfer.compress(found->second);
+    }
   }
   enqueue(transfer, *server, connections_, counters_);
 }

@@ -42,6 +42,7 @@ struct Tensor {
   std::string shape;
   tensor::Partitioning whole;                           // push_pull, broadcast
   tensor::Partitioning sharded;                         // reduce_scatter, all_gather: one shard per member
+  tensor::Partitioning fed_back;                        // what is remembered of push_pulls: `whole`, in float32
   Plans plans;                                          // as it was declared
   std::array<std::shared_ptr<const Plans>, 2> shifted;  // those since, which are in use: of Shifts
   std::atomic<std::uint32_t> next_round{0};
@@ -58,11 +59,17 @@ struct Tensor {
   std::shared_ptr<FlightRecorder> recorder;  // of the job, or null
   std::string compression;                   // as it was declared
   std::unique_ptr<Compressor> compressor;    // of one that was declared with a compression
+  bool stays_on_host = false;                // of one that would be compressed beyond this host only
   Exactness exactness = Exactness::kNone;    // of its sums
   std::uint64_t ahead = 0;  // partitions under way to each server over a network, on average; 0: no limit
   bool is_timed = false;    // its operations are: Counters::operation_times
 
-  Tensor(tensor::Partitioning whole_cut, tensor::Partitioning sharded_cut) : whole(whole_cut), sharded(sharded_cut) {}
+  Tensor(tensor::Partitioning whole_cut, tensor::Partitioning sharded_cut)
+      : whole(whole_cut), sharded(sharded_cut), fed_back(whole_cut) {}
+  const tensor::Partitioning& cut(tensor::OperationKind kind) const {
+    if (tensor::is_feedback(kind)) return fed_back;
+    return tensor::is_sharded(kind) ? sharded : whole;
+  }
 };
 
 }  // namespace bps::worker

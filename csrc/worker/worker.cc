@@ -119,7 +119,7 @@ std::uint32_t Worker::next_round(Tensor& tensor, const Request& request) {
                 "declare it with a compression");
   }
   const bool feeds = tensor::is_feedback(request.kind);  // of push_pull
-  if (tensor.compressor && (feeds || Compressor::applies(request.kind, request.op)) &&
+  if (tensor.compressor && (feeds || tensor.compressor->applies(request.kind, request.op)) &&
       !tensor.compressor->bind(feeds ? tensor::OperationKind::kPushPull : request.kind)) {
     throw Error(ErrorCode::kInvalidArgument,
                 "'" + tensor.name + "' is compressed, and was used with another kind of operation before",
@@ -143,7 +143,7 @@ std::shared_ptr<Operation> Worker::make_operation(const std::shared_ptr<Tensor>&
                                                   std::shared_ptr<const Plans> plans) const {
   Request what = request;
   what.op = exact_op(what.op, what.kind, tensor->exactness);
-  const bool is_compressed = tensor->compressor && Compressor::applies(what.kind, what.op);
+  const bool is_compressed = tensor->compressor && tensor->compressor->applies(what.kind, what.op);
   what.two_phase &= options_.two_phase && what.kind < tensor::OperationKind::kSplit && !is_compressed;
   if (options_.two_phase && request.two_phase && !what.two_phase) has_one_phase_.store(true);
   auto operation = std::make_shared<Operation>(tensor, what, round, sequence, worker_loops_.size(), places_.count(),

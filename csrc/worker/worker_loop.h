@@ -19,6 +19,7 @@
 // Threading: submit() from any thread, everything else on the reactor's.
 #pragma once
 
+#include <algorithm>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -107,6 +108,12 @@ class WorkerLoop final : public transport::Actor {
   // Lists partitions that are not finished, at most so many: first those that were sent.
   std::vector<OpenPartition> list_open(std::size_t most) const {
     return worker::list_open(partitions_.table, connections_, most);
+  }
+  // True when there is a server that it does not share memory with.
+  bool uses_network() const {
+    return std::ranges::any_of(connections_.all(), [](const ServerConnection* server) {
+      return !server->is_closed() && server->has_connections() && server->needs_slots();
+    });
   }
   WorkerUsage usage() const { return usage_of(connections_, watched_); }
   // Calls `look` with each data connection to a server that is not lost, and the server's node.

@@ -111,16 +111,18 @@ void Worker::check_compression(const van::TensorSpec& spec) const {
                   "use a method that is built in, or no dedicated servers");
     }
   }
-  if (static_cast<Dtype>(spec.dtype) != Dtype::kFloat32) {
+  const auto dtype = static_cast<Dtype>(spec.dtype);
+  if (!is_compressible(dtype)) {
     throw Error(ErrorCode::kInvalidArgument,
-                "'" + spec.name + "' is " + std::string(to_string(static_cast<Dtype>(spec.dtype))) +
-                    ", and only float32 can be compressed",
+                "'" + spec.name + "' is " + std::string(to_string(dtype)) +
+                    ", and only float32, float16 and bfloat16 can be compressed",
                 "send it without compression, or convert it");
   }
-  const tensor::Partitioning cut = options_.cut.cut(spec.count * sizeof(float), sizeof(float));
+  const auto element = static_cast<std::uint32_t>(size_of(dtype));
+  const tensor::Partitioning cut = options_.cut.for_float32(element).cut(spec.count * element, element);
   if (cut.count() == 0) return;
   const std::uint64_t partition = cut.piece(0).length;
-  const std::uint64_t payload = compress::kLabelBytes + compression->codec->encoded_size(partition / sizeof(float));
+  const std::uint64_t payload = compress::kLabelBytes + compression->codec->encoded_size(partition / element);
   if (!compress::stands_for_too_much(partition, payload)) return;
   throw Error(ErrorCode::kInvalidArgument,
               "'" + spec.name + "' cannot be compressed by '" + spec.compression + "': servers take no partition of " +
@@ -140,7 +142,8 @@ std::shared_ptr<Tensor> Worker::make_tensor(const van::TensorSpec& spec, const v
                 "call operations of a group on its ranks only");
   }
   const Exactness exactness = exactness_of(spec.compression, dtype);
-  tensor::CutRule rule = options_.cut;
+  const bool is_compressed = !spec.compression.empty() && !names_exactness(spec.compression);
+  tensor::CutRule rule = is_compressed ? options_.cut.for_float32(element) : options_.cut;
   if (exactness != Exactness::kNone && options_.hosts.active()) {  // what a host has summed is longer
     rule.limit(std::max<std::uint64_t>(tensor::most_unrounded_elements(dtype, rule.partition_bytes), 1) * element);
   }
@@ -161,12 +164,24 @@ std::shared_ptr<Tensor> Worker::make_tensor(const van::TensorSpec& spec, const v
   tensor->shape = spec.shape;
   tensor->compression = spec.compression;
   tensor->exactness = exactness;
-  if (!spec.compression.empty() && !names_exactness(spec.compression)) {
-    tensor->compressor = std::make_unique<Compressor>(compress::parse_compression(spec.compression), spec.count,
-                                                      std::max(tensor->whole.count(), tensor->sharded.count()));
+  if (is_compressed) {
+    tensor->compressor =
+        std::make_unique<Compressor>(compress::parse_compression(spec.compression), dtype, spec.count, tensor->whole,
+                                     std::max(tensor->whole.count(), tensor->sharded.count()));
+    tensor->fed_back = tensor->whole.with_elements_of(element, sizeof(float));
+    tensor->compressor->make_scratch();  // callers drive loops, too
+    bool uses_network = false;
     for (const LoopOf& each : worker_loops_) {
-      each.reactor->call([&] { each.worker_loop->add_compressed(tensor); });
+      each.reactor->call([&] {
+        tensor->compressor->make_scratch();
+        each.worker_loop->add_compressed(tensor);
+        uses_network |= each.worker_loop->uses_network();
+      });
     }
+    const van::Membership& all = van_.membership();
+    const auto is_elsewhere = [&](const van::Node& node) { return node.host_key != van_.self().host_key; };
+    tensor->stays_on_host =
+        !uses_network && !tensor->compressor->compression().everywhere && std::ranges::none_of(all.nodes, is_elsewhere);
   }
   if (!id.server_load.empty() && id.server_load.size() != places_.slots()) {
     throw Error(ErrorCode::kInternal, "the scheduler has told the load of another number of servers",

@@ -135,6 +135,7 @@ struct LoopedNetwork final : tensor::ContributionSender {
   void contribute(std::uint32_t contribution, const PushHeader& header, std::int32_t, std::uint32_t) override {
     fuzz::expect(header.length <= kPartition && header.position == 1);
     pending.push_back(contribution);
+    types[contribution] = header.dtype;
     if ((header.flags & tensor::kTwoPhase) != 0) two_phase.insert(contribution);
   }
   void cancel(std::uint32_t contribution, const Error&) override {
@@ -157,7 +158,7 @@ struct LoopedNetwork final : tensor::ContributionSender {
     }
     for (const std::uint32_t contribution : std::exchange(pending, {})) {
       std::vector<std::byte> sum(kPartition);
-      if (source->sum(contribution, sum.data()) == Status::kOk) {
+      if (source->sum(contribution, types[contribution], sum.data()) == Status::kOk) {
         any = true;
         if (!two_phase.contains(contribution)) {
           source->deliver(contribution, sum.data());
@@ -174,6 +175,7 @@ struct LoopedNetwork final : tensor::ContributionSender {
   tensor::ContributionSource* source = nullptr;
   std::vector<std::uint32_t> pending;
   std::vector<std::uint32_t> cancelled;
+  std::map<std::uint32_t, Dtype> types;
   std::set<std::uint32_t> two_phase;
   std::map<std::uint32_t, std::vector<std::byte>> sums;  // that have landed
   std::vector<std::uint32_t> landed;                     // on all ranks of the host

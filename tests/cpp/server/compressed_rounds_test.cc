@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Rounds whose payloads come compressed.
+#include "compress/elements.h"
 #include "server/round_engine_fixture.h"
 
 namespace bps::server {
@@ -56,6 +57,65 @@ TEST_F(CompressedRoundsTest, AnswersAreTheCodeOfTheSum) {
   collect_credits(0);
   EXPECT_EQ(slots[0].size(), 2U) << "the slot that held the result is free again";
 }
+
+// What travels of 16-bit floats is the code of the same values in float32, and so is the answer.
+class CompressedHalvesTest : public CompressedRoundsTest, public ::testing::WithParamInterface<Dtype> {
+ protected:
+  tensor::PushHeader of_halves(std::uint32_t worker, std::uint8_t flags, ReduceOp op = ReduceOp::kSum) {
+    tensor::PushHeader made = header(worker, flags);
+    made.dtype = GetParam();
+    made.op = op;
+    made.length = kFloats * size_of(made.dtype);
+    return made;
+  }
+  void land_halves(std::uint32_t worker, ReduceOp op = ReduceOp::kSum) {
+    land_bytes(worker, of_halves(worker, kCompressed, op), payload(memory[worker][0], "int8"));
+  }
+};
+
+TEST_P(CompressedHalvesTest, AreSummedAsFloat32) {
+  for (std::uint32_t i = 0; i < kWorkers; ++i) land(i);
+  const std::vector<float> of_floats = decoded(data(0).writes.at(0));
+  for (std::uint32_t i = 0; i < kWorkers; ++i) {
+    engine.on_written(data(i).writes.at(0).token);
+    collect_credits(i);
+    tensor::PushHeader next = of_halves(i, kCompressed);
+    next.round = 1;
+    land_bytes(i, next, payload(memory[i][0], "int8"));
+  }
+  ASSERT_EQ(data(0).writes.size(), 2U);
+  EXPECT_EQ(data(0).writes[1].length, data(0).writes[0].length);
+  EXPECT_EQ(decoded(data(0).writes[1]), of_floats);
+}
+
+TEST_P(CompressedHalvesTest, AMemberOfThisHostGetsTheResultRoundedOnce) {
+  const Dtype dtype = GetParam();
+  data(0).put_on_same_host();
+  std::vector<float> mine(kFloats, 0.1F);
+  mine[0] = 0.37F;
+  compress::narrow(dtype, mine, reinterpret_cast<std::byte*>(memory[0].data()));
+  transport::RemoteSpan span{.key = 0, .address = reinterpret_cast<std::uint64_t>(memory[0].data())};
+  span.length = kFloats * size_of(dtype);
+  const tensor::PushHeader plain = of_halves(0, kPlain, ReduceOp::kAverage);
+  sessions[0]->on_descriptor(data(0), tensor::bytes_of(plain), span);
+  land_halves(1, ReduceOp::kAverage);
+  land_halves(2, ReduceOp::kAverage);
+  const std::vector<float> result = decoded(data(1).writes.at(0));
+  EXPECT_NEAR(result[1], (0.1F + 2 + 3) / 3, 0.01);
+  std::vector<std::byte> rounded(span.length);
+  compress::narrow(dtype, result, rounded.data());
+  EXPECT_EQ(std::memcmp(memory[0].data(), rounded.data(), rounded.size()), 0);
+}
+
+TEST_P(CompressedHalvesTest, RanksThatMixThemWithFloatsDisagree) {
+  land(0);
+  land_halves(1);
+  ASSERT_EQ(failures(1).size(), 1U);
+  EXPECT_EQ(failures(1)[0].code, ErrorCode::kMismatch);
+}
+
+INSTANTIATE_TEST_SUITE_P(Halves, CompressedHalvesTest, ::testing::Values(Dtype::kBfloat16, Dtype::kFloat16),
+                         [](const auto& tested) { return std::string(to_string(tested.param)); });
 
 // A push of some hundred bytes is not worth a gigabyte of work.
 TEST_F(CompressedRoundsTest, APayloadThatStandsForFarMoreThanItSendsIsRefused) {

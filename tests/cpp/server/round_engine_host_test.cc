@@ -70,7 +70,8 @@ class RoundEngineHostTest : public RoundEngineTest, public tensor::ContributionS
   // What the contribution sends, summed as late as that.
   float sum_sent() {
     std::vector<float> buffer(kBytes / sizeof(float));
-    EXPECT_EQ(source->sum(contributed.at(0).number, reinterpret_cast<std::byte*>(buffer.data())), Status::kOk);
+    auto* const into = reinterpret_cast<std::byte*>(buffer.data());
+    EXPECT_EQ(source->sum(contributed.at(0).number, Dtype::kFloat32, into), Status::kOk);
     return buffer.back();
   }
   void answer_with(float value) {

@@ -68,6 +68,24 @@ TEST(Partitioning, RoundsTheLimitDownToElements) {
   EXPECT_EQ(Partitioning(800, 8, 23).piece(0).length, 16U);
 }
 
+TEST(Partitioning, TheSameElementsInTheSamePiecesWhenTheyAreLarger) {
+  const Partitioning halves(2 * 1001, 2, 300);
+  const Partitioning floats = halves.with_elements_of(2, 4);
+  ASSERT_EQ(floats.count(), halves.count());
+  for (std::uint64_t i = 0; i < halves.count(); ++i) {
+    EXPECT_EQ(floats.piece(i).offset, 2 * halves.piece(i).offset);
+    EXPECT_EQ(floats.piece(i).length, 2 * halves.piece(i).length);
+  }
+}
+
+TEST(CutRule, APartitionOfHalvesHasAsManyElementsAsOneOfFloats) {
+  const CutRule rule{.partition_bytes = 1000, .min_partition_bytes = 1000};
+  EXPECT_EQ(rule.for_float32(2).cut(10'000, 2).piece(0).length, 500U);
+  EXPECT_EQ(rule.for_float32(4).cut(10'000, 4).piece(0).length, 1000U);
+  const CutRule tiny{.partition_bytes = 1, .min_partition_bytes = 1};
+  EXPECT_EQ(tiny.for_float32(2).cut(10, 2).piece(0).length, 2U);
+}
+
 TEST(Partitioning, ShardsAsTorchChunk) {
   const Partitioning cut(10 * 4, 4, 1024, 4);  // torch.chunk(10 elements, 4): 3, 3, 3, 1
   EXPECT_EQ(cut.count(), 4U);

@@ -115,7 +115,8 @@ TEST(PushHeader, WhatNoSenderMayWriteIsRefused) {
   }));
 }
 
-// A compressed push is one of float32 that is added, with its payload, and that asks for the result at once.
+// A compressed push is one of at most 32-bit floats that are added, with its payload, and that asks for the result at
+// once.
 TEST(PushHeader, WhatMayBeCompressed) {
   const auto refused = [](auto change) {
     PushHeader header = valid();
@@ -128,6 +129,9 @@ TEST(PushHeader, WhatMayBeCompressed) {
   EXPECT_FALSE(refused([](PushHeader& h) { h.op = ReduceOp::kSum; }));
   EXPECT_FALSE(refused([](PushHeader& h) { h.flags &= static_cast<std::uint8_t>(~kWantsData); }));
   EXPECT_TRUE(refused([](PushHeader& h) { h.op = ReduceOp::kMax; }));
+  EXPECT_FALSE(refused([](PushHeader& h) { h.dtype = Dtype::kBfloat16; }));
+  EXPECT_FALSE(refused([](PushHeader& h) { h.dtype = Dtype::kFloat16; }));
+  EXPECT_TRUE(refused([](PushHeader& h) { h.dtype = Dtype::kFloat64; }));
   EXPECT_TRUE(refused([](PushHeader& h) { h.dtype = Dtype::kInt32; }));
   EXPECT_TRUE(refused([](PushHeader& h) { h.flags |= kTwoPhase; }));
   EXPECT_TRUE(refused([](PushHeader& h) { h.flags |= kForHost; }));

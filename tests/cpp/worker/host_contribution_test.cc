@@ -16,7 +16,7 @@ const std::uint64_t kMost = tensor::most_unrounded_bytes(Dtype::kFloat32, kEleme
 
 // Of a host with a rank that changes what it has pushed: the sum is longer when it is made again.
 struct GrowingSum final : tensor::ContributionSource {
-  Status sum(std::uint32_t, std::byte* into) override {
+  Status sum(std::uint32_t, Dtype, std::byte* into) override {
     tensor::UnroundedWriter writer(into, kElements);
     const std::vector<double> terms(6, 1.0);
     if (reads++ > 0) {

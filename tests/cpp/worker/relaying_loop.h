@@ -18,7 +18,7 @@ namespace bps::worker {
 inline constexpr std::uint64_t kBytes = 1 << 20;  // travels from and to the caller's memory
 
 struct Ones final : tensor::ContributionSource {
-  Status sum(std::uint32_t, std::byte* into) override {
+  Status sum(std::uint32_t, Dtype, std::byte* into) override {
     std::memset(into, 1, kBytes);
     return Status::kOk;
   }
