@@ -40,7 +40,7 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True)
 class Compression:
-    """How float32 tensors travel between hosts: the kind of Int8(), TopK(k=0.1) and the others. docs/compression.md.
+    """How tensors travel between hosts: the kind of Int8(), TopK(k=0.1) and the others. See docs/compression.md.
 
     Args:
         feedback: add to a round what the ones before it lost by encoding.
@@ -97,14 +97,14 @@ def _written(value: Any) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class BFloat16(Compression):
-    """Rounded to bfloat16: half of the bytes of float32, and its range."""
+    """Rounded to bfloat16: half of the bytes of float32, and its range. 16-bit floats travel as they are."""
 
     _method: ClassVar[str] = "bf16"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Float16(Compression):
-    """Rounded to float16: half of the bytes; from 65520 on infinite."""
+    """Rounded to float16: half of the bytes of float32; from 65520 on infinite. 16-bit floats travel as they are."""
 
     _method: ClassVar[str] = "fp16"
 
@@ -284,8 +284,9 @@ def register(
 
     Args:
         name: small letters, digits and underscores.
-        encode: encode(array, seed): the code of a partition, a flat float32 array, as bytes or a uint8 array; equal
-            arguments must give equal codes. A code of n elements has ceil(n / block) * block_bytes bytes.
+        encode: encode(array, seed): the code of a partition, a flat float32 array also of 16-bit tensors, as bytes or a
+            uint8 array; equal arguments must give equal codes. A code of n elements has ceil(n / block) * block_bytes
+            bytes.
         decode: decode(code, elements): what a code, a uint8 array, stands for, as so many float32.
         block: elements.
         block_bytes: bytes of the code of each block. The last block may have fewer elements.

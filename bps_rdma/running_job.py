@@ -8,11 +8,12 @@ import time
 import warnings
 from typing import Any, TypeVar
 
-from bps_rdma import _core, arrays, failover
+from bps_rdma import _core, arrays, failover, uncompressed
 from bps_rdma.group import Group
 
 T = TypeVar("T")
 
+_EXACT = ("exact", "exact:to_odd")  # sums that are declared like compressions, and are none
 _MANY_NAMES = 65536  # no model has so many; a program with other names in each step does
 _MOST_FAILED = 256  # operations that are remembered; no rank is further behind than that
 
@@ -83,9 +84,36 @@ class Job:
             return "exact" if dtype in arrays.FLOATING else ""  # sums of integers are exact anyway
         if wanted is not None:
             return "" if wanted == "none" else wanted
-        if dtype != _core.Dtype.float32 or elements * 4 < self.min_compress_bytes:
-            return ""
-        return self._compression
+        return "" if uncompressed.why_not(dtype, elements, self.min_compress_bytes) else self._compression
+
+    def remark(
+        self,
+        group: int,
+        name: str,
+        dtype: _core.Dtype,
+        elements: int,
+        wanted: str | None,
+        op: _core.ReduceOp = _core.ReduceOp.sum,
+    ) -> None:
+        """Says, on one rank, that the compression of a new name has no effect on reductions by `op`, if so.
+
+        Of tensors that are not floating point nobody expects that BPS_COMPRESSION has one.
+        """
+        method = self._compression if wanted is None else wanted
+        if method in ("", "none", *_EXACT) or dtype not in arrays.FLOATING:
+            return
+        reason = uncompressed.why_not(dtype, elements, self.min_compress_bytes) if wanted is None else None
+        if reason is None and op not in (_core.ReduceOp.sum, _core.ReduceOp.average):
+            reason = uncompressed.Reason.op
+        if reason is not None:
+            self.note_uncompressed(reason, group, name, method, dtype, elements)
+
+    def note_uncompressed(
+        self, reason: uncompressed.Reason, group: int, name: str, method: str, dtype: _core.Dtype, elements: int
+    ) -> None:
+        """Says, on the first rank of a group, that `method` has no effect on its tensor."""
+        if self.groups[group].ranks[0] == self.process.rank:
+            self.part(uncompressed.Remarks).note(reason, name, method, dtype, elements, self.min_compress_bytes)
 
     def declare(self, specs: list[tuple[int, str, _core.Dtype, int, str, str]]) -> list[_core.Tensor]:
         """Announces names in this view: (group, name, dtype, elements, shape, compression) each."""
@@ -98,6 +126,8 @@ class Job:
                     if begun:
                         tensor.next_round = begun
                 self.tensors[key] = tensor
+            if spec[5] and spec[5] not in _EXACT:
+                self._note_compressed(tensor, spec[5])
         if len(self.tensors) >= _MANY_NAMES and not self._warned_of_names and self.process.rank == 0:
             self._warned_of_names = True
             warnings.warn(
@@ -107,6 +137,13 @@ class Job:
                 stacklevel=4,
             )
         return declared
+
+    def _note_compressed(self, tensor: _core.Tensor, method: str) -> None:
+        if not tensor.plain_because:
+            self.part(uncompressed.Remarks).note_applied()
+        elif tensor.elements > 0:
+            reason = uncompressed.Reason(tensor.plain_because)
+            self.note_uncompressed(reason, tensor.group, tensor.name, method, tensor.dtype, tensor.elements)
 
     def add_group(self, key: str, number: int, group: Group) -> None:
         """Notes a group that has been made, under a key that it keeps in all views."""

@@ -12,9 +12,11 @@ from bps_rdma.agreement import group_of
 from bps_rdma.errors import InvalidArgumentError
 from bps_rdma.group import Group
 from bps_rdma.job import current, surviving
-from bps_rdma.operations.options import NONE, AnyCompression, text_of
+from bps_rdma.operations.options import NONE, AnyCompression, OperationOptions, text_of
 from bps_rdma.positions import keywords_since
 from bps_rdma.running_job import Job
+
+_REDUCTIONS = (_core.Kind.push_pull, _core.Kind.reduce_scatter)
 
 
 def declare(
@@ -47,8 +49,8 @@ def declare_many(
         group: default: all workers.
         compression: how sums of these names travel between hosts, as in Int8(feedback=True) (see docs/compression.md).
             A text as in BPS_COMPRESSION and a dict of BytePS's parameters (byteps_compressor_type and so on) say the
-            same; Uncompressed(): as they are. Default: what BPS_COMPRESSION says of float32 tensors of at least
-            BPS_MIN_COMPRESS_BYTES.
+            same; Uncompressed(): as they are. Default: what BPS_COMPRESSION says of tensors of float32, float16 and
+            bfloat16 of at least BPS_MIN_COMPRESS_BYTES.
         exact: whether sums and means of floating point are exact; see push_pull_inplace().
 
     Raises:
@@ -65,6 +67,8 @@ def declare_many(
     def announce() -> None:
         job = current()
         number = group_of(job, group).id
+        for name, dtype, count, _ in shapes:
+            job.remark(number, name, dtype, count, wanted)
         job.declare(
             [
                 (number, name, dtype, count, shape, job.compression(dtype, count, wanted))
@@ -88,9 +92,16 @@ def _shape_of(name: str, like: Any) -> tuple[_core.Dtype, int, str]:
 
 
 def declared(
-    job: Job, members: Group, name: str, memory: arrays.Memory, count: int, compression: str | None = None
+    job: Job,
+    kind: _core.Kind,
+    members: Group,
+    name: str,
+    memory: arrays.Memory,
+    count: int,
+    options: OperationOptions,
 ) -> _core.Tensor:
     """The core's tensor of this name; declares it on its first use, and anew when what it stands for has changed."""
+    compression = options.compression
     known = job.tensors.get((members.id, name))
     if known is not None and known.fits(memory, count) and compression is None:
         return known
@@ -100,6 +111,8 @@ def declared(
         compression = job.compressed.get((job.numbering.keys[members.id], name))
     if known is None:
         argument_types.explain(name=name)  # the core would take bytes for a text
+        if kind in _REDUCTIONS:
+            job.remark(members.id, name, memory.dtype, count, compression, options.op)
     shape = str(tuple(memory.shape)) if count == memory.elements else f"({count},)"
     wanted = job.compression(memory.dtype, count, compression)
     if known is not None and known.fits(memory, count) and known.compression == wanted:

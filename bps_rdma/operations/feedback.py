@@ -31,14 +31,14 @@ def feedback_state(
     changes. Each rank saves what it gets, and gives it to load_feedback_state() after a restart.
 
     Args:
-        like: an array of the shape and dtype that is push_pulled, float32; it is not read.
+        like: an array of the shape and dtype that is push_pulled; it is not read.
         name: as the operations call it; it was declared with a compression, or has been used with one.
         group, timeout: as for push_pull_inplace().
 
     Returns:
-        Flat arrays, as many elements as `like`: "residual" and "momentum" of this rank, each if the compression has
-        one, and "servers": the residual of all servers, the same array on all ranks. With neither feedback nor
-        momentum: {}.
+        Flat arrays of float32, as many elements as `like`: "residual" and "momentum" of this rank, each if the
+        compression has one, and "servers": the residual of all servers, the same array on all ranks. With neither
+        feedback nor momentum: {}.
 
     Raises:
         InvalidArgumentError: the name is not compressed, or was used by reduce_scatter. Otherwise as
@@ -52,7 +52,7 @@ def feedback_state(
         if tensor.copy_feedback(is_momentum, arrays.describe(kept, True), False):
             state[key] = kept
     servers = np.zeros(tensor.elements, np.float32)
-    _run(start.Kind.read_feedback, servers, options)
+    _run(start.Kind.read_feedback, servers, like, options)
     if "residual" in state:
         state["servers"] = servers
     return state
@@ -88,7 +88,7 @@ def load_feedback_state(
     servers = np.zeros(tensor.elements, np.float32)
     if "servers" in flat and members.ranks.index(current().process.rank) == 0:
         servers[:] = flat["servers"]
-    _run(start.Kind.write_feedback, servers, options)
+    _run(start.Kind.write_feedback, servers, like, options)
     for key, is_momentum in _OF_RANK.items():
         value = flat.get(key, np.zeros(tensor.elements, np.float32))
         if not tensor.copy_feedback(is_momentum, arrays.describe(value, False), True) and key in flat:
@@ -102,6 +102,7 @@ def _tensor(like: Any, options: OperationOptions) -> Any:
     return start.tensor_of(current(), start.Kind.push_pull, memory, memory.elements, options)
 
 
-def _run(kind: start.Kind, array: npt.NDArray[np.float32], options: OperationOptions) -> None:
+def _run(kind: start.Kind, array: npt.NDArray[np.float32], like: Any, options: OperationOptions) -> None:
     memory = arrays.describe(array, True)
-    start.run(start.Described(kind, memory, memory, array, memory.elements), options).wait()
+    declared = arrays.describe(like, False)
+    start.run(start.Described(kind, memory, memory, array, memory.elements, declared=declared), options).wait()

@@ -117,7 +117,8 @@ def push_pull_inplace(
         op: "sum", "average", "min", "max" or "product"; overrides `average`.
         timeout: seconds; default BPS_TIMEOUT.
         compression: how the tensor travels between hosts, as in Int8(feedback=True); see declare_many(). The result is
-            then what the code says of the sum, the same on all ranks. For float32 and sums or means only.
+            then what the code says of the sum, the same on all ranks. For sums or means of float32,
+            float16 and bfloat16 only.
         exact: True: the sum (or mean) of floating point is exact, and rounded once, so that its bits do not depend on
             how many ranks there are, or on anything else but the numbers (see docs/exact.md). Default: as the name
             was declared, or BPS_EXACT says.

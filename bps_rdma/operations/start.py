@@ -34,6 +34,7 @@ class Described(NamedTuple):
         root: position in the group of the rank that is copied, for a broadcast; see accumulate() for that.
         copy_to: address to which the source must be copied first; 0: none.
         again: see accumulate().
+        declared: like what the name stands for, where `source` is not: feedback is float32 of tensors of all types.
     """
 
     kind: Kind
@@ -44,6 +45,7 @@ class Described(NamedTuple):
     root: int = 0
     copy_to: int = 0
     again: bool = False
+    declared: arrays.Memory | None = None
 
 
 def reduce(array: Any, result: Any, options: OperationOptions) -> Handle[Any]:
@@ -159,13 +161,13 @@ def tensor_of(job: Job, kind: Kind, source: arrays.Memory, count: int, options: 
         name = f"~{kind.name}.{source.dtype.name}.{count}"
         if options.compression is not None:  # calls that travel in different ways do not meet
             name += f".{options.compression}"
-    return declared(job, members, name, source, count, options.compression)
+    return declared(job, kind, members, name, source, count, options)
 
 
 def run(described: Described, options: OperationOptions) -> Handle[Any]:
     """Starts an operation that has been described."""
-    kind, source, target, result, count, root, _, again = described
-    return _start(kind, source, target, result, count, options, root=root, again=again)
+    kind, source, target, result, count, root, _, again, like = described
+    return _start(kind, source, target, result, count, options, root=root, again=again, like=like)
 
 
 def _start(
@@ -179,11 +181,12 @@ def _start(
     pulls: bool = True,
     root: int = 0,
     again: bool = False,
+    like: arrays.Memory | None = None,
 ) -> Handle[Any]:
     op, name, priority, _, timeout, awaited, _ = options
     try:
         job = current()
-        tensor = tensor_of(job, kind, source, count, options)
+        tensor = tensor_of(job, kind, like or source, count, options)
         return _core.start_operation(
             job.process,
             tensor,
@@ -203,7 +206,7 @@ def _start(
     except RoundAbortedError:  # nothing has been started
         if not resume():
             raise
-        return _start(kind, source, target, result, count, options, pushes, pulls, root, again)
+        return _start(kind, source, target, result, count, options, pushes, pulls, root, again, like)
     except TypeError:
         argument_types.explain(name=name, priority=priority, timeout=timeout)
         raise

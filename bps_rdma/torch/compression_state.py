@@ -6,11 +6,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from bps_rdma import job
-from bps_rdma.arrays import Dtype
+from bps_rdma.arrays import core_dtype
 from bps_rdma.compression import Codec
 from bps_rdma.errors import InvalidArgumentError
 from bps_rdma.group import Group
@@ -18,6 +17,7 @@ from bps_rdma.operations import feedback_state, load_feedback_state
 from bps_rdma.operations.options import EXACT
 from bps_rdma.torch import transfer
 from bps_rdma.torch.units import IndexedParameter, Sent, Unit
+from bps_rdma.uncompressed import COMPRESSIBLE
 
 State = Mapping[str, Mapping[str, torch.Tensor]]  # the pieces of a tensor, by what their names add to its own
 
@@ -36,7 +36,7 @@ def of_tensor(name: str, like: torch.Tensor, wanted: str | None, group: Group | 
     return {
         piece.removeprefix(name): {
             key: torch.from_numpy(value)
-            for key, value in feedback_state(np.empty(elements, np.float32), piece, group=group).items()
+            for key, value in feedback_state(_piece_of(like, elements), piece, group=group).items()
         }
         for piece, elements in _pieces_that_remember(name, like, wanted)
     }
@@ -56,7 +56,7 @@ def load_tensor(state: State, name: str, like: torch.Tensor, wanted: str | None,
     """Makes further push_pulls go on from what of_tensor() gave; from nothing, where that is {}. A collective call."""
     for piece, elements in _pieces_that_remember(name, like, wanted):
         arrays = {part: value.numpy() for part, value in state.get(piece.removeprefix(name), {}).items()}
-        load_feedback_state(np.empty(elements, np.float32), piece, arrays, group=group)
+        load_feedback_state(_piece_of(like, elements), piece, arrays, group=group)
 
 
 def save(units: Sequence[Unit], sent: Sent, generation: int) -> dict[str, Any]:
@@ -102,13 +102,18 @@ def load(state: Mapping[str, Any], units: Sequence[Unit], sent: Sent) -> None:
         load_tensor(state["units"].get(name, {}), *unit.declaration(), sent.group)
 
 
+def _piece_of(like: torch.Tensor, elements: int) -> torch.Tensor:
+    return torch.empty(elements, dtype=like.dtype)
+
+
 def _pieces_that_remember(name: str, like: torch.Tensor, wanted: str | None) -> list[tuple[str, int]]:
     # The declaration decides, because it is the same on all ranks; the use by this rank in this view may differ.
-    if like.dtype != torch.float32:
+    dtype = core_dtype(like.dtype)
+    if dtype not in COMPRESSIBLE:
         return []
 
     def remembers(elements: int) -> bool:
-        text = job.current().compression(Dtype.float32, elements, wanted)
+        text = job.current().compression(dtype, elements, wanted)
         if text in ("", EXACT):
             return False
         codec = Codec(text)

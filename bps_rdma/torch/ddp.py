@@ -46,7 +46,7 @@ class DistributedDataParallel(torch.nn.Module):
             backward on, which raises MismatchError if they or their values are not the same on all ranks.
         device_ids: accepted for compatibility with BytePS; must be None or name one device.
         broadcast_buffers: before each forward in training, buffers become those of the group's first rank.
-        compression: how float32 gradients of at least BPS_MIN_COMPRESS_BYTES travel between hosts, as in BFloat16() or
+        compression: how gradients of at least BPS_MIN_COMPRESS_BYTES travel between hosts, as in BFloat16() or
             Int8(feedback=True); see docs/compression.md.
         strategy: "bucketed": buckets, each sent as soon as backward has filled it; "overlap": the same, parameter by
             parameter; "flat": everything at once after backward; "naive": parameter by parameter after backward.

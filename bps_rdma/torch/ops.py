@@ -90,7 +90,7 @@ def push_pull(
         priority: operations with a higher priority are sent first.
         group: a group of bps_rdma or of torch.distributed; default: all workers.
         timeout: seconds; default BPS_TIMEOUT.
-        compression: how a float32 tensor travels between hosts, as in BFloat16(); see docs/compression.md.
+        compression: how the tensor travels between hosts, as in BFloat16(); see docs/compression.md.
         exact: True: the sum (or mean) is exact, and rounded once (see docs/exact.md). Default: what BPS_EXACT says.
 
     Raises:

@@ -51,7 +51,7 @@ def DistributedOptimizer(  # noqa: N802
             result.
         named_parameters: (name, parameter) for all of its parameters, the same names on all ranks, for instance
             `model.named_parameters()`; None: they are named by their place in the optimizer.
-        compression: how float32 gradients of at least BPS_MIN_COMPRESS_BYTES travel between hosts, as in BFloat16() or
+        compression: how gradients of at least BPS_MIN_COMPRESS_BYTES travel between hosts, as in BFloat16() or
             Int8(feedback=True); see docs/compression.md.
         backward_passes_per_step: backward passes, the same number on all ranks, whose gradients are added up before
             they are sent, not averaged; with exact means without rounding.

@@ -15,12 +15,15 @@ from typing import Any
 
 import torch
 
-from bps_rdma import Group
+from bps_rdma import Group, job
+from bps_rdma.agreement import group_of
+from bps_rdma.arrays import core_dtype
 from bps_rdma.errors import BpsError
 from bps_rdma.operations import OperationOptions, ReduceOp
 from bps_rdma.operations.options import EXACT, NONE
 from bps_rdma.torch import transfer
 from bps_rdma.torch.transfer import AnyHandle
+from bps_rdma.uncompressed import why_not
 
 _ALIGNMENT = 64  # bytes, a cache line: gradients of a bucket are summed by vector instructions
 _AVERAGE = ReduceOp.average
@@ -33,7 +36,7 @@ class Sent:
     Attributes:
         prefix: of all names; the same on all ranks.
         group: who takes part; None: all workers.
-        method: how float32 travels between hosts, or "exact"; None: what BPS_COMPRESSION and BPS_EXACT say.
+        method: how gradients travel between hosts, or "exact"; None: what BPS_COMPRESSION and BPS_EXACT say.
         smallest: bytes from which on a tensor is compressed.
         keeps_flags: buckets carry a flag for each parameter; not if a method would mix them with gradients.
     """
@@ -47,8 +50,14 @@ class Sent:
     def options(self, name: str, priority: int, dtype: torch.dtype, elements: int) -> OperationOptions:
         """The options of the operation that averages a tensor of this name."""
         method = self.method
-        if method not in (None, EXACT) and (dtype != torch.float32 or elements * 4 < self.smallest):
-            method = NONE
+        if method not in (None, EXACT, NONE):
+            kind = core_dtype(dtype)
+            reason = why_not(kind, elements, self.smallest)
+            if reason is not None:
+                running = job.current()
+                number = group_of(running, self.group).id
+                running.note_uncompressed(reason, number, name, method, kind, elements)
+                method = NONE
         return OperationOptions(_AVERAGE, name, priority, self.group, compression=method)
 
 

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Says, once in a job for each reason, that a compression which was asked for has no effect on a tensor."""
+
+from __future__ import annotations
+
+import enum
+
+from bps_rdma import _core
+
+COMPRESSIBLE = (_core.Dtype.float32, _core.Dtype.float16, _core.Dtype.bfloat16)
+_BYTES = {_core.Dtype.float64: 8, _core.Dtype.float32: 4, _core.Dtype.float16: 2, _core.Dtype.bfloat16: 2}
+
+
+class Reason(enum.Enum):
+    """Why a tensor travels as it is; values of `code` and `host` are the core's words."""
+
+    dtype = "dtype"
+    size = "size"
+    code = "code"
+    host = "host"
+    op = "op"
+
+
+def why_not(dtype: _core.Dtype, elements: int, smallest: int) -> Reason | None:
+    """Why a setting, or the compression of a whole model, leaves out a tensor; None: it does not.
+
+    Args:
+        dtype, elements: of the tensor.
+        smallest: bytes from which on tensors are compressed.
+    """
+    if elements * _BYTES.get(dtype, smallest) < smallest:
+        return Reason.size
+    return None if dtype in COMPRESSIBLE else Reason.dtype
+
+
+class Remarks:
+    """What has been said in a job: a part of it (Job.part)."""
+
+    outlives_view = True
+
+    def __init__(self) -> None:
+        self._said: set[Reason] = set()
+        self._small = ""  # a tensor that was too small, while nothing is compressed
+        self._applies = False
+
+    def note_applied(self) -> None:
+        """Notes that some tensor is compressed."""
+        self._applies = True
+
+    def note(self, reason: Reason, name: str, method: str, dtype: _core.Dtype, elements: int, smallest: int) -> None:
+        """Says that `method` does not apply to a tensor, unless that was said of another one for the same reason.
+
+        Small tensors are what one expects, and a line at the level INFO; unless there were no others, see close().
+        """
+        is_small = reason is Reason.size or (reason is Reason.code and elements * _BYTES[dtype] < smallest)
+        if reason in self._said and not is_small:
+            return
+        text = f"{name!r} is not compressed by {method!r}: {_explain(reason, dtype, elements, smallest)}"
+        if is_small:
+            self._small = self._small or text
+        if reason not in self._said:
+            self._said.add(reason)
+            say = _core.log_info if is_small else _core.log_warning
+            say(f"{text}; this is said of the first such tensor only")
+
+    def close(self) -> None:
+        """At the end of the job: nothing was compressed, because every tensor was too small."""
+        if self._small and not self._applies:
+            _core.log_warning(f"{self._small}; no tensor of this job was compressed")
+
+
+def _explain(reason: Reason, dtype: _core.Dtype, elements: int, smallest: int) -> str:
+    size = elements * _BYTES.get(dtype, 0)
+    if reason is Reason.dtype:
+        return f"it is {dtype.name}, and only float32, float16 and bfloat16 can be"
+    if reason is Reason.size:
+        return f"its {size} bytes are fewer than BPS_MIN_COMPRESS_BYTES, {smallest}"
+    if reason is Reason.code:
+        return f"the code of its {size} bytes of {dtype.name} would be no shorter"
+    if reason is Reason.host:
+        return "all ranks and servers are on one host, and what crosses no network is compressed with everywhere=1 only"
+    return "only sums and means are"

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models in bfloat16 and float16 whose gradients travel compressed."""
+
+from __future__ import annotations
+
+import functools
+import io
+from typing import Any
+
+import harness
+import pytest
+import torch
+from torch import nn
+
+TCP = {"BPS_TRANSPORT": "tcp", "BPS_MIN_COMPRESS_BYTES": "1024"}
+FACES = ("bucketed", "overlap", "optimizer")
+
+
+def wrapped(face: str, model: nn.Module, optimizer: torch.optim.Optimizer, compression: Any) -> tuple[Any, Any, Any]:
+    """(what is called, what steps, what has the state of compression)."""
+    from bps_rdma.torch import DistributedDataParallel, DistributedOptimizer
+
+    options = {} if compression is None else {"compression": compression}
+    if face == "optimizer":
+        made = DistributedOptimizer(optimizer, named_parameters=model.named_parameters(), **options)
+        return model, made, made
+    ddp = DistributedDataParallel(model, strategy=face, **options)
+    return ddp, optimizer, ddp
+
+
+def trained(bps: Any, face: str, dtype: str, compression: Any) -> tuple[float, int]:
+    """The last loss, and the bytes that this rank has sent in a step."""
+    from bps_rdma.torch import broadcast_parameters
+
+    half = getattr(torch, dtype)
+    torch.manual_seed(0)
+    teacher = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 8))
+    model = nn.Sequential(nn.Linear(64, 256), nn.Tanh(), nn.Linear(256, 8)).to(half)
+    broadcast_parameters(model.state_dict(), root_rank=0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    forward, stepped, _ = wrapped(face, model, optimizer, compression)
+    generator = torch.Generator().manual_seed(bps.rank())
+    bps.barrier()
+    before = bps.metrics()["total"]["data_bytes"]
+    steps = 300
+    for _ in range(steps):
+        x = torch.randn(32, 64, generator=generator)
+        stepped.zero_grad()
+        nn.functional.mse_loss(forward(x.to(half)).float(), teacher(x).detach()).backward()
+        stepped.step()
+    sent = bps.metrics()["total"]["data_bytes"] - before
+    everybody = bps.all_gather(torch.cat([one.detach().flatten() for one in model.parameters()])).view(bps.size(), -1)
+    assert torch.equal(everybody[0], everybody[-1]), "replicas drift apart"
+    x = torch.randn(4096, 64, generator=torch.Generator().manual_seed(7))
+    return float(nn.functional.mse_loss(model(x.to(half)).float(), teacher(x))), sent // steps
+
+
+@functools.cache
+def plain(face: str, dtype: str) -> list[tuple[float, int]]:
+    return harness.run(trained, face, dtype, None, workers=2, servers=1, env=TCP)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    ("compression", "ratio"), [("int8", 0.55), ("topk:k=0.1,feedback=1", 0.45), ("int4:feedback=1", 0.3)]
+)
+@pytest.mark.parametrize("face", FACES)
+def test_training_reaches_about_the_same_loss_with_fewer_bytes(
+    face: str, compression: str, ratio: float, dtype: str
+) -> None:
+    as_it_is = plain(face, dtype)
+    compressed = harness.run(trained, face, dtype, compression, workers=2, servers=1, env=TCP)
+    untrained = 0.15  # a model that says zero
+    assert as_it_is[0][0] < untrained / 5
+    assert compressed[0][0] < as_it_is[0][0] + untrained / 20, (as_it_is, compressed)
+    for (_, sent), (_, plainly) in zip(compressed, as_it_is, strict=True):
+        assert sent < ratio * plainly, (compressed, as_it_is)
+
+
+def some_steps(bps: Any, face: str, which: range, saved: list[bytes] | None) -> tuple[bytes, bytes]:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(40, 60), nn.Tanh(), nn.Linear(60, 30)).to(torch.bfloat16)
+    optimizer = torch.optim.SGD(net.parameters(), 0.05)
+    forward, stepped, compressed = wrapped(face, net, optimizer, "topk:k=0.05,feedback=1,momentum=0.5")
+    if saved is not None:
+        state = torch.load(io.BytesIO(saved[bps.rank()]), weights_only=True)
+        net.load_state_dict(state["model"])
+        compressed.load_compression_state_dict(state["compression"])
+    for step in which:
+        torch.manual_seed(100 * step + bps.rank())
+        stepped.zero_grad()
+        forward(torch.randn(8, 40, dtype=torch.bfloat16)).float().square().mean().backward()
+        stepped.step()
+    file = io.BytesIO()
+    remembered = compressed.compression_state_dict()
+    pieces = [value for unit in remembered["units"].values() for piece in unit.values() for value in piece.values()]
+    assert pieces
+    assert all(value.dtype == torch.float32 for value in pieces)
+    torch.save({"model": net.state_dict(), "compression": remembered}, file)
+    return b"".join(p.detach().view(torch.int16).numpy().tobytes() for p in net.parameters()), file.getvalue()
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_training_goes_on_bit_by_bit(face: str) -> None:
+    where: dict[str, Any] = harness.on_hosts("ab") | {"env": TCP}
+    whole = harness.run(some_steps, face, range(10), None, **where)
+    first = harness.run(some_steps, face, range(5), None, **where)
+    second = harness.run(some_steps, face, range(5, 10), [state for _, state in first], **where)
+    assert {weights for weights, _ in whole} == {weights for weights, _ in second}
+
+
+def doubles(bps: Any) -> None:
+    model = nn.Linear(200, 200).double()
+    forward, _, _ = wrapped("overlap", model, torch.optim.SGD(model.parameters(), 0.1), "int8")
+    forward(torch.ones(1, 200).double()).sum().backward()
+    assert bps.metrics()["total"]["compressed_bytes"] == 0
+
+
+def test_gradients_that_are_not_compressed_are_named_once() -> None:
+    with harness.start(doubles, workers=2, env=TCP) as running:
+        outcomes = running.outcomes()
+    said = [line for each in outcomes for line in each.output.splitlines() if "is not compressed" in line]
+    assert not any(each.error for each in outcomes), outcomes
+    (line,) = said
+    assert "'ddp 0.bias' is not compressed by 'int8': it is float64" in line
