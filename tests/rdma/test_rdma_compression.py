@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import harness
 import pytest
+from bodies import compressed_halves as halves
 from bodies.compression import PARTITION, equal_everywhere, fed_back, many_at_once, scattered, sums
 from levels import cases
 
@@ -15,6 +16,12 @@ ENV = harness.over("rdma") | harness.cut_at(PARTITION)
 def test_sums_are_what_the_codes_say(text: str) -> None:
     first, second, third = harness.run(sums, text, True, workers=3, servers=2, env=ENV)
     assert first == second == third
+
+
+@pytest.mark.long
+def test_16_bit_floats() -> None:
+    results = harness.run(halves.sums, "bfloat16", True, workers=2, servers=2, env=ENV)
+    assert results[0] == results[1]
 
 
 @pytest.mark.long

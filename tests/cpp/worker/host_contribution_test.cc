@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cstring>
 #include <vector>
 
 #include "tensor/unrounded.h"
@@ -52,6 +53,50 @@ TEST(HostContribution, ASlotForASumThatIsMadeAgainHoldsAnySum) {
     ASSERT_EQ(one.fill(one.parts.front(), placement, buffer.data(), counters), Status::kOk);
     EXPECT_EQ(placement.payload_bytes(), length) << "what is sent";
   }
+}
+
+// What the ranks of a host say is not yet checked by a server.
+class CompressedHostContribution : public RelayingLoop {
+ protected:
+  CompressedHostContribution() {
+    const tensor::Partitioning cut(kBytes, 2, kBytes / 4);
+    auto made = std::make_shared<Tensor>(cut, cut);
+    made->group = std::make_shared<const van::Group>(van::Group{0, {0}});
+    made->dtype = Dtype::kBfloat16;
+    made->compressor = std::make_unique<Compressor>(compress::parse_compression("int8:everywhere=1,feedback=1"),
+                                                    made->dtype, kBytes / 2, cut, cut.count());
+    worker_loop->add_compressed(made);
+    header.dtype = made->dtype;
+    header.length = kBytes / 4;
+    header.partition = 3;
+  }
+  bool is_compressed() {
+    worker_loop->relay().contribute(0, header, 0, 0);
+    worker_loop->step();
+    worker_loop->step();
+    tensor::PushHeader sent;
+    std::memcpy(&sent, data.headers.back().data(), sizeof sent);
+    return (sent.flags & tensor::kCompressed) != 0;
+  }
+};
+
+TEST_F(CompressedHostContribution, IsOfThePartitionsOfTheTensor) {
+  EXPECT_TRUE(is_compressed());
+}
+
+TEST_F(CompressedHostContribution, OfAnotherTypeTravelsAsItIs) {
+  header.dtype = Dtype::kInt8;
+  EXPECT_FALSE(is_compressed());
+}
+
+TEST_F(CompressedHostContribution, OfAnotherLengthTravelsAsItIs) {
+  header.length = kBytes / 2;
+  EXPECT_FALSE(is_compressed());
+}
+
+TEST_F(CompressedHostContribution, OfAPartitionThatThereIsNotTravelsAsItIs) {
+  header.partition = 4;
+  EXPECT_FALSE(is_compressed());
 }
 
 // See tensor/host_sum.h.
