@@ -9,6 +9,7 @@ from typing import Any
 
 import harness
 import pytest
+import simulated
 import torch
 from torch import nn
 
@@ -77,7 +78,9 @@ def test_training_reaches_about_the_same_loss_with_fewer_bytes(
         assert sent < ratio * plainly, (compressed, as_it_is)
 
 
-def some_steps(bps: Any, face: str, which: range, saved: list[bytes] | None) -> tuple[bytes, bytes]:
+def some_steps(bps: Any, face: str, staged: bool, which: range, saved: list[bytes] | None) -> tuple[bytes, bytes]:
+    if staged:
+        simulated.install(immediate=True)
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(40, 60), nn.Tanh(), nn.Linear(60, 30)).to(torch.bfloat16)
     optimizer = torch.optim.SGD(net.parameters(), 0.05)
@@ -100,12 +103,13 @@ def some_steps(bps: Any, face: str, which: range, saved: list[bytes] | None) -> 
     return b"".join(p.detach().view(torch.int16).numpy().tobytes() for p in net.parameters()), file.getvalue()
 
 
-@pytest.mark.parametrize("face", FACES)
-def test_training_goes_on_bit_by_bit(face: str) -> None:
-    where: dict[str, Any] = harness.on_hosts("ab") | {"env": TCP}
-    whole = harness.run(some_steps, face, range(10), None, **where)
-    first = harness.run(some_steps, face, range(5), None, **where)
-    second = harness.run(some_steps, face, range(5, 10), [state for _, state in first], **where)
+@pytest.mark.parametrize(("face", "staged"), [*((face, False) for face in FACES), ("bucketed", True)])
+def test_training_goes_on_bit_by_bit(face: str, staged: bool) -> None:
+    """On the CPU, and staged from a device, where each chunk of a bucket is an operation of its own."""
+    where: dict[str, Any] = harness.on_hosts("ab") | {"env": TCP | {"BPS_GPU_CHUNK_BYTES": "4096"}}
+    whole = harness.run(some_steps, face, staged, range(10), None, **where)
+    first = harness.run(some_steps, face, staged, range(5), None, **where)
+    second = harness.run(some_steps, face, staged, range(5, 10), [state for _, state in first], **where)
     assert {weights for weights, _ in whole} == {weights for weights, _ in second}
 
 
