@@ -7,6 +7,7 @@
 
 #include <array>
 #include <cerrno>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <optional>
@@ -21,6 +22,7 @@ namespace bps::node {
 namespace {
 
 constexpr std::size_t kMostBytes = 4096;
+constexpr std::string_view kSetting = "BPS_SECRET_FILE";
 constexpr const char* kName = "secret";
 
 std::string octal(mode_t mode) {
@@ -34,10 +36,11 @@ std::string octal(mode_t mode) {
 
 // Throws unless `found` belongs to this user (or to root, for files that an administrator has put there), and to nobody
 // else.
-void check_private(const struct stat& found, const std::string& path, bool may_be_of_root) {
+void check_private(const struct stat& found, const std::string& path, bool may_be_of_root, std::string_view setting) {
   if (found.st_uid != ::geteuid() && !(may_be_of_root && found.st_uid == 0)) {
     reject(path + " belongs to user " + std::to_string(found.st_uid) + ", not to user " + std::to_string(::geteuid()),
-           "remove it, or set BPS_SECRET_FILE to a file of your own (openssl rand -hex 32 > FILE; chmod 600 FILE)");
+           "remove it, or set " + std::string(setting) + " to a file of your own" +
+               (setting == kSetting ? " (openssl rand -hex 32 > FILE; chmod 600 FILE)" : ""));
   }
   if ((found.st_mode & 077) != 0) {
     const bool is_folder = S_ISDIR(found.st_mode);
@@ -47,15 +50,21 @@ void check_private(const struct stat& found, const std::string& path, bool may_b
   }
 }
 
-std::string read_checked(const OpenedFile& opened, const std::string& path, bool may_be_of_root) {
-  check_private(opened.status, path, may_be_of_root);
-  std::array<char, kMostBytes> buffer;
-  const auto got = ::read(opened.file.get(), buffer.data(), buffer.size());
+// Its first `most` bytes.
+std::string read_text(const OpenedFile& opened, const std::string& path, std::size_t most) {
+  std::string text(most, '\0');
+  const auto got = ::read(opened.file.get(), text.data(), text.size());
   if (got < 0) throw_errno("cannot read " + path);
-  std::string text(buffer.data(), static_cast<std::size_t>(got));
+  text.resize(static_cast<std::size_t>(got));
   constexpr const char* kSpace = " \t\r\n";
   text.erase(text.find_last_not_of(kSpace) + 1);
   text.erase(0, text.find_first_not_of(kSpace));
+  return text;
+}
+
+std::string read_checked(const OpenedFile& opened, const std::string& path, bool may_be_of_root) {
+  check_private(opened.status, path, may_be_of_root, kSetting);
+  std::string text = read_text(opened, path, kMostBytes);
   if (text.size() < kLeastSecretBytes) {
     reject("the secret in " + path + " has " + std::to_string(text.size()) + " bytes, which is too short",
            "make a longer one: openssl rand -hex 32 > " + path);
@@ -95,7 +104,7 @@ Fd open_private_folder(const std::string& path) {
   if (!folder) return {};
   struct stat found{};
   if (::fstat(folder.get(), &found) != 0) throw_errno("cannot look at " + path);
-  check_private(found, path, false);
+  check_private(found, path, false, kSetting);
   return folder;
 }
 
@@ -136,6 +145,19 @@ std::string read_secret_file(const std::string& path) {
            "make it on every host: openssl rand -hex 32 > " + path + "; chmod 600 " + path);
   }
   return read_checked(opened, path, true);
+}
+
+std::string read_private_file(const std::string& path, std::string_view setting, std::size_t most) {
+  const OpenedFile opened = open_named(path);
+  if (!opened.file) {
+    reject("cannot read " + std::string(setting) + "=" + path + ": " + std::strerror(errno),
+           "name a file that you can read");
+  }
+  check_private(opened.status, path, true, setting);
+  if (static_cast<std::uint64_t>(opened.status.st_size) > most) {
+    reject(path + " has more than " + std::to_string(most) + " bytes", "name the file that holds the secret");
+  }
+  return read_text(opened, path, most);
 }
 
 std::string host_secret() {

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <string>
+#include <string_view>
 
 namespace bps::node {
 
@@ -13,6 +14,10 @@ inline constexpr std::size_t kLeastSecretBytes = 16;
 // Its text, without white space at the ends. Throws kInvalidArgument unless it is a regular file of this user (or of
 // root) that nobody else can read or write.
 std::string read_secret_file(const std::string& path);
+
+// The text of a file with several, which is as private as that; `setting` named it. Throws for one of more than `most`
+// bytes.
+std::string read_private_file(const std::string& path, std::string_view setting, std::size_t most);
 
 // The secret of this user on this host: made at random by the first process that needs it, the same for all others.
 // The file lies in $XDG_RUNTIME_DIR/bps_rdma, else in ~/.config/bps_rdma, else in /tmp/bps_rdma-UID: the first folder

@@ -183,8 +183,8 @@ GreetedSocket connect_and_shake(const std::function<Fd()>& connect, const Hello&
   }
 }
 
-ServerHandshake::ServerHandshake(Fd fd, const Credentials& credentials)
-    : fd_(std::move(fd)), credentials_(credentials) {
+ServerHandshake::ServerHandshake(Fd fd, const Credentials& credentials, CredentialsOf choose)
+    : fd_(std::move(fd)), credentials_(credentials), choose_(std::move(choose)) {
   static_assert(codec::kSize<ClientHello> == std::tuple_size_v<decltype(hello_bytes_)>);
   static_assert(codec::kSize<Proof> == std::tuple_size_v<decltype(proof_)>);
 }
@@ -225,6 +225,7 @@ ServerHandshake::State ServerHandshake::read_hello() {
   if (!message) return State::kRefused;
   hello_ = message->hello;
   hello_.plane = Plane{preamble.detail};
+  if (choose_) credentials_ = choose_(message->job);
   if (message->job != credentials_.job) return refuse(Refusal::kJob);
 
   random_bytes(challenge_);
@@ -246,7 +247,8 @@ ServerHandshake::State ServerHandshake::read_proof() {
 }
 
 AuthenticatedSocket ServerHandshake::take() {
-  return {std::move(fd_), hello_, sign(credentials_, "session", hello_bytes_, challenge_, credentials_.view)};
+  return {std::move(fd_), hello_, sign(credentials_, "session", hello_bytes_, challenge_, credentials_.view),
+          credentials_.job};
 }
 
 ServerHandshake::State ServerHandshake::refuse(Refusal reason) {

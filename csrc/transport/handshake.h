@@ -125,7 +125,12 @@ struct AuthenticatedSocket {
   Fd socket;
   Hello hello;
   Digest key;  // of this connection
+  JobId job{};
 };
+
+// What a server that has clients of several jobs expects of one that says it is of this one. Credentials that nobody
+// can have keep a client out who is of none of them, and do not tell it apart from one with a wrong secret.
+using CredentialsOf = std::function<Credentials(const JobId&)>;
 
 // The server's side, without blocking: call advance() whenever the descriptor is readable. A client that is refused
 // stays pending until it closes the connection, because closing a socket with unread bytes discards the reason that is
@@ -134,7 +139,7 @@ class ServerHandshake {
  public:
   enum class State : std::uint8_t { kPending, kAccepted, kRefused };
 
-  ServerHandshake(Fd fd, const Credentials& credentials);
+  ServerHandshake(Fd fd, const Credentials& credentials, CredentialsOf choose = nullptr);
   State advance();
   int fd() const { return fd_.get(); }
   const Hello& hello() const { return hello_; }
@@ -153,7 +158,8 @@ class ServerHandshake {
   bool send_all(std::span<const std::byte> bytes);
 
   Fd fd_;
-  const Credentials credentials_;  // as they were when the client came
+  Credentials credentials_;  // as they were when the client came, or said who it is
+  const CredentialsOf choose_;
   Hello hello_;
   std::array<std::byte, 52> hello_bytes_{};
   std::array<std::byte, 32> proof_{};

@@ -43,6 +43,11 @@ bool is_local_socket(int fd) {
   return ::getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &size) == 0 && domain == AF_UNIX;
 }
 
+const Credentials& no_credentials() {
+  static const Credentials none;
+  return none;
+}
+
 Fd open_reserve() {
   return Fd(::open("/dev/null", O_RDONLY | O_CLOEXEC));
 }
@@ -50,10 +55,17 @@ Fd open_reserve() {
 }  // namespace
 
 Listener::Listener(EventLoop& loop, Fd listener, const Credentials& credentials, Enter enter)
+    : Listener(loop, std::move(listener), credentials, nullptr, std::move(enter)) {}
+
+Listener::Listener(EventLoop& loop, Fd listener, CredentialsOf choose, Enter enter)
+    : Listener(loop, std::move(listener), no_credentials(), std::move(choose), std::move(enter)) {}
+
+Listener::Listener(EventLoop& loop, Fd listener, const Credentials& credentials, CredentialsOf choose, Enter enter)
     : loop_(loop),
       listener_(std::move(listener)),
       reserve_(open_reserve()),
       credentials_(credentials),
+      choose_(std::move(choose)),
       enter_(std::move(enter)),
       is_local_(is_local_socket(listener_.get())),
       most_pending_(most_pending()) {
@@ -98,7 +110,7 @@ bool Listener::accept_one() {
   }
   const int fd = socket.get();
   const auto pending =
-      pending_.insert(pending_.end(), {ServerHandshake(std::move(socket), credentials_), Clock::now()});
+      pending_.insert(pending_.end(), {ServerHandshake(std::move(socket), credentials_, choose_), Clock::now()});
   loop_.watch(fd, EPOLLIN, [this, pending](std::uint32_t) { advance(pending); });
   advance(pending);  // most clients have said hello by now
   return true;

@@ -39,6 +39,8 @@ class Listener {
 
   // `credentials` may change between two connections, on the loop's thread.
   Listener(EventLoop& loop, Fd listener, const Credentials& credentials, Enter enter);
+  // `choose` runs on the loop's thread.
+  Listener(EventLoop& loop, Fd listener, CredentialsOf choose, Enter enter);
   ~Listener();
   Listener(const Listener&) = delete;
   Listener& operator=(const Listener&) = delete;
@@ -49,6 +51,8 @@ class Listener {
   std::uint64_t refused() const { return refused_; }
 
  private:
+  Listener(EventLoop& loop, Fd listener, const Credentials& credentials, CredentialsOf choose, Enter enter);
+
   struct PendingConnection {
     ServerHandshake handshake;
     Clock::time_point since;
@@ -68,6 +72,7 @@ class Listener {
   Fd listener_;
   Fd reserve_;  // closed for a moment to reject a connection when this process can open no more descriptors
   const Credentials& credentials_;
+  const CredentialsOf choose_;
   const Enter enter_;
   const bool is_local_;
   const std::size_t most_pending_;
