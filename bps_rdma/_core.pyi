@@ -21,6 +21,7 @@ __all__: list[str] = [
     "Kind",
     "MOST_STACK_BYTES",
     "Memory",
+    "PoolClient",
     "PreparedOperation",
     "Process",
     "ReduceOp",
@@ -51,9 +52,11 @@ __all__: list[str] = [
     "pace_of",
     "partition_for_link",
     "partition_size",
+    "pool_metrics",
     "prepare_operation",
     "rdma_report",
     "rdma_self_transfer",
+    "read_pool_key",
     "register_awaiting",
     "register_view_hooks",
     "release_orphans",
@@ -583,6 +586,51 @@ class Process:
     @property
     def workers(self) -> int: ...
 
+class PoolClient:
+    """
+    A connection to a pool of servers.
+    """
+    def __init__(
+        self,
+        host: str,
+        port: typing.SupportsInt | typing.SupportsIndex,
+        user: str,
+        key: str,
+        timeout_s: typing.SupportsFloat | typing.SupportsIndex,
+    ) -> None: ...
+    def begin(
+        self,
+        lease: typing.SupportsInt | typing.SupportsIndex,
+        variables: collections.abc.Mapping[str, str],
+        secret: str,
+    ) -> None:
+        """
+        Starts the reserved server for the job that these variables describe.
+        """
+    def end(self, job: str) -> str:
+        """
+        Ends the server of a job; why it had ended already, if it had.
+        """
+    def list(self) -> str:
+        """
+        JSON: what the pool has, and its jobs.
+        """
+    def reserve(
+        self,
+        job: str,
+        cores: typing.SupportsInt | typing.SupportsIndex,
+        memory: typing.SupportsInt | typing.SupportsIndex,
+        variables: collections.abc.Mapping[str, str],
+    ) -> tuple[int, int, int]:
+        """
+        (lease, cores, memory) for a server; 0 asks for what is usual there.
+        """
+    @property
+    def address(self) -> str:
+        """
+        The address at which the pool reaches this host.
+        """
+
 class PreparedOperation(typing.Generic[_T]):
     """
     An operation that is described once, by `prepare()`, and started many times. `operation()` runs it; `start()` and then `wait()` or `await operation` do so in two steps. Every rank starts it as often and in the same order. The arrays belong to it from each start until it has been waited for.
@@ -725,6 +773,11 @@ def partition_size(
     loops: typing.SupportsInt | typing.SupportsIndex,
     floor: typing.SupportsInt | typing.SupportsIndex,
 ) -> int: ...
+def pool_metrics() -> list[tuple[str, str, str]]:
+    """
+    (name, type, help) of each metric that a pool serves.
+    """
+
 def prepare_operation(
     process: typing.Any,
     tensor: Tensor,
@@ -755,6 +808,11 @@ def rdma_self_transfer(
 ) -> dict[str, typing.Any]:
     """
     Sends `bytes` bytes to this process over the NIC and compares them.
+    """
+
+def read_pool_key(path: str, user: str) -> tuple[str, str]:
+    """
+    (user, key): the only line of the file, or that of the user.
     """
 
 def register_awaiting(awaiting: typing.Any) -> None:

@@ -7,11 +7,18 @@
 #include <charconv>
 #include <cstdint>
 #include <cstdio>
+#include <string>
 #include <string_view>
+#include <utility>
 
+#include "core/log.h"
 #include "core/settings.h"
+#include "core/unknown_settings.h"
 #include "core/words.h"
 #include "node/process.h"
+#include "pool/key_file.h"
+#include "pool/pool.h"
+#include "pool/server_process.h"
 #include "van/van.h"
 
 namespace bps::apps::server {
@@ -19,13 +26,15 @@ namespace {
 
 void usage() {
   std::puts(
-      "usage: bps-server [--rank N]\n"
+      "usage: bps-server [--rank N] | --pool | --pool-key USER\n"
       "  Sums gradients for the workers of one job, and ends with the job. Example:\n"
       "    BPS_NUM_WORKERS=2 BPS_NUM_SERVERS=1 BPS_ROOT_URI=10.0.0.1 \\\n"
       "      BPS_ROOT_PORT=9010 BPS_SECRET_FILE=/etc/bps-secret bps-server\n"
       "\n"
       "options\n"
       "  --rank N     take this server rank; default: any free one\n"
+      "  --pool       wait for jobs (bps run --pool), and start a server for each\n"
+      "  --pool-key USER  print a new line for the file of keys, and exit\n"
       "  --help       print this and exit\n"
       "  --version    print the version and exit\n"
       "\n"
@@ -43,10 +52,15 @@ void usage() {
       "  BPS_SERVER_ENGINE_THREAD  threads that sum; default: one per core, at most 4\n"
       "  BPS_JOIN_TIMEOUT   seconds to wait for the other members\n"
       "  BPS_LOG_LEVEL      DEBUG, INFO, WARNING or ERROR\n"
+      "\n"
+      "variables of a pool\n"
+      "  BPS_POOL_KEY_FILE  file with a line for each user who may ask\n"
+      "  BPS_POOL_PORT      port to listen at; default: 9030\n"
+      "  BPS_POOL_CORES, BPS_POOL_MEMORY, BPS_POOL_JOBS  what it gives to jobs\n"
       "  docs/settings.md and `bps config` list all of them, and BytePS's names.\n"
       "\n"
       "exit status\n"
-      "  0  the job is over\n"
+      "  0  the job is over; or SIGTERM ended a pool\n"
       "  1  it could not start, or the job ended early\n"
       "  2  the command line is wrong");
 }
@@ -82,8 +96,25 @@ void say_why(node::Process& process) {
   if (!why.empty()) std::fprintf(stderr, "bps-server: %s\n", why.c_str());
 }
 
-int run(std::int32_t rank) {
+// The servers of its jobs are processes of their own, which go on when it ends.
+int run_pool() {
+  sigset_t taken;
+  ::sigemptyset(&taken);
+  for (const int number : {SIGINT, SIGTERM, SIGHUP}) ::sigaddset(&taken, number);
+  ::pthread_sigmask(SIG_BLOCK, &taken, nullptr);  // before any other thread starts
   const Settings settings = SettingValues().parse();
+  set_log(settings.log_level, "pool");
+  log_unknown_settings();
+  pool::Pool served(settings);
+  const pool::Limits& limits = served.jobs().limits();
+  std::fprintf(stderr, "bps-server: pool on port %u: %s, %s and %s of memory\n", served.port(),
+               counted(limits.jobs, "job").c_str(), counted(limits.all.cores, "core").c_str(),
+               (std::to_string(limits.all.memory >> 20) + " MiB").c_str());
+  return served.run() == SIGINT ? 128 + SIGINT : 0;
+}
+
+int run(SettingValues values, std::int32_t rank) {
+  const Settings settings = values.parse();
   node::Startup startup = node::startup_from(settings.job);
   startup.server_rank = rank;
   std::fprintf(stderr, "bps-server: waiting for the scheduler at %s, port %u, and for %s and %s\n",
@@ -115,10 +146,15 @@ int run(std::int32_t rank) {
 
 int run(int argc, char** argv) {
   const option options[] = {{"rank", required_argument, nullptr, 'r'},
+                            {"pool", no_argument, nullptr, 'p'},
+                            {"pool-key", required_argument, nullptr, 'k'},
+                            {"pooled", no_argument, nullptr, 'o'},  // of a pool for its servers
                             {"version", no_argument, nullptr, 'v'},
                             {"help", no_argument, nullptr, 'h'},
                             {nullptr, 0, nullptr, 0}};
   std::int32_t rank = van::kAnyRank;
+  enum class As : std::uint8_t { kServer, kPool, kPooled, kKeyMaker } as{};
+  std::string user;
   for (int got; (got = ::getopt_long(argc, argv, "", options, nullptr)) != -1;) {
     switch (got) {
       case 'r':
@@ -126,14 +162,27 @@ int run(int argc, char** argv) {
         if (rank != van::kAnyRank) break;
         std::fprintf(stderr, "error: --rank %s is not a server rank\nhint: pass a number from 0\n", optarg);
         return 2;
+      case 'p': as = As::kPool; break;
+      case 'o': as = As::kPooled; break;
+      case 'k':
+        as = As::kKeyMaker;
+        user = optarg;
+        break;
       case 'v': std::puts("bps-server " BPS_VERSION); return 0;
       case 'h': usage(); return 0;
       default: usage(); return 2;
     }
   }
-  end_by_signals();
   try {
-    return run(rank);
+    if (as == As::kKeyMaker) {
+      std::puts(pool::new_line(user).c_str());
+      return 0;
+    }
+    if (as == As::kPool) return run_pool();
+    end_by_signals();
+    SettingValues values;
+    if (as == As::kPooled) values.set("BPS_SECRET", pool::follow_assignment(), "argument");
+    return run(std::move(values), rank);
   } catch (const Error& error) {
     std::fprintf(stderr, "error: %s\nhint: %s\n", error.what(), error.hint().c_str());
   } catch (const std::exception& error) {

@@ -96,6 +96,20 @@ struct ServerSettings {
   std::uint64_t slot_memory = 0;
 };
 
+// Pools of servers that jobs share; see csrc/pool.
+struct PoolSettings {
+  std::string names{};  // of the pools that a job asks
+  std::string key_file{};
+  std::string host{};  // this and the rest: of a pool itself
+  std::uint16_t port = 0;
+  std::uint32_t cores = 0;   // 0: all that the process may use
+  std::uint64_t memory = 0;  // 0: three quarters of what there is
+  std::uint32_t jobs = 0;
+  std::uint32_t user_jobs = 0;  // 0: no other limit than that of all jobs
+  std::uint32_t job_cores = 0;  // 0: no other limit than that of the pool; so is the next
+  std::uint64_t job_memory = 0;
+};
+
 struct Deadlines {  // seconds
   double operation = 0;
   double join = 0;
@@ -126,6 +140,7 @@ struct Settings {
   RdmaSettings rdma;
   WorkerSettings worker;
   ServerSettings server;
+  PoolSettings pool;
   Deadlines deadlines;
   MetricsSettings metrics;
   TraceSettings trace;

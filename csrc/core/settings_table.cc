@@ -49,6 +49,8 @@ constexpr auto worker = into<&Settings::worker, Member>;
 template <auto Member>
 constexpr auto server = into<&Settings::server, Member>;
 template <auto Member>
+constexpr auto pools = into<&Settings::pool, Member>;
+template <auto Member>
 constexpr auto trace = into<&Settings::trace, Member>;
 template <auto Member>
 constexpr auto metrics = into<&Settings::metrics, Member>;
@@ -216,6 +218,27 @@ constexpr Setting kTable[] = {
      "2 at least"},
     {"BPS_SERVER_MEMORY", "", "4294967296", whole(0), server<&ServerSettings::slot_memory>,
      "bytes on one server for partitions that are under way to it; 0: no limit"},
+    // Pools of servers
+    {"BPS_POOL", "", "", kText, pools<&PoolSettings::names>,
+     "pools that `bps run` asks for servers, as in dpu1,dpu2:9030"},
+    {"BPS_POOL_KEY_FILE", "", "", kText, pools<&PoolSettings::key_file>,
+     "file with the key of a user of pools; of a pool: with the keys of all its users"},
+    {"BPS_POOL_HOST", "", "", kText, pools<&PoolSettings::host>,
+     "address that a pool listens at; empty: all of its machine"},
+    {"BPS_POOL_PORT", "", "9030", whole(1, 65535), pools<&PoolSettings::port>,
+     "port that a pool listens at, and that pools have whose port is not named"},
+    {"BPS_POOL_CORES", "", "0", whole(0, 4096), pools<&PoolSettings::cores>,
+     "cores that a pool gives to jobs; 0: all that it may use. More than those: jobs share them"},
+    {"BPS_POOL_MEMORY", "", "0", whole(0), pools<&PoolSettings::memory>,
+     "bytes of memory that a pool gives to jobs; 0: three quarters of what it may use"},
+    {"BPS_POOL_JOBS", "", "4", whole(1, 256), pools<&PoolSettings::jobs>,
+     "jobs that a pool serves at a time; a job that says nothing of cores and memory gets this part of them"},
+    {"BPS_POOL_USER_JOBS", "", "0", whole(0, 256), pools<&PoolSettings::user_jobs>,
+     "jobs of one user that a pool serves at a time; 0: as many as of all users"},
+    {"BPS_POOL_JOB_CORES", "", "0", whole(0, 64), pools<&PoolSettings::job_cores>,
+     "most cores that a pool gives to one job, which asks by BPS_SERVER_ENGINE_THREAD; 0: all of the pool"},
+    {"BPS_POOL_JOB_MEMORY", "", "0", whole(0), pools<&PoolSettings::job_memory>,
+     "most bytes that a pool gives to one job, which asks by BPS_SERVER_MEMORY; 0: all of the pool"},
     // Deadlines
     {"BPS_TIMEOUT", "", "300", kSeconds, deadline<&Deadlines::operation>,
      "seconds until an operation that does not complete fails"},
