@@ -21,6 +21,7 @@ from bps_rdma import _core
 from bps_rdma.errors import InvalidArgumentError
 from bps_rdma.launch.bpslaunch import main as bpslaunch
 from bps_rdma.launch.hosts import job_on
+from bps_rdma.launch.pools import parse_pools, pools_of
 from bps_rdma.launch.remote.run import GRACE_S as HOSTS_GRACE_S
 from bps_rdma.launch.remote.run import run_on_hosts, wanted
 from bps_rdma.launch.run import GRACE_S, run_job
@@ -34,6 +35,7 @@ from bps_rdma.tools.compare import main as compare_training
 from bps_rdma.tools.doctor import doctor as examine_machine
 from bps_rdma.tools.inspection.commands import dump, why
 from bps_rdma.tools.inspection.top import top
+from bps_rdma.tools.pool import pool as show_pools
 from bps_rdma.tools.trace.cli import app as trace_app
 from bps_rdma.tools.tune.command import tune
 
@@ -91,6 +93,7 @@ class _Run(typer.core.TyperCommand):
     epilog=closing(
         "bps run -np 2 train.py --epochs 3", "bps run -np 2 -m package.train", "bps run -np 4 --servers 2 ./program",
         "bps run -H host1:8,host2:8 train.py", "bps run --hostfile hosts --server-hosts dpu1,dpu2 python train.py",
+        "bps run -H host1:8,host2:8 --pool dpu1,dpu2 train.py",
         "bps run --nnodes 2 --node-rank 0 --master-addr 10.0.0.1 -np 8 train.py",
         status="the job did not start; otherwise, that of the rank that failed first.",
     ),
@@ -143,6 +146,10 @@ def run(
     server_hosts: Annotated[
         str | None, typer.Option(metavar="HOST:N", help="Start dedicated servers on these hosts, one each, or N.")
     ] = None,
+    pool: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Ask these pools for a server each (bps-server --pool). See BPS_POOL."),
+    ] = None,
     exported: Annotated[
         list[str] | None,
         typer.Option("-x", metavar="NAME[=VALUE]", help="With -H: a variable that the ranks get as well."),
@@ -170,11 +177,15 @@ def run(
         return run_on_hosts(
             where, command, ranks=processes, servers=servers, least=least, transport=transport, prefixed=prefix,
             grace=HOSTS_GRACE_S if grace is None else grace, restarts=restarts, only_check=check, as_json=as_json,
+            pools=parse_pools(_core.Config().text("BPS_POOL") if pool is None else pool),
         )  # fmt: skip
     if check or as_json:
         raise InvalidArgumentError("--check and --json are for a job on several hosts", "add -H host1:8,host2:8")
     job = job_on(processes, servers, transport, hosts=hosts, host=host, address=address, port=port, least=least)
-    return run_job(job, command, prefixed=prefix, grace=GRACE_S if grace is None else grace, restarts=restarts)
+    return run_job(
+        job, command, prefixed=prefix, grace=GRACE_S if grace is None else grace, restarts=restarts,
+        pools=pools_of(job, pool),
+    )  # fmt: skip
 
 
 app.command("doctor", short_help="Check this machine, and transfers on it.", epilog=closing(
@@ -192,6 +203,10 @@ app.command("top", short_help="Show the members of a running job.", epilog=closi
 app.command("dump", short_help="Print what every process of a job does.", epilog=closing(
     "bps dump -o job.json", "bps dump --stacks", status="no job was found.",
 ))(dump)  # fmt: skip
+app.command("pool", short_help="Show pools of servers, and the jobs there.", epilog=closing(
+    "bps pool", "bps pool dpu1,dpu2:9031 --json", "bps pool --end run-4711-1b2c3d4e",
+    status="a pool does not answer, or does not know this user.",
+))(show_pools)  # fmt: skip
 app.command("tune", short_help="Find the sizes of partitions and buckets that suit.", epilog=closing(
     "bps tune --gradients 100M", "bps tune --transport tcp --plot tune.png", "bps run -np 4 bps tune --json",
     "bps tune --hosts 16 --ranks 8 --gbit 200", status="a result was wrong, or a rank failed.",

@@ -78,6 +78,11 @@ def find_binary(name: str) -> str:
     )
 
 
+def new_name() -> str:
+    """A name for a job that no other one has."""
+    return f"run-{os.getpid()}-{secrets.token_hex(4)}"
+
+
 def _metrics_port(offset: int) -> dict[str, str]:
     """The metrics port of a member that is no worker. It follows those of the workers, which add their local ranks."""
     port = os.environ.get("BPS_METRICS_PORT", "")
@@ -88,18 +93,26 @@ def _metrics_port(offset: int) -> dict[str, str]:
 class LocalJob:
     """A job on this machine: `workers` processes, and `servers` dedicated ones (None: servers inside the workers).
 
-    Every object describes a different job, with a name, a secret and ports of its own. With `least` the job goes on
-    while that many workers are left; its scheduler is then a process of its own, so that every rank may be lost.
+    `lent` more servers run elsewhere, and find the scheduler at `address`. Every object describes a different job, with
+    a name, a secret and ports of its own. With `least` the job goes on while that many workers are left; its scheduler
+    is then a process of its own, so that every rank may be lost.
     """
 
     workers: int
     servers: int | None = None
     transport: str | None = None
     least: int | None = None
-    name: str = field(default_factory=lambda: f"run-{os.getpid()}-{secrets.token_hex(4)}")
+    name: str = field(default_factory=new_name)
     secret: str = field(default_factory=lambda: secrets.token_hex(32), repr=False)
     scheduler_port: int = field(default_factory=free_port)
     master_port: int = field(default_factory=free_port)
+    lent: int = 0
+    address: str = LOCALHOST
+
+    @property
+    def dedicated(self) -> int:
+        """The number of its servers that are not inside workers."""
+        return (self.servers or 0) + self.lent
 
     def placed(self, label: str, command: list[str]) -> list[str]:
         """The command that starts `command` for the member `label`. On this machine it is `command` itself."""
@@ -134,15 +147,15 @@ class LocalJob:
             "MASTER_PORT": str(self.master_port),
             "BPS_JOB_ID": self.name,
             "BPS_SECRET": self.secret,
-            "BPS_ROOT_URI": LOCALHOST,
+            "BPS_ROOT_URI": self.address,
             "BPS_ROOT_PORT": str(self.scheduler_port),
         }
         return env | self._settings()
 
     def _settings(self) -> dict[str, str]:
         env = {}
-        if self.servers is not None:
-            env["BPS_NUM_SERVERS"] = str(self.servers)
+        if self.dedicated:
+            env["BPS_NUM_SERVERS"] = str(self.dedicated)
         elif self.least is not None:
             env |= {"BPS_ROLE": "joint", "BPS_NUM_SERVERS": str(self.workers)}
         if self.least is not None:

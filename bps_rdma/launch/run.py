@@ -16,7 +16,8 @@ from pathlib import Path
 from types import FrameType
 
 from bps_rdma.errors import BpsError
-from bps_rdma.launch.environment import LocalJob
+from bps_rdma.launch.environment import LocalJob, outer_environment
+from bps_rdma.launch.pools import PoolName, lent_to
 from bps_rdma.launch.process import Child, Children, Parent, exit_status
 from bps_rdma.terminal import print_error
 from bps_rdma.tools.inspection import local
@@ -203,7 +204,7 @@ def looking_for_jobs() -> set[int]:
 
 def spawn_helpers(children: Parent, job: LocalJob, state: Path | None = None) -> Scheduler | None:
     """Start the scheduler and the dedicated servers of `job`, if it has any. Raises BpsError without binaries."""
-    if job.servers is None and job.least is None:
+    if not job.dedicated and job.least is None:
         return None
     scheduler = Scheduler(children, job, state)
     for index in range(job.servers or 0):
@@ -216,9 +217,17 @@ def _spawn_server(children: Parent, job: LocalJob, label: str) -> Child:
 
 
 def run_job(
-    job: LocalJob, command: Sequence[str], *, prefixed: bool = False, grace: float = GRACE_S, restarts: int = 0
+    job: LocalJob,
+    command: Sequence[str],
+    *,
+    prefixed: bool = False,
+    grace: float = GRACE_S,
+    restarts: int = 0,
+    pools: Sequence[PoolName] = (),
 ) -> int:
     """Run `command` as every worker of `job`; returns the exit status for the shell.
+
+    Each of `pools` is asked for a server for it.
 
     The status is 0 if all ranks ended with 0, or those that are left of a job that goes on without the others.
     Otherwise it is that of the first process that failed; the other processes then have `grace` seconds to end by
@@ -229,10 +238,15 @@ def run_job(
     """
     with (
         signals_raise(),
+        lent_to(job.name, pools, outer_environment()) as lent,
         Children(prefixed=prefixed) as children,
         _folder_for_state(job, children) as state,
     ):
+        job = lent.given_to(job)
+        lent.begin(job, outer_environment())
         failed, status = supervise(children, job, words_of(command), state, grace=grace, restarts=restarts)
+        if failed is not None or status:
+            lent.end()
     return told(failed, status)
 
 
@@ -316,7 +330,7 @@ def _first_failure(members: Members) -> Child | None:
             if not child.status:
                 continue
             kind, alike, needed = ("rank", ranks, least) if child in ranks else ("server", members.servers, least and 1)
-            left = sum(1 for one in alike if not one.status)
+            left = sum(1 for one in alike if not one.status) + (members.job.lent if kind == "server" else 0)
             if alone or needed is None or left < needed:
                 return child
             again = ", and it is started again" if members.start_again(child) else ""

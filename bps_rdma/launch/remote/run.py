@@ -19,6 +19,8 @@ from typing import Any
 import bps_rdma
 from bps_rdma import _core
 from bps_rdma.errors import BpsError, InvalidArgumentError, UnreachableError
+from bps_rdma.launch.environment import new_name
+from bps_rdma.launch.pools import Lent, PoolName, lent_to
 from bps_rdma.launch.process import Child
 from bps_rdma.launch.remote.agents import Agents
 from bps_rdma.launch.remote.cluster_job import ClusterJob, forwarded
@@ -84,6 +86,7 @@ def run_on_hosts(
     restarts: int,
     only_check: bool,
     as_json: bool,
+    pools: Sequence[PoolName] = (),
 ) -> int:
     """Run `command` as the ranks of a job on several hosts; the exit status is as that of run_job().
 
@@ -97,37 +100,49 @@ def run_on_hosts(
         raise InvalidArgumentError(f"--min-np {least} is more than the {workers} ranks", "give at most as many")
     env = forwarded(os.environ, where.exported)
     _core.Config().check()
-    # Those that have nothing to do are there for processes that are started again.
-    spare = least is not None and restarts > 0
-    hosts = [host for host in plan.hosts if spare or host in plan.places.values()]
     words = words_of(command)
     status = 0
     failed: Child | None = None
+    name = new_name()
     with signals_raise():
         try:
             signal.signal(signal.SIGTSTP, signal.SIG_IGN)  # a launcher that is stopped would be taken for dead
-            with Agents(hosts, where.rsh) as agents:
+            with (
+                lent_to(name, pools, env) as lent,
+                Agents(_hosts_of(plan, lent, least, restarts), where.rsh) as agents,
+            ):
                 answers = _ask(agents, plan, words, env, prefixed=prefixed)
-                routes = _routes(agents, plan, answers, env)
+                routes = _routes(agents, plan, answers, env, lent)
                 servers_now = sum(name.startswith("server") for name in plan.places) or None
                 ports = answers[plan.root]["ports"][0], answers[plan.places["rank 0"]]["ports"][1]
                 job = ClusterJob(
-                    workers, servers_now, transport, least, plan=plan, routes=routes,
+                    workers, servers_now, transport, least, plan=plan, routes=routes, name=name, lent=lent.count,
                     scheduler_port=ports[0], master_port=ports[1],
                 )  # fmt: skip
                 if only_check:
                     print(_shown(job, answers, as_json=as_json))
                     return 0
-                for host in hosts:
-                    agents.connections[host].send({"do": "job", "secret": job.secret})
+                for connection in agents.connections.values():
+                    connection.send({"do": "job", "secret": job.secret})
+                lent.begin(job, env)
                 state = Path(answers[plan.root]["folder"], "scheduler") if least is not None else None
                 children = RemoteChildren(agents, plan)
                 failed, status = supervise(children, job, words, state, grace=grace, restarts=restarts)
+                if failed is not None or status:
+                    lent.end()
         except Interrupted as interrupted:
             return 128 + interrupted.signum
         finally:
             signal.signal(signal.SIGTSTP, signal.SIG_DFL)
     return told(failed, status)
+
+
+def _hosts_of(plan: Plan, lent: Lent, least: int | None, restarts: int) -> list[str]:
+    """The hosts that have something to do, or are there for processes that are started again."""
+    if lent.count:
+        plan.places.setdefault(SCHEDULER, plan.first_host)
+    spare = least is not None and restarts > 0
+    return [host for host in plan.hosts if spare or host in plan.places.values()]
 
 
 def _ask(agents: Agents, plan: Plan, words: Sequence[str], env: dict[str, str], *, prefixed: bool) -> dict[str, Any]:
@@ -165,9 +180,11 @@ def _ask(agents: Agents, plan: Plan, words: Sequence[str], env: dict[str, str], 
     return answers
 
 
-def _routes(agents: Agents, plan: Plan, answers: dict[str, Any], env: dict[str, str]) -> Routes:
+def _routes(agents: Agents, plan: Plan, answers: dict[str, Any], env: dict[str, str], lent: Lent) -> Routes:
     """Has the hosts find out how they reach each other. Raises UnreachableError when they do not."""
     known = {host: [Address(**one) for one in answer["addresses"]] for host, answer in answers.items()}
+    if len(known) == 1 and lent.count:
+        return Routes({plan.root: lent.address if plan.root == HERE else known[plan.root][0].address})
     if len(known) == 1:
         return choose(plan.root, known, {})
     called = {

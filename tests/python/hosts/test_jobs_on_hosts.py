@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from pathlib import Path
 
@@ -186,3 +187,30 @@ def test_a_program_that_leads_nowhere(hosts: Hosts, tmp_path: Path):
     status, said = hosts.ended("run", "-H", "host1", "--rsh", "/nowhere/rsh", script(tmp_path), cwd=tmp_path)
     assert "cannot start '/nowhere/rsh'" in said, said
     assert status == 1
+
+
+def test_ranks_on_two_hosts_have_a_server_of_a_pool_on_a_third(hosts: Hosts, tmp_path: Path):
+    key = tmp_path / "key"
+    key.touch(0o600)
+    key.write_text("alice 0123456789abcdef\n")
+    env = harness.clean_env(BPS_POOL_KEY_FILE=str(key), BPS_POOL_MEMORY=str(1 << 28), BPS_POOL_JOBS="1")
+    # In the host's network alone: what it starts is found by its number.
+    inside = ["nsenter", f"--target={hosts.first_process('host3')}", "--net"]
+    pool = harness.Command([harness.binary("bps-server"), "--pool"], env, tmp_path / "pool", inside=inside)
+    try:
+        harness.eventually(lambda: "pool on port 9030" in pool.output(), what=pool.output())
+        env = {"BPS_POOL_KEY_FILE": str(key), "BPS_POOL": "host3"}
+        servers = "print('servers', __import__('bps_rdma').job.current().process.servers, flush=True)\n"
+        status, said = hosts.ended(
+            "run", "-H", "host1:1,host2:1", sys.executable, script(tmp_path, servers), cwd=tmp_path, env=env
+        )
+        assert status == 0, said
+        assert lines_of(said, "rank") == ["rank 0 of 2, 0 of 1 on host1", "rank 1 of 2, 0 of 1 on host2"]
+        assert "a server of host3:9030 has " in said
+        # The one that was lent; of the ranks' own, placement decides.
+        assert lines_of(said, "servers")[0] in ("servers 1", "servers 3"), said
+        harness.eventually(lambda: "ended with status 0" in pool.output(), what=pool.output())
+    finally:
+        pool.kill(signal.SIGINT)
+        pool.wait(20)
+        pool.end()
