@@ -297,6 +297,7 @@ _GROUPS = {
     "BPS_RDMA_HCA": "RDMA",
     "BPS_PARTITION_BYTES": "Tensors",
     "BPS_SERVER_ENGINE_THREAD": "Servers",
+    "BPS_POOL": "Pools of servers",
     "BPS_TIMEOUT": "Time limits",
     "BPS_LOG_LEVEL": "Seeing what a job does",
 }

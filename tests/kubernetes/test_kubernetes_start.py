@@ -207,7 +207,23 @@ def test_a_pytorchjob() -> None:
         assert ranks_in(pods.report()) == ALL
 
 
+def test_a_pool(tmp_path: Path) -> None:
+    keys = tmp_path / "pool-keys"
+    keys.touch(0o600)
+    keys.write_text("alice 0123456789abcdef\n")
+    with Cluster(*manifests.load("pool.yaml", {"/etc/bps/pool-keys": str(keys)})) as pods:
+        pool = pods.pods[0]
+        pool.added |= {"BPS_POOL_PORT": str(PORT), "BPS_POOL_MEMORY": str(1 << 30)}
+        pods.start(pool)
+        pods.eventually(lambda: f"pool on port {PORT}: 4 jobs, 8 cores and 1024 MiB of memory" in pods.report())
+        env = harness.clean_env(BPS_POOL=f"127.0.0.1:{PORT}", BPS_POOL_KEY_FILE=str(keys))
+        done = harness.run_command([harness.binary("bps"), "run", "-np", "2", RANK], env=env)
+        assert ranks_in(done.stdout) == ["rank 0 of 2: 1.0", "rank 1 of 2: 1.0"], done.stderr
+        assert "a server of" in done.stderr
+        pods.eventually(lambda: "ended with status 0" in pods.report())
+
+
 def test_every_manifest_is_started_here() -> None:
     assert manifests.NAMES == [
-        "dpu-servers.yaml", "job.yaml", "jobset.yaml", "pytorchjob.yaml", "rayjob.yaml", "servers.yaml",
+        "dpu-servers.yaml", "job.yaml", "jobset.yaml", "pool.yaml", "pytorchjob.yaml", "rayjob.yaml", "servers.yaml",
     ]  # fmt: skip

@@ -179,6 +179,7 @@ ELSEWHERE = {
     "examples/ray/train.py": "tests/ray/test_ray_examples.py",
     "examples/ray/training.py": "examples/ray/train.py",
     "examples/slurm/nodes.sbatch": "tests/slurm/test_slurm_jobs.py",
+    "examples/slurm/pool-prolog.sh": "tests/python/pools/test_prolog.py",
     "examples/slurm/ranks.sbatch": "tests/slurm/test_slurm_jobs.py",
     "examples/slurm/servers.sbatch": "tests/slurm/test_slurm_jobs.py",
     "examples/slurm/torchrun.sbatch": "tests/slurm/test_slurm_jobs.py",
