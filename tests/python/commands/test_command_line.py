@@ -23,8 +23,8 @@ from bps_rdma.launch import bpslaunch
 from bps_rdma.tools import bench, compare
 from bps_rdma.tools.bench import allreduce
 
-COMMANDS = ("run", "doctor", "why", "top", "dump", "tune", "bench", "allreduce", "ddp-bench", "launch", "env", "config",
-            "version", "trace")  # fmt: skip
+COMMANDS = ("run", "doctor", "why", "top", "dump", "pool", "tune", "bench", "allreduce", "ddp-bench", "launch", "env",
+            "config", "version", "trace")  # fmt: skip
 Call = Callable[..., tuple[int, str, str]]
 
 

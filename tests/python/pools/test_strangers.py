@@ -37,20 +37,24 @@ def client(pool: Daemon, user: str = "alice", key: str = "", timeout: float = 20
 
 
 @pytest.mark.parametrize(("user", "key"), [("alice", "wrong" * 10), ("mallory", KEYS["alice"]), ("bob", KEYS["alice"])])
-def test_a_wrong_key_or_another_name_is_refused(pool, make_job, user, key):
+def test_a_wrong_key_or_another_name_is_refused(pool, user, key):
     with pytest.raises(AuthenticationError, match=f"does not know the user {user} with this key"):
         client(pool, user, key)
     # Who is known and who is not cannot be told apart.
     with connect(pool.port) as one, pytest.raises(RefusedError) as refused:
         shake_hands(one, credentials(user, key))
     assert refused.value.reason == 2 + 1
-    write_private(pool.folder / "wrong", f"{user} {key}\n")
+
+
+def test_a_job_with_a_wrong_key_goes_on_without_the_pool(pool, make_job):
+    write_private(pool.folder / "wrong", f"alice {KEYS['bob']}\n")
     job = make_job(pool, "alice", BPS_POOL_KEY_FILE=str(pool.folder / "wrong"), BPS_PLACEMENT="auto")
     job.await_steps()
     assert "goes on without servers of pools" in job.finish()
     assert not pool.servers()
 
 
+@pytest.mark.long
 def test_a_key_file_that_others_can_read_is_refused(pool, make_job):
     (pool.folder / "key-of-alice").chmod(0o644)
     job = make_job(pool, "alice", BPS_PLACEMENT="auto")

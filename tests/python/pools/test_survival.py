@@ -11,7 +11,7 @@ import pytest
 from pool_daemon import Daemon, await_no_server
 
 
-@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("signum", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
 def test_a_job_goes_on_without_its_pool_and_the_next_pool_counts_it(make_pool, make_job, signum):
     """SIGKILL in the middle of rounds, and SIGTERM as systemd restarts a unit with KillMode=process."""
     pool = make_pool(BPS_POOL_CORES="2")
@@ -35,6 +35,7 @@ def test_a_job_goes_on_without_its_pool_and_the_next_pool_counts_it(make_pool, m
     harness.eventually(lambda: pool.shown_to("alice")["jobs_taken"] == 0)
 
 
+@pytest.mark.long
 def test_a_server_that_was_taken_over_can_be_ended(pool, make_job):
     job = make_job(pool, "alice")
     job.await_steps()
@@ -48,6 +49,7 @@ def test_a_server_that_was_taken_over_can_be_ended(pool, make_job):
     assert f"the server of {pool.name} was ended by user alice" in job.output()
 
 
+@pytest.mark.long
 def test_another_pool_of_this_machine_leaves_it_alone(make_pool, make_job):
     first = make_pool()
     job = make_job(first, "alice")
