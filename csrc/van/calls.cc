@@ -140,8 +140,9 @@ void Calls::new_group(const Member& caller, const NewGroup& call) {
   }
   if (fail_if_too_many(waiting->second.waiting(rank), {rank, call.call}, what)) return;
   std::vector<BarrierState::Caller> all_here = waiting->second.arrive({rank, call.call});
-  if (all_here.empty()) return;
-  for (const auto& again : waiting->second.cancel_all()) all_here.push_back(again);  // ranks that asked twice
+  if (all_here.empty() && call.name != kPairName) return;
+  // Ranks that asked twice; of a pair, those that have asked so far.
+  for (const auto& again : waiting->second.cancel_all()) all_here.push_back(again);
   new_groups_.erase(waiting);
   announce(registry_.add_group(call.ranks, call.name), std::move(all_here));
 }

@@ -9,6 +9,7 @@
 #include <functional>
 #include <map>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -18,6 +19,10 @@
 #include "van/registry.h"
 
 namespace bps::van {
+
+// A group of this name is made when the first of its ranks asks for it, and the others find it made: a rank that sends
+// something to another one must not wait until that one asks, too, which perhaps waits for a third.
+inline constexpr std::string_view kPairName = "~pair";
 
 class Calls {
  public:

@@ -2,6 +2,7 @@
 #include <cstdio>
 
 #include "core/dtype.h"
+#include "van/calls.h"
 #include "van/van_fixture.h"
 
 namespace bps::van {
@@ -154,6 +155,14 @@ TEST(Groups, ServersKnowThemBeforeWorkersDo) {
   EXPECT_EQ(groups[0], groups[2]);
   EXPECT_NE(groups[0].id, groups[1].id);
   EXPECT_EQ(job[2]->new_group({0, 2}, "dp", 10), groups[0]) << "asked again, answered at once";
+}
+
+TEST(Groups, OfPairsAreMadeByTheFirstThatAsks) {
+  JointJob job(3);
+  const Group pair = job[2]->new_group({1, 2}, std::string(kPairName), 10);  // rank 1 has not asked
+  for (std::size_t server = 0; server < 3; ++server) EXPECT_EQ(job[server].groups().at(pair.id), pair);
+  EXPECT_EQ(job[1]->new_group({1, 2}, std::string(kPairName), 10), pair);
+  EXPECT_NE(job[1]->new_group({0, 1}, std::string(kPairName), 10).id, pair.id);
 }
 
 TEST(Groups, TimeOutSaysWhoDidNotAsk) {
