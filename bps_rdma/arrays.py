@@ -117,6 +117,45 @@ def empty_flat(array: Any, shape: tuple[int, ...]) -> Any:
     return np.empty(shape, dtype=_as_numpy(array).dtype)
 
 
+def bytes_of(array: Any) -> Any:
+    """The memory of a contiguous array as a flat array of bytes."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(array, torch.Tensor):
+        return array.detach().view(-1).view(torch.uint8)
+    return _as_numpy(array).reshape(-1).view(np.uint8)
+
+
+def movable(tensor: Any) -> Any:
+    """A contiguous torch tensor under a dtype of the core, for operations that only move it: others become bytes."""
+    if str(tensor.dtype).removeprefix("torch.") in NUMPY_DTYPES:
+        return tensor
+    if not tensor.is_contiguous() or not tensor.is_cpu or tensor.layout is not sys.modules["torch"].strided:
+        return tensor.detach()  # which describe_torch() refuses in its words
+    if tensor.is_conj():
+        raise InvalidTensorError(
+            f"the tensor of shape {tuple(tensor.shape)} is a view of conjugate values", "pass tensor.resolve_conj()"
+        )
+    return bytes_of(tensor)
+
+
+def shape_of(array: Any) -> tuple[int, ...]:
+    """The shape of an array; (1,) of a single number."""
+    return tuple(array.shape if hasattr(array, "shape") else _as_numpy(array).shape) or (1,)
+
+
+def flat(array: Any) -> Any:
+    """A contiguous array as one of a single dimension, on the same memory."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(array, torch.Tensor):
+        return array.detach().view(-1)
+    return _as_numpy(array).reshape(-1)
+
+
+def empty_bytes(nbytes: int) -> np.ndarray[Any, Any]:
+    """A new array of bytes, which takes no memory until it is written to."""
+    return np.empty(nbytes, np.uint8)
+
+
 def _as_numpy(array: Any) -> np.ndarray[Any, Any]:
     if isinstance(array, np.ndarray):
         return array

@@ -41,23 +41,27 @@ class PythonHandle(ABC, Generic[T]):
 
 def awaiting(handle: Handle[T] | PreparedOperation[T] | PythonHandle[T]) -> Generator[Any, None, T]:
     """Implements `await handle`: waits in the running event loop, then takes the result."""
-    if not handle.done():
-        import asyncio  # a caller that awaits has it; for all others it would be most of this package's import time
-
-        loop = asyncio.get_running_loop()
-        woken = loop.create_future()
-        fd = handle.completion_fd()
-
-        def wake() -> None:
-            if not woken.done():
-                woken.set_result(None)
-
-        loop.add_reader(fd, wake)
-        try:
-            yield from woken.__await__()
-        finally:
-            loop.remove_reader(fd)
+    while not handle.done():  # one that consists of several has several descriptors, one after the other
+        yield from _readable(handle.completion_fd())
     return handle.wait()
+
+
+def _readable(fd: int) -> Generator[Any, None, None]:
+    """Waits in the running event loop until a file descriptor is readable."""
+    import asyncio  # a caller that awaits has it; for all others it would be most of this package's import time
+
+    loop = asyncio.get_running_loop()
+    woken = loop.create_future()
+
+    def wake() -> None:
+        if not woken.done():
+            woken.set_result(None)
+
+    loop.add_reader(fd, wake)
+    try:
+        yield from woken.__await__()
+    finally:
+        loop.remove_reader(fd)
 
 
 _core.register_awaiting(awaiting)

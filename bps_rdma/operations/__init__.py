@@ -9,7 +9,14 @@ or out. Every rank of a group makes the same collective calls, with the same nam
     start       starts one operation of the core on arrays
     prepare     the same for operations that are started many times
     push_pull   sums and means, and their separate halves
+    many        push_pull of many arrays with one call
     collectives reduce_scatter, all_gather and broadcast
+    uneven      all_gather of parts that differ in size
+    lanes       what the messages of two ranks go through
+    messages    one message between two ranks
+    point_to_point  starts messages from one rank to another one
+    send_recv   send and recv
+    exchanges   gather, scatter and all_to_all
     feedback    the memory of compression, for checkpoints
     weights     the weights that servers keep, for asynchronous training
 """
@@ -24,7 +31,16 @@ from bps_rdma.operations.collectives import (
     reduce_scatter_async,
 )
 from bps_rdma.operations.declare import declare, declare_many, forget
+from bps_rdma.operations.exchanges import (
+    all_to_all,
+    all_to_all_async,
+    gather,
+    gather_async,
+    scatter,
+    scatter_async,
+)
 from bps_rdma.operations.feedback import feedback_state, load_feedback_state
+from bps_rdma.operations.many import push_pull_many, push_pull_many_async
 from bps_rdma.operations.options import OperationOptions, ReduceOp
 from bps_rdma.operations.prepare import prepare, prepare_unowned
 from bps_rdma.operations.push_pull import (
@@ -35,6 +51,7 @@ from bps_rdma.operations.push_pull import (
     push_pull_async_inplace,
     push_pull_inplace,
 )
+from bps_rdma.operations.send_recv import recv, recv_any, recv_async, send, send_async
 from bps_rdma.operations.start import shard_bounds
 from bps_rdma.operations.weights import accumulate, accumulate_async, store, unstore
 
@@ -45,12 +62,16 @@ __all__ = [
     "accumulate_async",
     "all_gather",
     "all_gather_async",
+    "all_to_all",
+    "all_to_all_async",
     "broadcast",
     "broadcast_async",
     "declare",
     "declare_many",
     "feedback_state",
     "forget",
+    "gather",
+    "gather_async",
     "load_feedback_state",
     "poll",
     "prepare",
@@ -61,8 +82,17 @@ __all__ = [
     "push_pull_async",
     "push_pull_async_inplace",
     "push_pull_inplace",
+    "push_pull_many",
+    "push_pull_many_async",
+    "recv",
+    "recv_any",
+    "recv_async",
     "reduce_scatter",
     "reduce_scatter_async",
+    "scatter",
+    "scatter_async",
+    "send",
+    "send_async",
     "shard_bounds",
     "store",
     "synchronize",

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from bps_rdma import arrays
+from bps_rdma import argument_types, arrays
 from bps_rdma._core import Handle
 from bps_rdma.group import Group
+from bps_rdma.handle import PythonHandle
 from bps_rdma.operations import start
 from bps_rdma.operations.options import SUM, AnyCompression, OperationOptions, ReduceName, reduction, text_of
 from bps_rdma.operations.push_pull import Numpy
+from bps_rdma.operations.uneven import UnevenGather
 from bps_rdma.positions import keywords_since
 
 if TYPE_CHECKING:
@@ -120,6 +122,7 @@ def all_gather(
     array: Numpy,
     name: str | None = ...,
     *,
+    uneven: bool = ...,
     priority: int = ...,
     group: Group | None = ...,
     out: Numpy | None = ...,
@@ -130,6 +133,7 @@ def all_gather(
     array: torch.Tensor,
     name: str | None = ...,
     *,
+    uneven: bool = ...,
     priority: int = ...,
     group: Group | None = ...,
     out: torch.Tensor | None = ...,
@@ -140,6 +144,7 @@ def all_gather(
     array: Any,
     name: str | None = ...,
     *,
+    uneven: bool = ...,
     priority: int = ...,
     group: Group | None = ...,
     out: Any = ...,
@@ -150,6 +155,7 @@ def all_gather(
     array: Any,
     name: str | None = None,
     *,
+    uneven: bool = False,
     priority: int = 0,
     group: Group | None = None,
     out: Any = None,
@@ -159,16 +165,18 @@ def all_gather(
 
     Args:
         array: this rank's part.
-        out: n elements for the whole; this rank's part is `shard_bounds(n, group size, place)`. Default: a
-            new array whose first dimension is the group's size times that of `array`; all parts are then equal.
+        uneven: the first dimensions of the parts differ; the ranks tell each other first. The same on all ranks.
+        out: n elements for the whole; this rank's part is `shard_bounds(n, group size, place)`, unless `uneven`.
+            Default: a new array whose first dimension is the sum of those of all parts; without `uneven` these are
+            equal.
         name, priority, group, timeout: as for push_pull_inplace().
 
     Raises:
-        InvalidTensorError: `array` has another size or dtype than this rank's part of `out`. Otherwise as
-            push_pull_inplace().
+        InvalidTensorError: `array` has another size or dtype than this rank's part of `out`. MismatchError: with
+            `uneven`, parts differ in more than their first dimension. Otherwise as push_pull_inplace().
     """
     options = OperationOptions(SUM, name, priority, group, timeout, True)
-    return _started(start.all_gather(array, out, options), out).wait()
+    return _gathering(array, out, uneven, options).wait()
 
 
 @keywords_since("name", "priority", "group", "out", "timeout")
@@ -176,13 +184,24 @@ def all_gather_async(
     array: Any,
     name: str | None = None,
     *,
+    uneven: bool = False,
     priority: int = 0,
     group: Group | None = None,
     out: Any = None,
     timeout: float | None = None,
-) -> Handle[Any]:
-    """Starts all_gather(); the handle gives the whole. `array` may be changed on return, unless it lies in `out`."""
-    return _started(start.all_gather(array, out, OperationOptions(SUM, name, priority, group, timeout)), out)
+) -> Handle[Any] | PythonHandle[Any]:
+    """Starts all_gather(); the handle gives the whole. `array` may be changed on return, unless it lies in `out`.
+
+    With `uneven` it may not.
+    """
+    return _gathering(array, out, uneven, OperationOptions(SUM, name, priority, group, timeout))
+
+
+def _gathering(array: Any, out: Any, uneven: bool, options: OperationOptions) -> Handle[Any] | PythonHandle[Any]:
+    if uneven is not False and argument_types.truth("uneven", uneven):
+        arrays.note_change(out)
+        return UnevenGather(array, out, options)
+    return _started(start.all_gather(array, out, options), out)
 
 
 @keywords_since("root", "name", "priority", "group", "timeout")

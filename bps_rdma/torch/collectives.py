@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import torch
 
-from bps_rdma import arrays
+from bps_rdma import argument_types, arrays
+from bps_rdma.handle import PythonHandle
 from bps_rdma.operations import OperationOptions, ReduceOp, start
+from bps_rdma.operations.messages import Together
 from bps_rdma.operations.options import AnyCompression, ReduceName, reduction, text_of
+from bps_rdma.operations.uneven import UnevenGather
 from bps_rdma.positions import keywords_since
 from bps_rdma.torch import transfer
 from bps_rdma.torch.arguments import check_out, full_name, ours
@@ -88,6 +91,7 @@ def all_gather(
     tensor: torch.Tensor,
     name: str | None = None,
     *,
+    uneven: bool = False,
     priority: int = 0,
     group: AnyGroup = None,
     out: torch.Tensor | None = None,
@@ -97,17 +101,19 @@ def all_gather(
 
     Args:
         tensor: this rank's part, contiguous, of any dtype of torch.
-        out: n elements for the whole; this rank's part is `shard_bounds(n, group size, place)`. Default: a new tensor
-            whose first dimension is the group's size times that of `tensor`; all parts are then equal. They
-            must be on a device, and in dtypes that push_pull() does not take.
+        uneven: the first dimensions of the parts differ; the ranks tell each other first. The same on all ranks. For
+            dtypes that push_pull() takes.
+        out: n elements for the whole; this rank's part is `shard_bounds(n, group size, place)`, unless `uneven`.
+            Default: a new tensor whose first dimension is the sum of those of all parts. Without `uneven` these are
+            equal if there is no `out`, on a device, and in dtypes that push_pull() does not take.
         name, priority, group, timeout: as for push_pull().
 
     Raises:
-        InvalidTensorError: `tensor` has another size, dtype or device than this rank's part of `out`. Otherwise as
-            push_pull().
+        InvalidTensorError: `tensor` has another size, dtype or device than this rank's part of `out`. MismatchError:
+            with `uneven`, parts differ in more than their first dimension. Otherwise as push_pull().
     """
     options = OperationOptions(ReduceOp.sum, full_name(name), priority, ours(group), timeout, True)
-    result: torch.Tensor = _gather(tensor, out, options).wait()
+    result: torch.Tensor = _gather(tensor, out, uneven, options).wait()
     return result
 
 
@@ -116,25 +122,46 @@ def all_gather_async(
     tensor: torch.Tensor,
     name: str | None = None,
     *,
+    uneven: bool = False,
     priority: int = 0,
     group: AnyGroup = None,
     out: torch.Tensor | None = None,
     timeout: float | None = None,
-) -> AnyHandle:
+) -> AnyHandle | PythonHandle[torch.Tensor]:
     """Starts all_gather(); the handle gives the whole. `tensor` may not be changed until then."""
-    return _gather(tensor, out, OperationOptions(ReduceOp.sum, full_name(name), priority, ours(group), timeout))
+    options = OperationOptions(ReduceOp.sum, full_name(name), priority, ours(group), timeout)
+    return _gather(tensor, out, uneven, options)
 
 
-def _gather(tensor: torch.Tensor, out: torch.Tensor | None, options: OperationOptions) -> AnyHandle:
+def _gather(
+    tensor: torch.Tensor, out: torch.Tensor | None, uneven: bool, options: OperationOptions
+) -> AnyHandle | PythonHandle[torch.Tensor]:
     check_tensor(tensor)
     if out is not None:
         check_out(out, tensor)
+    if uneven is not False and argument_types.truth("uneven", uneven):
+        return _gather_uneven(tensor, out, options)
     first, rest = (tensor.shape[0], tensor.shape[1:]) if tensor.shape else (1, ())
     size = members_of(options.group).size
     whole = torch.empty((size * first, *rest), dtype=tensor.dtype, device=tensor.device) if out is None else out
     handle = transfer.all_gather(whole, tensor, options)
     arrays.note_change(out)
     return handle
+
+
+def _gather_uneven(
+    tensor: torch.Tensor, out: torch.Tensor | None, options: OperationOptions
+) -> PythonHandle[torch.Tensor]:
+    arrays.note_change(out)
+    if transfer.device_of(tensor) is None:
+        return UnevenGather(tensor, out, options)
+    gathered = UnevenGather(tensor.detach().cpu(), None, options)
+
+    def finish() -> torch.Tensor:
+        whole: torch.Tensor = gathered.wait()
+        return whole.to(tensor.device) if out is None else out.detach().copy_(whole.view(out.shape))
+
+    return Together([gathered], finish)
 
 
 @keywords_since("root", "name", "priority", "group", "timeout")

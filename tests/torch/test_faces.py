@@ -21,7 +21,7 @@ EXCEPTIONS: dict[str, str] = {}
 def parameters(function: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:
     """Name -> (kind, default). What a call operates on comes first by position and may be called otherwise."""
     found = list(inspect.signature(function).parameters.values())
-    renamed = {"array": "tensor"}
+    renamed = {"array": "tensor", "arrays": "tensors"}
     return {renamed.get(one.name, one.name): (one.kind, one.default) for one in found}
 
 

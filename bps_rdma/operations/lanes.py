@@ -1,0 +1,266 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lanes: what the messages of two ranks go through, in the order in which both ranks start them.
+
+Two ranks have a group of their own, made by the first of them that needs it (kPairName in csrc/van/calls.h). For each
+message both give a notice: what they send and what they expect. The notices are an all_gather, in which a small message
+travels, too. A larger one is a broadcast in the group of the two, started together with its notice and named by its
+size. So a message costs one push and one pull, nobody else takes part, and ranks that disagree find out by the notice.
+A broadcast in which only one of them waits is then ended by the other one, which joins it with another reduction.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+import threading
+from collections import deque
+from typing import Any, NamedTuple
+
+from bps_rdma import _core, arrays
+from bps_rdma.operations.progress import Progress
+from bps_rdma.running_job import Job
+
+PAIR_NAME = "~pair"  # kPairName
+_NOTICE = struct.Struct("<qqqq16s16s")  # elements and bytes that are sent, and expected; dtypes of both
+NOTICE_BYTES = 1024  # of each rank
+SMALL = NOTICE_BYTES - _NOTICE.size  # bytes of a message that travels in its notice
+_ROWS = 64  # notices that are made at a time
+_UINT8, _SUM, _MAX = arrays.Dtype.uint8, _core.ReduceOp.sum, _core.ReduceOp.max
+_BROADCAST, _ALL_GATHER = _core.Kind.broadcast, _core.Kind.all_gather
+
+
+class Content(NamedTuple):
+    """What is sent, or expected.
+
+    Attributes:
+        elements: how many; NOTHING and ANYTHING have none.
+        nbytes: of all of them.
+        dtype: its name, of torch or numpy.
+    """
+
+    elements: int
+    nbytes: int
+    dtype: str
+
+    @property
+    def is_large(self) -> bool:
+        """Whether it is a broadcast beside the notice."""
+        return self.nbytes > SMALL
+
+    def __str__(self) -> str:
+        """In words."""
+        if self.elements < 0:
+            return "nothing" if self == NOTHING else "anything"
+        return f"{self.elements} elements of {self.dtype}"
+
+
+NOTHING = Content(-1, 0, "")
+ANYTHING = Content(-2, 0, "")  # the receiver learns by the notice what comes
+
+
+class Part(NamedTuple):
+    """The memory of a message.
+
+    Attributes:
+        content: what it holds.
+        memory: its bytes.
+    """
+
+    content: Content
+    memory: arrays.Memory
+
+
+def part_of(array: Any, writable: bool) -> Part:
+    """The memory of an array, as bytes. A torch tensor may have any dtype of torch.
+
+    Raises:
+        InvalidTensorError: as arrays.describe().
+    """
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(array, torch.Tensor):
+        memory = arrays.describe_torch(arrays.movable(array), keep=array)
+        dtype = str(array.dtype).removeprefix("torch.")
+        content = Content(array.numel(), memory.nbytes, dtype)
+    else:
+        memory = arrays.describe(array, writable)
+        content = Content(memory.elements, memory.nbytes, memory.dtype.name)
+    if content.is_large and memory.dtype != _UINT8:
+        memory = arrays.describe(arrays.bytes_of(array), writable)
+    return Part(content, memory)
+
+
+class Notice:
+    """Memory of one notice: the half of the rank with the smaller number, then that of the other one."""
+
+    def __init__(self, row: Any) -> None:
+        self.whole = arrays.describe(row, True)
+        self.halves = [arrays.describe(row[begin : begin + NOTICE_BYTES], False) for begin in (0, NOTICE_BYTES)]
+        self._bytes = memoryview(row)
+
+    def write(self, position: int, sent: Content, expected: Content) -> None:
+        """Writes what the rank at this position says."""
+        _NOTICE.pack_into(
+            self._bytes,
+            position * NOTICE_BYTES,
+            sent.elements,
+            sent.nbytes,
+            expected.elements,
+            expected.nbytes,
+            sent.dtype.encode(),
+            expected.dtype.encode(),
+        )
+
+    def read(self, position: int) -> tuple[Content, Content]:
+        """What the rank at this position sends, and what it expects."""
+        count, nbytes, wanted, wanted_bytes, dtype, wanted_dtype = _NOTICE.unpack_from(
+            self._bytes, position * NOTICE_BYTES
+        )
+        return (
+            Content(count, nbytes, dtype.rstrip(b"\0").decode()),
+            Content(wanted, wanted_bytes, wanted_dtype.rstrip(b"\0").decode()),
+        )
+
+    def content_address(self, position: int) -> int:
+        """Where the small message of the rank at this position lies."""
+        return self.halves[position].address + _NOTICE.size
+
+
+class Lane:
+    """The messages of two ranks that have one name. Its lock keeps notices and broadcasts in one order.
+
+    Args:
+        lanes: those of this view.
+        group: the number of the pair.
+        name: the same on both ranks.
+        own: rank of this process.
+        peer: rank of the other one.
+    """
+
+    def __init__(self, lanes: Lanes, group: int, name: str, own: int, peer: int) -> None:
+        self.lanes = lanes
+        self.name = name
+        self.own, self.peer = own, peer
+        self.position = int(own > peer)  # in the pair
+        self.lock = threading.RLock()
+        self.deferred: deque[Any] = deque()  # Messages that come, and may begin to only behind those before them
+        self.expected: Any = None  # the Message that comes next, if somebody who takes from any rank waits for it
+        self._group = group
+        self._notices = self._declare(f"{name}, notice", 2 * NOTICE_BYTES)
+        self._large: dict[tuple[int, bool], _core.Tensor] = {}
+
+    def _declare(self, name: str, nbytes: int) -> _core.Tensor:
+        return self.lanes.process.declare([(self._group, name, _UINT8, nbytes, f"({nbytes},)", "")])[0]
+
+    def large(self, nbytes: int, outward: bool) -> _core.Tensor:
+        """The tensor of broadcasts of this size, to the other rank or from it."""
+        found = self._large.get((nbytes, outward))
+        if found is None:
+            sender = self.own if outward else self.peer
+            found = self._declare(f"{self.name}, {nbytes} bytes of rank {sender}", nbytes)
+            self._large[nbytes, outward] = found
+        return found
+
+    def give_notice(self, notice: Notice, priority: int, awaited: bool, timeout: float | None) -> _core.Handle[None]:
+        """Starts the exchange of notices."""
+        part, whole = notice.halves[self.position], notice.whole
+        return self._start(self._notices, _ALL_GATHER, _SUM, part, whole, 0, priority, awaited, timeout)
+
+    def start(
+        self, nbytes: int, memory: arrays.Memory, outward: bool, priority: int, awaited: bool, timeout: float | None
+    ) -> _core.Handle[None]:
+        """Starts the broadcast of a large message, to the other rank or from it."""
+        root = self.position if outward else 1 - self.position
+        tensor = self.large(nbytes, outward)
+        return self._start(tensor, _BROADCAST, _SUM, memory, memory, root, priority, awaited, timeout)
+
+    def end(self, nbytes: int, outward: bool, timeout: float | None) -> _core.Handle[None]:
+        """Ends a broadcast in which the other rank waits, and this one does not: nothing is sent, and both fail."""
+        memory = arrays.describe(arrays.empty_bytes(nbytes), True)
+        root = 1 - self.position
+        return self._start(self.large(nbytes, outward), _BROADCAST, _MAX, memory, memory, root, 0, False, timeout)
+
+    def _start(
+        self,
+        tensor: _core.Tensor,
+        kind: _core.Kind,
+        op: _core.ReduceOp,
+        source: arrays.Memory,
+        target: arrays.Memory,
+        root: int,
+        priority: int,
+        awaited: bool,
+        timeout: float | None,
+    ) -> _core.Handle[None]:
+        return _core.start_operation(
+            self.lanes.process,
+            tensor,
+            kind,
+            op,
+            source,
+            target,
+            None,
+            True,
+            True,
+            root,
+            priority,
+            awaited,
+            timeout,
+            survives=False,
+        )
+
+
+class Lanes:
+    """All lanes of this process in one view."""
+
+    def __init__(self, job: Job) -> None:
+        self.process = job.process
+        self._job = job
+        self._lanes: dict[tuple[int, str], Lane] = {}
+        self._pairs: dict[int, int] = {}  # numbers of groups, by peer
+        self._free: deque[Notice] = deque()
+        self._making = threading.RLock()
+
+    def lane(self, peer: int, name: str) -> Lane:
+        """The lane of this name with another rank; made on its first use, which does not wait for that rank."""
+        found = self._lanes.get((peer, name))
+        if found is not None:
+            return found
+        with self._making:
+            found = self._lanes.get((peer, name))
+            if found is None:
+                own = self.process.rank
+                if peer not in self._pairs:
+                    self._pairs[peer] = self.process.new_group(sorted((own, peer)), PAIR_NAME, self.process.timeout_s)
+                found = self._lanes[peer, name] = Lane(self, self._pairs[peer], name, own, peer)
+        return found
+
+    def progress(self) -> Progress:
+        """What goes on with messages of several steps."""
+        return self._job.part(Progress)
+
+    def take_notice(self) -> Notice:
+        """Memory for a notice."""
+        try:
+            return self._free.popleft()
+        except IndexError:
+            self._free.extend(Notice(row) for row in arrays.zeros((_ROWS, 2 * NOTICE_BYTES), "uint8"))
+            return self._free.popleft()
+
+    def give_back(self, notice: Notice) -> None:
+        """Gives a notice back that no operation uses any more."""
+        self._free.append(notice)
+
+
+class _LanesOfJob:
+    """The lanes of the view that the job is in."""
+
+    def __init__(self) -> None:
+        self.now: Lanes | None = None
+
+
+def lanes_of(job: Job) -> Lanes:
+    """The lanes of a job in its present view."""
+    kept = job.part(_LanesOfJob)
+    if kept.now is None or kept.now.process is not job.process:
+        kept.now = Lanes(job)
+    return kept.now

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""push_pull of many arrays with one call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar, overload
+
+from bps_rdma import arrays as memories
+from bps_rdma.errors import InvalidArgumentError
+from bps_rdma.group import Group
+from bps_rdma.handle import PythonHandle
+from bps_rdma.job import current
+from bps_rdma.operations import start
+from bps_rdma.operations.declare import declare_many
+from bps_rdma.operations.messages import Together
+from bps_rdma.operations.options import AnyCompression, OperationOptions, ReduceName, reduction, text_of
+
+A = TypeVar("A")
+
+
+@overload
+def push_pull_many(
+    arrays: Mapping[str, A],
+    name: str | None = ...,
+    *,
+    average: bool = ...,
+    op: ReduceName | None = ...,
+    inplace: bool = ...,
+    priority: int = ...,
+    group: Group | None = ...,
+    timeout: float | None = ...,
+    compression: AnyCompression | None = ...,
+    exact: bool | None = ...,
+) -> dict[str, A]: ...
+@overload
+def push_pull_many(
+    arrays: Sequence[A],
+    name: str | None = ...,
+    *,
+    average: bool = ...,
+    op: ReduceName | None = ...,
+    inplace: bool = ...,
+    priority: int = ...,
+    group: Group | None = ...,
+    timeout: float | None = ...,
+    compression: AnyCompression | None = ...,
+    exact: bool | None = ...,
+) -> list[A]: ...
+def push_pull_many(
+    arrays: Any,
+    name: str | None = None,
+    *,
+    average: bool = True,
+    op: ReduceName | None = None,
+    inplace: bool = False,
+    priority: int = 0,
+    group: Group | None = None,
+    timeout: float | None = None,
+    compression: AnyCompression | None = None,
+    exact: bool | None = None,
+) -> Any:
+    """Sums (or averages) many arrays over the group, as so many calls of push_pull() at the same time.
+
+    All arrays are looked at, and new names declared in one round trip, before anything is sent. The first one has the
+    highest priority.
+
+    Args:
+        arrays: {name: array}, or a list.
+        name: stands before the names, as in "name.key", or before the numbers of a list, as in "name.0". None: the
+            names alone; arrays of a list are then matched by their order per dtype and size.
+        inplace: the results replace the arrays. Default: they are new arrays.
+        average, op, group, timeout, compression, exact: as for push_pull_inplace(), of all of them.
+        priority: of the last array; the one before has one more.
+
+    Returns:
+        The results, by the same names or in the same order.
+
+    Raises:
+        InvalidTensorError, MismatchError: as push_pull_inplace(), of the first array with a fault; nothing was sent.
+        Otherwise as push_pull_inplace(), once all of them are over.
+    """
+    found = push_pull_many_async(
+        arrays,
+        name,
+        average=average,
+        op=op,
+        inplace=inplace,
+        priority=priority,
+        group=group,
+        timeout=timeout,
+        compression=compression,
+        exact=exact,
+    ).wait()
+    if inplace:
+        for _, array in named(arrays, name):
+            memories.note_change(array)
+    return found
+
+
+def push_pull_many_async(
+    arrays: Any,
+    name: str | None = None,
+    *,
+    average: bool = True,
+    op: ReduceName | None = None,
+    inplace: bool = False,
+    priority: int = 0,
+    group: Group | None = None,
+    timeout: float | None = None,
+    compression: AnyCompression | None = None,
+    exact: bool | None = None,
+) -> PythonHandle[Any]:
+    """Starts push_pull_many(); the handle gives the results. No array may be changed until then."""
+    options = OperationOptions(
+        reduction(average, op), None, priority, group, timeout, False, text_of(compression, exact)
+    )
+    by_name = named(arrays, name)
+    described = []
+    for each, array in by_name:
+        if inplace:
+            memories.note_change(array)
+        out = array if inplace else memories.empty_like(array)
+        described.append((each, start.reducing(array, out, options)))
+    _declare_new([(each, array) for each, array in by_name if each is not None], options)
+    last = len(described) - 1
+    handles = [
+        start.run(found, options._replace(name=each, priority=priority + last - place))
+        for place, (each, found) in enumerate(described)
+    ]
+    return Together(handles, lambda: like(arrays, [found.result for _, found in described]))
+
+
+def named(arrays: Any, name: str | None) -> list[tuple[str | None, Any]]:
+    """(name, array) of each; a name is None where calls are matched by their order.
+
+    Raises:
+        InvalidArgumentError: it is neither a dict nor a list.
+    """
+    if isinstance(arrays, Mapping):
+        return [(key if name is None else f"{name}.{key}", array) for key, array in arrays.items()]
+    if isinstance(arrays, list | tuple):
+        return [(None if name is None else f"{name}.{place}", array) for place, array in enumerate(arrays)]
+    raise InvalidArgumentError(
+        f"a {type(arrays).__name__} is no dict and no list of arrays", "pass {name: array}, or [array, ...]"
+    )
+
+
+def like(arrays: Any, results: list[Any]) -> Any:
+    """The results as a dict where `arrays` is one, and otherwise as a list."""
+    return dict(zip(arrays, results, strict=True)) if isinstance(arrays, Mapping) else results
+
+
+def _declare_new(by_name: list[tuple[str, Any]], options: OperationOptions) -> None:
+    job = current()
+    members = job.world if options.group is None else options.group
+    new = {name: array for name, array in by_name if (members.id, name) not in job.tensors}
+    if new:
+        declare_many(new, group=options.group, compression=options.compression)

@@ -1,0 +1,259 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One message between two ranks, in one direction or in both, as a handle; see lanes.py for how it travels."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from bps_rdma import _core, arrays
+from bps_rdma.errors import MismatchError
+from bps_rdma.handle import PythonHandle
+from bps_rdma.operations.lanes import ANYTHING, NOTHING, SMALL, Content, Lane, Part
+
+_NO_PART = Part(NOTHING, None)  # type: ignore[arg-type]  # nothing is written there
+
+
+class How(NamedTuple):
+    """The way to send.
+
+    Attributes:
+        priority: messages with a higher one are sent first.
+        timeout: seconds; None: BPS_TIMEOUT.
+        awaited: the caller waits next.
+    """
+
+    priority: int = 0
+    timeout: float | None = None
+    awaited: bool = False
+
+
+class Message(PythonHandle[Any]):
+    """A message in progress: what this rank sends to the other one of the lane, and what it gets from it.
+
+    Args:
+        lane: where it goes.
+        out: what is sent; None: nothing.
+        into: where what comes belongs; None: nothing comes; ANYTHING: in new memory, see `content` and `received`.
+        how: see How.
+        result: what wait() returns.
+    """
+
+    def __init__(self, lane: Lane, out: Part | None, into: Part | Content | None, how: How, result: Any = None) -> None:
+        self.lane = lane
+        self.content = NOTHING  # of what has come, as the other rank says
+        self.received: Any = None  # its bytes, where any could come
+        self._takes_anything = into == ANYTHING
+        self._out = out or _NO_PART
+        self._into = into if isinstance(into, Part) else _NO_PART
+        self._how = how
+        self._result = result
+        self._going_on: list[_core.Handle[None]] = []
+        self._ending: list[_core.Handle[None]] = []  # broadcasts of the other rank, which will fail
+        self._error: BaseException | None = None
+        self._over = False
+        self._turn = threading.RLock()  # several threads may wait
+        self._notice = lane.lanes.take_notice()
+        try:
+            self._start(into is not None)
+        except BaseException:
+            if not hasattr(self, "_exchange"):
+                lane.lanes.give_back(self._notice)
+            raise
+
+    def _start(self, takes: bool) -> None:
+        lane, how, notice = self.lane, self._how, self._notice
+        expected = ANYTHING if self._takes_anything else self._into.content
+        for content, outward in ((self._out.content, True), (expected, False)):
+            if content.is_large:
+                lane.large(content.nbytes, outward)  # is declared before anything is sent
+        notice.write(lane.position, self._out.content, expected)
+        if 0 < self._out.content.nbytes <= SMALL:
+            _core.copy_bytes(notice.content_address(lane.position), self._out.memory.address, self._out.content.nbytes)
+        with lane.lock:
+            # What comes behind a message of unknown size can begin to come only when that has begun.
+            self._is_deferred = takes and (self._takes_anything or bool(lane.deferred))
+            self._exchange = lane.give_notice(notice, how.priority, how.awaited, how.timeout)
+            if self._is_deferred:
+                lane.deferred.append(self)
+            self._begin(self._out, outward=True)
+            if not self._is_deferred:
+                self._begin(self._into, outward=False)
+        if self._is_deferred:
+            lane.lanes.progress().add(self)
+
+    def _begin(self, part: Part, *, outward: bool) -> None:
+        if not part.content.is_large:
+            return
+        how = self._how
+        try:
+            self._going_on.append(
+                self.lane.start(part.content.nbytes, part.memory, outward, how.priority, how.awaited, how.timeout)
+            )
+        except Exception as error:  # the notice is on its way: the message fails when that is over
+            self._error = error
+
+    def wait(self) -> Any:
+        """Blocks until the message is complete, and returns its array. Raises what became of it."""
+        with self._turn:
+            if not self._over:
+                self._advance(waits=True)
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+    def done(self) -> bool:
+        """Returns whether wait() would return or raise at once."""
+        return self._over or self._in_turn(self._advance, waits=False)
+
+    def heard(self, *, waits: bool) -> bool:
+        """Returns whether the other rank's notice has come, or the message has failed."""
+        return self._over or self._in_turn(self._hear, waits=waits)
+
+    def _in_turn(self, step: Callable[..., bool], *, waits: bool) -> bool:
+        if not self._turn.acquire(blocking=waits):
+            return False  # another thread is at it
+        try:
+            return self._over or step(waits=waits)
+        finally:
+            self._turn.release()
+
+    def completion_fd(self) -> int:
+        """A descriptor that is readable when done() may have changed."""
+        for handle in (self._exchange, *self._going_on, *self._ending):
+            if not (handle.taken or handle.done()):
+                return handle.completion_fd()
+        return self._exchange.completion_fd()
+
+    @property
+    def error(self) -> BaseException | None:
+        """What wait() raises, as far as it is known."""
+        return self._error
+
+    # ---- Steps; under the lock. Each returns whether it is over.
+
+    def _advance(self, *, waits: bool) -> bool:
+        if not self._hear(waits=waits):
+            return False
+        for handles, counts in ((self._going_on, True), (self._ending, False)):
+            for handle in handles:
+                if not self._end(handle, waits=waits, counts=counts):
+                    return False
+        self._over = True
+        self._out = self._into = _NO_PART
+        return True
+
+    def _end(self, handle: _core.Handle[None], *, waits: bool, counts: bool) -> bool:
+        if handle.taken:
+            return True
+        if not waits and not handle.done():
+            return False
+        try:
+            handle.wait()
+        except Exception as error:
+            if counts:
+                self._error = self._error or error
+        return True
+
+    def _hear(self, *, waits: bool) -> bool:
+        lane = self.lane
+        if self._exchange.taken:
+            return True
+        if self._is_deferred:
+            for earlier in list(lane.deferred):
+                if earlier is self:
+                    break
+                if not earlier.heard(waits=waits):
+                    return False
+        if not waits and not self._exchange.done():
+            return False
+        try:
+            self._exchange.wait()
+        except Exception as error:
+            self._error = self._error or error
+        else:
+            self._take(*self._notice.read(1 - lane.position))
+        if self._is_deferred:
+            lane.deferred.remove(self)
+        lane.lanes.give_back(self._notice)
+        return True
+
+    def _take(self, sent: Content, wanted: Content) -> None:
+        """Compares what both ranks have said, and takes what has come, or ends what can never be complete."""
+        self.content = sent
+        if wanted not in (self._out.content, ANYTHING):
+            self._disagree(self._out.content, wanted, outward=True)
+        if self._takes_anything:
+            self.received = arrays.empty_bytes(max(sent.nbytes, 0))
+            self._into = Part(sent, arrays.describe(self.received, True))
+        if sent != self._into.content:
+            self._disagree(sent, self._into.content, outward=False)
+            return
+        if self._is_deferred:
+            with self.lane.lock:
+                self._begin(self._into, outward=False)
+        if 0 < sent.nbytes <= SMALL:
+            address = self._notice.content_address(1 - self.lane.position)
+            _core.copy_bytes(self._into.memory.address, address, sent.nbytes)
+
+    def _disagree(self, sent: Content, expected: Content, *, outward: bool) -> None:
+        lane = self.lane
+        sender, receiver = (lane.own, lane.peer) if outward else (lane.peer, lane.own)
+        self._error = self._error or mismatch(lane.name, sender, sent, receiver, expected)
+        theirs, ours = (expected, sent) if outward else (sent, expected)
+        has_begun = theirs.nbytes == ours.nbytes and (outward or not self._is_deferred)
+        if theirs.is_large and not has_begun:  # the other rank waits for a broadcast
+            self._ending.append(lane.end(theirs.nbytes, outward, self._how.timeout))
+
+
+def mismatch(name: str, sender: int, sent: Content, receiver: int, expected: Content) -> MismatchError:
+    """The error of a message that the receiver has no place for."""
+    return MismatchError(
+        f"{name}: rank {sender} sends {sent}, and rank {receiver} expects {expected}",
+        "pass arrays of the same size and dtype on both ranks, in the same order",
+    )
+
+
+class Together(PythonHandle[Any]):
+    """Several messages as one handle.
+
+    Args:
+        parts: what is in progress.
+        finish: returns the result, once all of them are complete.
+    """
+
+    def __init__(self, parts: Sequence[Any], finish: Callable[[], Any]) -> None:
+        self._parts = parts
+        self._finish = finish
+        self._turn = threading.Lock()
+        self._result: Any = None
+        self._error: BaseException | None = None
+        self._over = False
+
+    def wait(self) -> Any:
+        """Blocks until all of it is complete, and returns the result. Raises the first error, once all are over."""
+        with self._turn:
+            if not self._over:
+                for part in self._parts:
+                    try:
+                        part.wait()
+                    except Exception as error:
+                        self._error = self._error or error
+                if self._error is None:
+                    self._result = self._finish()
+                self._over = True
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+    def done(self) -> bool:
+        """Returns whether wait() would return or raise at once."""
+        return self._over or sum(not part.done() for part in self._parts) == 0  # each of them goes on
+
+    def completion_fd(self) -> int:
+        """A descriptor that is readable once done() may have changed."""
+        for part in self._parts:
+            if not part.done():
+                return int(part.completion_fd())
+        return int(self._parts[-1].completion_fd())

@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Starts messages from one rank to another one. The public functions and the torch face call these."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+
+from bps_rdma import _core, argument_types
+from bps_rdma.agreement import group_of
+from bps_rdma.errors import BpsError, DeadlineError, InvalidArgumentError, RoundAbortedError
+from bps_rdma.group import Group
+from bps_rdma.handle import PythonHandle
+from bps_rdma.job import current, resume
+from bps_rdma.operations.lanes import ANYTHING, Lane, Lanes, Part, lanes_of
+from bps_rdma.operations.messages import How, Message, mismatch
+
+T = TypeVar("T")
+_FOREVER = float("inf")
+
+
+class Subject(NamedTuple):
+    """The messages that a call belongs to: two ranks match those of one subject by their order.
+
+    Attributes:
+        name: None: those without a name.
+        tag: those of other tags are others.
+        group: the ranks; None: all workers.
+    """
+
+    name: str | None = None
+    tag: int = 0
+    group: Group | None = None
+
+    def lane_name(self, kind: str, members: Group) -> str:
+        """The name of a lane, the same on both ranks."""
+        of_group = "" if members.id == 0 else f" in group {members.id}"
+        named = "" if self.name is None else f" {self.name!r}"
+        return f"{kind}{named}{of_group}, tag {self.tag}" if self.tag else f"{kind}{named}{of_group}"
+
+
+def send(part: Part, result: Any, dst: int, subject: Subject, how: How) -> Message:
+    """Starts sending to worker rank `dst`."""
+
+    def begin(all_lanes: Lanes, members: Group) -> Message:
+        return Message(_lane(all_lanes, members, subject, dst, sends=True), part, None, how, result)
+
+    return started(begin, subject, how, peer=("dst", dst))
+
+
+def receive(part: Part, result: Any, src: int, subject: Subject, how: How) -> PythonHandle[Any]:
+    """Starts receiving from worker rank `src`."""
+
+    def begin(all_lanes: Lanes, members: Group) -> PythonHandle[Any]:
+        lane = _lane(all_lanes, members, subject, src, sends=False)
+        with lane.lock:
+            if lane.expected is None:
+                return Message(lane, None, part, how, result)
+            expected, lane.expected = lane.expected, None
+            return ReceiveFromAny([lane], part, how, result, expected)
+
+    return started(begin, subject, how, peer=("src", src))
+
+
+def receive_from_any(part: Part, subject: Subject, how: How) -> ReceiveFromAny:
+    """Starts receiving from the rank of the group that sends first; its number is the result."""
+
+    def begin(all_lanes: Lanes, members: Group) -> ReceiveFromAny:
+        others = [rank for rank in members.ranks if rank != all_lanes.process.rank]
+        if not others:
+            raise InvalidArgumentError("no other rank is in the group", "receive from another rank")
+        found = [_lane(all_lanes, members, subject, rank, sends=False) for rank in others]
+        return ReceiveFromAny(found, part, how)
+
+    return started(begin, subject, how)
+
+
+def _lane(all_lanes: Lanes, members: Group, subject: Subject, peer: int, *, sends: bool) -> Lane:
+    own = all_lanes.process.rank
+    kind = f"send {own}->{peer}" if sends else f"send {peer}->{own}"
+    return all_lanes.lane(peer, subject.lane_name(kind, members))
+
+
+def started(begin: Callable[[Lanes, Group], T], subject: Subject, how: How, peer: tuple[str, int] | None = None) -> T:
+    """Begins something in the present view; once more if that view has ended before anything was sent.
+
+    Args:
+        begin: called with the lanes and the group.
+        subject, how: to be checked.
+        peer: the argument that says another rank, and its value.
+    """
+    name, tag, _ = subject
+    if not (type(tag) is int and (name is None or isinstance(name, str))):  # formatted, any object would be a text
+        argument_types.explain(name=name)
+        if argument_types.whole(tag) is None:
+            raise InvalidArgumentError(f"tag={tag!r} is not a whole number", "pass one, the same on both ranks")
+    try:
+        job = current()
+        members = job.world if subject.group is None else group_of(job, subject.group)
+        if peer is not None and (peer[1] not in members.ranks or peer[1] == job.process.rank):
+            raise InvalidArgumentError(
+                f"{peer[0]}={peer[1]!r} is not another rank of the group {members.ranks}",
+                "name a worker rank of the group, and not this one",
+            )
+        return begin(lanes_of(job), members)
+    except RoundAbortedError:
+        if not resume():
+            raise
+        return started(begin, subject, how, peer)
+    except TypeError:
+        argument_types.explain(name=subject.name, priority=how.priority, timeout=how.timeout)
+        raise
+
+
+class ReceiveFromAny(PythonHandle[Any]):
+    """Waits for the first message of several lanes.
+
+    Each lane has a message that expects anything, without a deadline of its own: it stays when another lane's has come,
+    and is the next one that somebody receives from that rank.
+
+    Args:
+        lanes: those from which something may come.
+        part: where it belongs.
+        how: see How; the deadline begins now.
+        result: what wait() returns; None: the rank that has sent.
+        taken: the message, if it is known which.
+    """
+
+    def __init__(
+        self, lanes: list[Lane], part: Part, how: How, result: Any = None, taken: Message | None = None
+    ) -> None:
+        self._lanes = lanes
+        self._part = part
+        self._how = how
+        self._result = result
+        self._taken = taken
+        seconds = lanes[0].lanes.process.timeout_s if how.timeout is None else how.timeout
+        self._seconds = seconds
+        self._end = time.monotonic() + seconds
+        self._failed: dict[int, BaseException] = {}  # by rank
+        self._waiting = select.epoll()
+        self._watched: list[int] = []
+        self._alarm: threading.Timer | None = None  # at the deadline, for those who wait for the descriptor
+        self._error: BaseException | None = None
+        self._over = False
+        self._turn = threading.RLock()
+        if taken is None:
+            self._find()
+
+    def __del__(self) -> None:
+        if getattr(self, "_alarm", None) is not None:
+            self._alarm.cancel()  # type: ignore[union-attr]
+        if hasattr(self, "_waiting"):
+            self._waiting.close()
+
+    def wait(self) -> Any:
+        """Blocks until a message has come, and returns the rank that has sent it, or the given result."""
+        with self._turn:
+            while not self._over and not self._advance():
+                left = self._end - time.monotonic()
+                if left <= 0:
+                    self._give_up()
+                else:
+                    self._waiting.poll(None if left == _FOREVER else left)
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+    def done(self) -> bool:
+        """Returns whether wait() would return or raise at once."""
+        if self._over:
+            return True
+        if not self._turn.acquire(blocking=False):
+            return False
+        try:
+            return self._over or self._advance() or time.monotonic() >= self._end
+        finally:
+            self._turn.release()
+
+    def completion_fd(self) -> int:
+        """A descriptor that is readable when done() may have changed."""
+        with self._turn:
+            left = self._end - time.monotonic()
+            if self._alarm is None and not self._over and left < threading.TIMEOUT_MAX:
+                bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+                self._waiting.register(bell, select.EPOLLIN)
+                self._alarm = threading.Timer(max(left, 0.0), os.eventfd_write, (bell, 1))
+                self._alarm.daemon = True
+                weakref.finalize(self._alarm, os.close, bell)
+                self._alarm.start()
+        return self._waiting.fileno()
+
+    @property
+    def src(self) -> int | None:
+        """The rank that has sent, once that is known."""
+        return None if self._taken is None else self._taken.lane.peer
+
+    def _find(self) -> None:
+        """Takes a message that has come, and sees to it that every lane expects one."""
+        for lane in self._lanes:
+            if lane.peer in self._failed:
+                continue
+            try:
+                with lane.lock:
+                    if lane.expected is None:
+                        how = self._how._replace(timeout=_FOREVER, awaited=False)
+                        lane.expected = Message(lane, None, ANYTHING, how)
+                    expected = lane.expected
+                    if not expected.heard(waits=False):
+                        self._watch(expected)
+                        continue
+                    lane.expected = None
+                if expected.error is not None:
+                    raise expected.error
+            except BpsError as error:  # others may still send
+                self._failed[lane.peer] = error
+            else:
+                self._taken = expected
+                return
+        if len(self._failed) == len(self._lanes):
+            self._fail(next(iter(self._failed.values())))
+
+    def _watch(self, message: Message) -> None:
+        fd = message.completion_fd()
+        with contextlib.suppress(FileExistsError):
+            self._waiting.register(fd, select.EPOLLIN)
+            self._watched.append(fd)
+
+    def _advance(self) -> bool:
+        for fd in self._watched:
+            with contextlib.suppress(OSError):  # it is closed, because its operation is over
+                self._waiting.unregister(fd)
+        self._watched.clear()
+        if self._taken is None:
+            self._find()
+        if self._over or self._taken is None:
+            return self._over
+        message = self._taken
+        if not message.done():
+            self._watch(message)
+            return False
+        try:
+            message.wait()
+            self._deliver(message)
+        except Exception as error:
+            self._fail(error)
+        self._over = True
+        return True
+
+    def _deliver(self, message: Message) -> None:
+        lane, content = message.lane, self._part.content
+        if message.content != content:
+            raise mismatch(lane.name, lane.peer, message.content, lane.own, content)
+        if content.nbytes > 0:
+            _core.copy_bytes(self._part.memory.address, message.received.ctypes.data, content.nbytes)
+        if self._result is None:
+            self._result = lane.peer
+
+    def _give_up(self) -> None:
+        if self._taken is not None:  # the next one who receives from that rank gets what comes
+            with self._taken.lane.lock:
+                self._taken.lane.expected = self._taken.lane.expected or self._taken
+        ranks = ", ".join(str(lane.peer) for lane in self._lanes)
+        self._fail(
+            DeadlineError(
+                f"{self._lanes[0].name}: nothing came within {self._seconds:g} s from any of the ranks {ranks}",
+                "check that one of them sends with the same name, tag and group, or set a longer timeout",
+            )
+        )
+
+    def _fail(self, error: BaseException) -> None:
+        self._error = error
+        self._over = True

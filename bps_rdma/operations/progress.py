@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A thread that goes on with operations of several steps while nobody waits for them.
+
+It starts when the first of them does. Without it a rank that waits for something else would hold up the others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import threading
+from collections import deque
+from typing import Any
+
+from bps_rdma.handle import PythonHandle
+
+
+class Progress:
+    """The operations of a job that have further steps; a part of the job."""
+
+    def __init__(self) -> None:
+        self._fresh: deque[PythonHandle[Any]] = deque()  # any thread appends, the thread takes
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="bps_rdma steps", daemon=True)
+        self._thread.start()
+
+    def add(self, handle: PythonHandle[Any]) -> None:
+        """Goes on with an operation whenever it can, until it is over."""
+        self._fresh.append(handle)
+        os.eventfd_write(self._wake, 1)
+
+    def close(self) -> None:
+        """Ends the thread. The operations are over, or those who wait for them go on by themselves."""
+        self._stopping = True
+        os.eventfd_write(self._wake, 1)
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+            os.close(self._wake)
+
+    def _run(self) -> None:
+        waiting = select.epoll()
+        waiting.register(self._wake, select.EPOLLIN)
+        by_fd: dict[int, list[PythonHandle[Any]]] = {}
+        while not self._stopping:
+            ready: list[PythonHandle[Any]] = []
+            for fd, _ in waiting.poll():
+                if fd == self._wake:
+                    with contextlib.suppress(BlockingIOError):
+                        os.eventfd_read(fd)
+                    ready += [self._fresh.popleft() for _ in range(len(self._fresh))]
+                else:
+                    waiting.unregister(fd)
+                    ready += by_fd.pop(fd)
+            for handle in ready:
+                if not handle.done():
+                    fd = handle.completion_fd()
+                    if fd not in by_fd:
+                        waiting.register(fd, select.EPOLLIN)
+                    by_fd.setdefault(fd, []).append(handle)
+        waiting.close()

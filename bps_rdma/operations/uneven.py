@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An all_gather whose parts differ in size: the ranks tell each other the sizes, then each broadcasts its part."""
+
+from __future__ import annotations
+
+import math
+import struct
+import threading
+from typing import Any
+
+import numpy as np
+
+from bps_rdma import _core, arrays
+from bps_rdma.agreement import group_of
+from bps_rdma.errors import InvalidTensorError, MismatchError
+from bps_rdma.handle import PythonHandle
+from bps_rdma.job import current
+from bps_rdma.operations import start
+from bps_rdma.operations.messages import Together
+from bps_rdma.operations.options import OperationOptions
+from bps_rdma.operations.progress import Progress
+
+_SIZE = struct.Struct("<q16s40s")  # rows, dtype, and the other dimensions as text
+
+
+class UnevenGather(PythonHandle[Any]):
+    """Such an all_gather in progress.
+
+    Args:
+        array: this rank's part.
+        out: receives the whole; None: a new array.
+        options: as for all_gather().
+    """
+
+    def __init__(self, array: Any, out: Any, options: OperationOptions) -> None:
+        memory = arrays.describe(array, False)
+        shape = tuple(memory.shape) or (1,)
+        self._array, self._out, self._options = array, out, options
+        self._rest = shape[1:]
+        self._dtype = memory.dtype.name
+        self._members = group_of(current(), options.group)
+        self._own = current().process.rank
+        self._name = options.name or "~uneven_all_gather"
+        told = np.frombuffer(self._text(shape[0]), np.uint8)
+        self._told = np.zeros((self._members.size, _SIZE.size), np.uint8)
+        self._half: Any = start.all_gather(told, self._told, options._replace(name=f"{self._name}, sizes"))
+        self._has_sizes = False
+        self._result: Any = None
+        self._error: BaseException | None = None
+        self._over = False
+        self._turn = threading.RLock()
+        if not options.awaited:
+            current().part(Progress).add(self)
+
+    def _text(self, rows: int) -> bytes:
+        return _SIZE.pack(rows, self._dtype.encode(), str(self._rest).encode())
+
+    def wait(self) -> Any:
+        """Blocks until all parts have come, and returns the whole."""
+        with self._turn:
+            if not self._over:
+                self._advance(waits=True)
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+    def done(self) -> bool:
+        """Returns whether wait() would return or raise at once."""
+        if self._over or not self._turn.acquire(blocking=False):
+            return self._over
+        try:
+            return self._over or self._advance(waits=False)
+        finally:
+            self._turn.release()
+
+    def completion_fd(self) -> int:
+        """A descriptor that is readable when done() may have changed."""
+        return int(self._half.completion_fd())
+
+    def _advance(self, *, waits: bool) -> bool:
+        while not self._over:
+            if not waits and not self._half.done():
+                return False
+            try:
+                if self._has_sizes:
+                    self._result = self._half.wait()
+                    self._over = True
+                else:
+                    self._half.wait()
+                    self._has_sizes = True
+                    self._half = self._begin_parts()
+            except Exception as error:
+                self._error, self._over = error, True
+        return True
+
+    def _begin_parts(self) -> Any:
+        rows = [self._rows_of(place) for place in range(self._members.size)]
+        whole = self._whole(sum(rows))
+        flat, width = arrays.flat(whole), math.prod(self._rest)
+        place = self._members.ranks.index(self._own)
+        if len(set(rows)) == 1:
+            name = f"{self._name}, {rows[0]} * {width} {self._dtype}"
+            return start.all_gather(arrays.flat(self._array), flat, self._options._replace(name=name), whole)
+        handles, begin = [], 0
+        for other, count in enumerate(rows):
+            part = flat[begin * width : (begin + count) * width]
+            begin += count
+            if other == place:
+                source = arrays.describe(self._array, False)
+                _core.copy_bytes(arrays.describe(part, True).address, source.address, source.nbytes)
+            if count * width > 0:
+                root = self._members.ranks[other]
+                name = f"{self._name}, {count} * {width} {self._dtype} of rank {root}"
+                handles.append(start.broadcast(part, root, self._options._replace(name=name)))
+        return Together(handles, lambda: whole)
+
+    def _rows_of(self, place: int) -> int:
+        told = self._told[place].tobytes()
+        rows, dtype, rest = _SIZE.unpack(told)
+        if told == self._text(rows):
+            return int(rows)
+        theirs = f"{dtype.rstrip(bytes(1)).decode()} rows of shape {rest.rstrip(bytes(1)).decode()}"
+        raise MismatchError(
+            f"{self._name}: rank {self._own} has {self._dtype} rows of shape {self._rest}, and rank "
+            f"{self._members.ranks[place]} has {theirs}",
+            "pass arrays that differ in their first dimension only",
+        )
+
+    def _whole(self, rows: int) -> Any:
+        if self._out is None:
+            return arrays.empty_flat(self._array, (rows, *self._rest))
+        found = arrays.describe(self._out, True)
+        wanted = rows * math.prod(self._rest)
+        if found.elements != wanted or found.dtype.name != self._dtype:
+            raise InvalidTensorError(
+                f"`out` has {found.elements} elements of {found.dtype.name}, and the parts together {wanted} of "
+                f"{self._dtype}",
+                "leave out=None where sizes are not known",
+            )
+        return self._out

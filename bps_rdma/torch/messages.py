@@ -1,0 +1,308 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Messages of torch tensors: send and recv, gather, scatter and all_to_all. Any dtype of torch; no gradient flows.
+
+Tensors on a device go through a copy in CPU memory: the call waits for the device before it sends, and wait() copies
+what has come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+import bps_rdma
+from bps_rdma.errors import InvalidArgumentError
+from bps_rdma.handle import PythonHandle
+from bps_rdma.operations.messages import Together
+from bps_rdma.torch import transfer
+from bps_rdma.torch.arguments import check_out, full_name, ours
+from bps_rdma.torch.checks import check_tensor
+from bps_rdma.torch.membership import AnyGroup
+
+
+def send(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    *,
+    dst: int,
+    tag: int = 0,
+    priority: int = 0,
+    group: AnyGroup = None,
+    timeout: float | None = None,
+) -> None:
+    """Sends a contiguous tensor to worker rank `dst`, which receives it with recv(); see bps_rdma.send()."""
+    bps_rdma.send(
+        _read(tensor), full_name(name), dst=dst, tag=tag, priority=priority, group=ours(group), timeout=timeout
+    )
+
+
+def send_async(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    *,
+    dst: int,
+    tag: int = 0,
+    priority: int = 0,
+    group: AnyGroup = None,
+    timeout: float | None = None,
+) -> PythonHandle[torch.Tensor]:
+    """Starts send(); the handle gives the tensor, which must not change until then."""
+    handle = bps_rdma.send_async(
+        _read(tensor), full_name(name), dst=dst, tag=tag, priority=priority, group=ours(group), timeout=timeout
+    )
+    return handle if transfer.device_of(tensor) is None else Together([handle], lambda: tensor)
+
+
+def recv(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    *,
+    src: int,
+    tag: int = 0,
+    priority: int = 0,
+    group: AnyGroup = None,
+    timeout: float | None = None,
+) -> torch.Tensor:
+    """Fills a contiguous tensor with what worker rank `src` sends, and returns it; see bps_rdma.recv()."""
+    host, finish = _written(tensor)
+    bps_rdma.recv(host, full_name(name), src=src, tag=tag, priority=priority, group=ours(group), timeout=timeout)
+    return finish(host)
+
+
+def recv_async(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    *,
+    src: int,
+    tag: int = 0,
+    priority: int = 0,
+    group: AnyGroup = None,
+    timeout: float | None = None,
+) -> PythonHandle[torch.Tensor]:
+    """Starts recv(); the tensor must neither be read nor written until the handle is done."""
+    host, finish = _written(tensor)
+    handle = bps_rdma.recv_async(
+        host, full_name(name), src=src, tag=tag, priority=priority, group=ours(group), timeout=timeout
+    )
+    return handle if host is tensor else Together([handle], lambda: finish(host))
+
+
+def recv_any(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    *,
+    tag: int = 0,
+    priority: int = 0,
+    group: AnyGroup = None,
+    timeout: float | None = None,
+) -> int:
+    """Fills a contiguous tensor with what any rank sends first; returns that rank. See bps_rdma.recv_any()."""
+    host, finish = _written(tensor)
+    found = bps_rdma.recv_any(host, full_name(name), tag=tag, priority=priority, group=ours(group), timeout=timeout)
+    finish(host)
+    return found
+
+
+def gather(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    *,
+    root: int = 0,
+    uneven: bool = False,
+    priority: int = 0,
+    group: AnyGroup = None,
+    out: torch.Tensor | None = None,
+    timeout: float | None = None,
+) -> torch.Tensor | None:
+    """Gathers every rank's contiguous tensor on worker rank `root`; the others get None. See bps_rdma.gather()."""
+    host, finish = _target(out, tensor)
+    whole = bps_rdma.gather(
+        _read(tensor),
+        full_name(name),
+        root=root,
+        uneven=uneven,
+        priority=priority,
+        group=ours(group),
+        out=host,
+        timeout=timeout,
+    )
+    return None if whole is None else finish(whole)
+
+
+def gather_async(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    *,
+    root: int = 0,
+    uneven: bool = False,
+    priority: int = 0,
+    group: AnyGroup = None,
+    out: torch.Tensor | None = None,
+    timeout: float | None = None,
+) -> PythonHandle[torch.Tensor | None]:
+    """Starts gather(); the handle gives the whole, or None. No tensor may be changed until then."""
+    host, finish = _target(out, tensor)
+    handle = bps_rdma.gather_async(
+        _read(tensor),
+        full_name(name),
+        root=root,
+        uneven=uneven,
+        priority=priority,
+        group=ours(group),
+        out=host,
+        timeout=timeout,
+    )
+
+    def result() -> torch.Tensor | None:
+        whole = handle.wait()
+        return None if whole is None else finish(whole)
+
+    return Together([handle], result)
+
+
+def scatter(
+    tensor: torch.Tensor | None,
+    name: str | None = None,
+    *,
+    root: int = 0,
+    sizes: Sequence[int] | None = None,
+    priority: int = 0,
+    group: AnyGroup = None,
+    out: torch.Tensor,
+    timeout: float | None = None,
+) -> torch.Tensor:
+    """Gives every rank a part of the contiguous tensor of worker rank `root`, in `out`; see bps_rdma.scatter()."""
+    host, finish = _written(out)
+    bps_rdma.scatter(
+        _read_at(root, tensor),
+        full_name(name),
+        root=root,
+        sizes=sizes,
+        priority=priority,
+        group=ours(group),
+        out=host,
+        timeout=timeout,
+    )
+    return finish(host)
+
+
+def scatter_async(
+    tensor: torch.Tensor | None,
+    name: str | None = None,
+    *,
+    root: int = 0,
+    sizes: Sequence[int] | None = None,
+    priority: int = 0,
+    group: AnyGroup = None,
+    out: torch.Tensor,
+    timeout: float | None = None,
+) -> PythonHandle[torch.Tensor]:
+    """Starts scatter(); the handle gives `out`. No tensor may be changed until then."""
+    host, finish = _written(out)
+    handle = bps_rdma.scatter_async(
+        _read_at(root, tensor),
+        full_name(name),
+        root=root,
+        sizes=sizes,
+        priority=priority,
+        group=ours(group),
+        out=host,
+        timeout=timeout,
+    )
+    return handle if host is out else Together([handle], lambda: finish(host))
+
+
+def all_to_all(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    *,
+    sizes: Sequence[int] | None = None,
+    out_sizes: Sequence[int] | None = None,
+    priority: int = 0,
+    group: AnyGroup = None,
+    out: torch.Tensor | None = None,
+    timeout: float | None = None,
+) -> torch.Tensor:
+    """Every rank gives a part of its contiguous tensor to every rank; see bps_rdma.all_to_all()."""
+    host, finish = _target(out, tensor)
+    whole = bps_rdma.all_to_all(
+        _read(tensor),
+        full_name(name),
+        sizes=sizes,
+        out_sizes=out_sizes,
+        priority=priority,
+        group=ours(group),
+        out=host,
+        timeout=timeout,
+    )
+    return finish(whole)
+
+
+def all_to_all_async(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    *,
+    sizes: Sequence[int] | None = None,
+    out_sizes: Sequence[int] | None = None,
+    priority: int = 0,
+    group: AnyGroup = None,
+    out: torch.Tensor | None = None,
+    timeout: float | None = None,
+) -> PythonHandle[torch.Tensor]:
+    """Starts all_to_all(); the handle gives the result. No tensor may be changed until then."""
+    host, finish = _target(out, tensor)
+    handle = bps_rdma.all_to_all_async(
+        _read(tensor),
+        full_name(name),
+        sizes=sizes,
+        out_sizes=out_sizes,
+        priority=priority,
+        group=ours(group),
+        out=host,
+        timeout=timeout,
+    )
+    return Together([handle], lambda: finish(handle.wait()))
+
+
+# ---- Tensors on a device
+
+
+def _read(tensor: torch.Tensor) -> torch.Tensor:
+    check_tensor(tensor)
+    return tensor if transfer.device_of(tensor) is None else tensor.detach().cpu()
+
+
+def _read_at(root: int, tensor: torch.Tensor | None) -> torch.Tensor | None:
+    if root != bps_rdma.rank():
+        return None
+    if tensor is None:
+        raise InvalidArgumentError("the root scatters nothing", "pass the tensor on the root")
+    return _read(tensor)
+
+
+def _written(tensor: torch.Tensor) -> tuple[torch.Tensor, Callable[[torch.Tensor], torch.Tensor]]:
+    """CPU memory for what the tensor is to hold, and how it is brought there."""
+    check_tensor(tensor)
+    if transfer.device_of(tensor) is None:
+        return tensor, lambda _: tensor
+    return torch.empty(tensor.shape, dtype=tensor.dtype), lambda host: _copy(tensor, host)
+
+
+def _target(
+    out: torch.Tensor | None, like: torch.Tensor
+) -> tuple[torch.Tensor | None, Callable[[torch.Tensor], torch.Tensor]]:
+    """The same for an `out` that may be missing: the result is then a new tensor where `like` is."""
+    if out is not None:
+        check_out(out, like)
+        return _written(out)
+    check_tensor(like)
+    if transfer.device_of(like) is None:
+        return None, lambda host: host
+    return None, lambda host: host.to(like.device)
+
+
+def _copy(tensor: torch.Tensor, host: Any) -> torch.Tensor:
+    with torch.no_grad():
+        return tensor.copy_(host)

@@ -1,0 +1,363 @@
+# SPDX-License-Identifier: Apache-2.0
+"""send and recv, gather, scatter, all_to_all, gathering parts that differ, and many arrays at once; against numpy."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import harness
+import numpy as np
+import pytest
+from bodies.messages import (
+    around,
+    exchanges,
+    from_any,
+    gathers_and_scatters,
+    in_groups,
+    many_arrays,
+    many_under_way,
+    uneven,
+)
+from harness import await_mark, mark
+
+SMALL_PARTITIONS = harness.cut_at(8192)
+TOPOLOGIES = [
+    (2, None, {"BPS_TRANSPORT": "shm"}),
+    (3, None, {"BPS_TRANSPORT": "tcp"}),
+    (4, 2, {"BPS_TRANSPORT": "shm", "BPS_SHM_CMA": "0"}),
+    (3, 1, {"BPS_TRANSPORT": "tcp", "BYTEPS_PUSH_THREAD": "2", "BYTEPS_SERVER_ENGINE_THREAD": "2"}),
+]
+everywhere = pytest.mark.parametrize(("workers", "servers", "env"), TOPOLOGIES)
+
+
+def run_in_turns(body: Callable[..., Any], *args: Any, turns: dict[str, list[int]], **options: Any) -> list[Any]:
+    """Runs a body whose ranks wait for marks, each of which is set when these ranks have made it."""
+    with harness.start(body, *args, **options) as job:
+        for name, ranks in turns.items():
+            job.await_marks(name, ranks)
+            job.set_mark(name)
+        results: list[Any] = job.results()
+        return results
+
+
+@everywhere
+@pytest.mark.parametrize("memory", ["plain", "empty"])
+def test_send_and_receive(workers, servers, env, memory):
+    harness.run(around, memory, workers=workers, servers=servers, env=SMALL_PARTITIONS | env)
+
+
+@everywhere
+@pytest.mark.parametrize("body", [many_under_way, from_any, gathers_and_scatters, exchanges, uneven, many_arrays])
+def test_against_numpy(body, workers, servers, env):
+    harness.run(body, workers=workers, servers=servers, env=SMALL_PARTITIONS | env)
+
+
+def test_in_groups(transport):
+    harness.run(in_groups, workers=4, env={"BPS_TRANSPORT": transport})
+
+
+@pytest.mark.parametrize("body", [uneven, from_any])
+def test_between_ranks_of_several_hosts(body):
+    """Ranks of one host contribute together there, but not to a message."""
+    harness.run(body, servers=2, env=SMALL_PARTITIONS, **harness.on_hosts("aab"))
+
+
+# ---- What a message costs, and whom it concerns
+
+
+def only_two(bps: Any, count: int) -> dict[str, int]:
+    """Rank 0 sends to rank 1; rank 2 takes part in nothing."""
+    if bps.rank() == 2:
+        await_mark("over")
+        return dict.fromkeys(bps.metrics()["total"], 0)
+    array = np.zeros(count)
+    found = {}
+    for _ in range(2):  # the first message makes the lane
+        before = bps.metrics()["total"]
+        bps.send(array, dst=1) if bps.rank() == 0 else bps.recv(array, src=0)
+        found = {name: value - before[name] for name, value in bps.metrics()["total"].items()}
+    mark("over")
+    return found
+
+
+@pytest.mark.parametrize(("count", "partitions"), [(10, 2), (4000, 3)])
+def test_a_message_is_one_push_and_one_pull(count, partitions):
+    """A small one is an all_gather of two partitions; a larger one has another partition. Nobody else is needed."""
+    options: dict[str, Any] = {"workers": 3, "servers": 1, "env": {"BPS_TRANSPORT": "tcp"}}
+    found = run_in_turns(only_two, count, turns={"over": [0, 1]}, **options)
+    assert [one["partitions"] for one in found] == [partitions, partitions, 0]
+
+
+# ---- Ranks that disagree
+
+
+def disagreeing(bps: Any, sent: tuple[int, str], expected: tuple[int, str], asynchronous: bool) -> tuple[str, float]:
+    """What comes of one message that does not fit, between others that do."""
+    rank = bps.rank()
+    how: dict[str, Any] = {"name": "w"}
+    for _ in range(2):
+        bps.send(np.ones(5000), dst=1, **how) if rank == 0 else bps.recv(np.empty(5000), src=0, **how)
+    begin = time.monotonic()
+    array = np.zeros(*(sent if rank == 0 else expected))
+
+    def call() -> None:
+        if asynchronous:
+            handle = bps.send_async(array, dst=1, **how) if rank == 0 else bps.recv_async(array, src=0, **how)
+            asyncio.run(awaited(handle))
+        else:
+            bps.send(array, dst=1, **how) if rank == 0 else bps.recv(array, src=0, **how)
+
+    with pytest.raises(bps.MismatchError) as error:
+        call()
+    seconds = time.monotonic() - begin
+    for count in (5000, sent[0], expected[0]):
+        values = np.full(count, 3.0)
+        if rank == 0:
+            bps.send(values, dst=1, **how)
+        else:
+            assert np.array_equal(bps.recv(np.empty(count), src=0, **how), values)
+    assert rank == 0 or not array.any() or sent[1] != expected[1], "what does not fit changes nothing"
+    return str(error.value), seconds
+
+
+async def awaited(handle: Any) -> None:
+    await handle
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize(
+    ("sent", "expected"),
+    [
+        ((3, "float64"), (4, "float64")),
+        ((3, "float32"), (3, "int32")),
+        ((3, "float64"), (6000, "float64")),
+        ((6000, "float64"), (3, "float64")),
+        ((6000, "float64"), (7000, "float64")),
+        ((6000, "float64"), (6000, "int64")),
+    ],
+)
+def test_both_ranks_are_told_what_does_not_fit(sent, expected, asynchronous, transport):
+    env = SMALL_PARTITIONS | {"BPS_TRANSPORT": transport}
+    found = harness.run(disagreeing, sent, expected, asynchronous, workers=2, env=env)
+    for text, seconds in found:
+        assert f"send 0->1 'w': rank 0 sends {sent[0]} elements of {sent[1]}" in text
+        assert f"rank 1 expects {expected[0]} elements of {expected[1]}" in text
+        assert seconds < 20
+
+
+def other_roots(bps: Any) -> str:
+    with pytest.raises(bps.MismatchError) as error:
+        bps.gather(np.ones(3), root=bps.rank())
+    with pytest.raises(bps.MismatchError):
+        bps.all_to_all(np.ones(2 * (bps.rank() + 1)))
+    with pytest.raises(bps.MismatchError, match=r"rank \d has float64 rows of shape"):
+        bps.all_gather(np.ones((2, bps.rank() + 1)), uneven=True)
+    return str(error.value)
+
+
+def test_ranks_that_name_other_roots_or_sizes():
+    for text in harness.run(other_roots, workers=2):
+        assert "gather 0~1: rank" in text
+        assert "nothing" in text
+
+
+def wrong_arguments(bps: Any) -> None:
+    rank = bps.rank()
+    array = np.ones(4)
+    for call in (
+        lambda: bps.send(array, dst=rank),
+        lambda: bps.send(array, dst=9),
+        lambda: bps.send(array, dst="1"),
+        lambda: bps.recv(array, src=rank),
+        lambda: bps.send(array, 5, dst=1 - rank),
+        lambda: bps.send(array, dst=1 - rank, tag="1"),
+        lambda: bps.recv(array, src=1 - rank, timeout="1"),
+        lambda: bps.gather(array, root=7),
+        lambda: bps.scatter(np.ones(5), root=rank, out=array),
+        lambda: bps.scatter(np.ones(5), root=rank, sizes=[5], out=array),
+        lambda: bps.all_to_all(np.ones(3)),
+        lambda: bps.all_to_all(array, sizes=[1, 2]),
+        lambda: bps.push_pull_many(array),
+        lambda: bps.push_pull_many([array, np.ones((4, 4))[:, :2]]),
+        lambda: bps.send(np.ones((4, 4))[:, :2], dst=1 - rank),
+    ):
+        with pytest.raises(bps.InvalidArgumentError):
+            call()
+    bps.send(array, dst=1) if rank == 0 else bps.recv(array, src=0)
+
+
+def test_wrong_arguments_are_refused_before_anything_is_sent():
+    harness.run(wrong_arguments, workers=2)
+
+
+# ---- Ranks that do not come, and that die
+
+
+def late(bps: Any, count: int, who: str) -> str:
+    """One rank's deadline passes; the other one, which comes later, fails at once, and both go on."""
+    rank = bps.rank()
+    array = np.zeros(count)
+
+    def call(timeout: float | None) -> None:
+        if rank == 0:
+            bps.send(array, "w", dst=1, timeout=timeout)
+        else:
+            bps.recv(array, "w", src=0, timeout=timeout)
+
+    if (rank == 0) == (who == "sender"):
+        await_mark("gave up")
+        with pytest.raises(bps.DeadlineError) as error:
+            call(None)
+    else:
+        with pytest.raises(bps.DeadlineError) as error:
+            call(0.3)
+        mark("gave up")
+    array[...] = 5 + rank
+    call(None)
+    assert np.all(array == 5)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("count", [3, 5000])
+@pytest.mark.parametrize("who", ["sender", "receiver"])
+def test_a_deadline_ends_a_message_on_both_ranks(count, who, transport):
+    turns = {"gave up": [int(who == "sender")]}
+    for text in run_in_turns(late, count, who, turns=turns, workers=2, env={"BPS_TRANSPORT": transport}):
+        assert "send 0->1 'w'" in text
+
+
+def nobody_sends(bps: Any) -> None:
+    """Who takes from anybody has a deadline, too, and loses nothing by it."""
+    got = np.zeros(3)
+    if bps.rank() == 0:
+        with pytest.raises(bps.DeadlineError, match="from any of the ranks 1, 2"):
+            bps.recv_any(got, timeout=0.2)
+        mark("gave up")
+        assert sorted((bps.recv_any(got), bps.recv_any(got))) == [1, 2]
+        with pytest.raises(bps.MismatchError, match="rank 1 sends 4 elements of float64, and rank 0 expects 3"):
+            bps.recv_any(got, tag=1)
+    else:
+        await_mark("gave up")
+        bps.send(np.ones(3), dst=0)
+        if bps.rank() == 1:
+            bps.send(np.ones(4), dst=0, tag=1)
+    bps.barrier()
+
+
+def test_nobody_sends_in_time():
+    run_in_turns(nobody_sends, turns={"gave up": [0]}, workers=3)
+
+
+CALLS: dict[str, Callable[[Any], Any]] = {
+    "recv": lambda bps: bps.recv(np.empty(5000), src=1),
+    "send": lambda bps: bps.send(np.empty(5000), dst=1),
+    "all_to_all": lambda bps: bps.all_to_all(np.empty(6)),
+    "uneven": lambda bps: bps.all_gather(np.empty((bps.rank(), 2)), uneven=True),
+}
+
+
+def left_behind(bps: Any, what: str) -> str:
+    mark("ready")
+    if bps.rank() == 1:
+        await_mark("never")
+    with pytest.raises(bps.PeerLostError) as error:
+        CALLS[what](bps)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("what", ["recv", "send", "all_to_all", "uneven"])
+def test_who_waits_for_a_rank_that_dies_is_told(what):
+    with harness.start(left_behind, what, workers=3 if what == "all_to_all" else 2) as job:
+        job.await_marks("ready")
+        job.await_call("rank 0")
+        killed = job.kill("rank 1")
+        for outcome in job.outcomes(but=[1]):
+            if outcome.value is not None:
+                assert "worker 1" in outcome.value
+        assert time.monotonic() - killed < 20 * harness.PATIENCE
+
+
+def one_leaves(bps: Any) -> int:
+    """Who takes from anybody goes on when one of them has left."""
+    got = np.zeros(3)
+    if bps.rank() == 1:
+        await_mark("taken")
+        return -1
+    if bps.rank() == 2:
+        bps.send(np.ones(3), dst=0)
+        await_mark("gone")
+        bps.send(np.ones(3), dst=0)
+        return -1
+    assert bps.recv_any(got) == 2
+    mark("taken")
+    with pytest.raises(bps.PeerLostError):
+        bps.recv(got, "nothing", src=1)
+    mark("gone")
+    return int(bps.recv_any(got))
+
+
+def test_who_takes_from_anybody_goes_on_when_one_leaves():
+    assert run_in_turns(one_leaves, turns={"taken": [0], "gone": [0]}, workers=3)[0] == 2
+
+
+def interrupted(bps: Any, count: int) -> float:
+    array = np.full(count, float(bps.rank()))
+    if bps.rank() == 1:
+        await_mark("go")
+        bps.send(array, dst=0)
+        return 0.0
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs start with it ignored
+    handle = bps.recv_async(array, src=1)
+    try:
+        mark("waiting")
+        handle.wait()
+    except KeyboardInterrupt:
+        caught = time.monotonic()
+        mark("caught")
+        assert np.all(handle.wait() == 1), "the handle is still good"
+        return caught
+    raise AssertionError("Ctrl-C was not seen")
+
+
+@pytest.mark.parametrize("count", [3, 5000])
+def test_ctrl_c_interrupts_a_wait(count):
+    with harness.start(interrupted, count, workers=2) as job:
+        job.await_marks("waiting", [0])
+        job.await_call("rank 0")
+        sent = job.kill("rank 0", signal.SIGINT)
+        job.await_marks("caught", [0])
+        job.set_mark("go")
+        assert job.results()[0] - sent < 20 * harness.PATIENCE
+
+
+def from_threads(bps: Any) -> None:
+    """Each thread has messages of its own name; those of one name from several threads stay whole."""
+    rank = bps.rank()
+    failed: list[BaseException] = []
+
+    def talk(name: str) -> None:
+        try:
+            for number in range(50):
+                values = np.full(2000, float(number))
+                if rank == 0:
+                    bps.send(values, name, dst=1)
+                else:
+                    assert np.array_equal(bps.recv(np.empty(2000), name, src=0), values)
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=talk, args=(f"thread {number}",)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed
+
+
+def test_threads_send_at_the_same_time():
+    harness.run(from_threads, workers=2)
