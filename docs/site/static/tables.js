@@ -4,7 +4,8 @@ document.addEventListener("DOMContentLoaded", () => {
   for (const table of document.querySelectorAll(".content table.docutils")) {
     const headings = [...table.querySelectorAll("thead th")].map(heading => heading.textContent.trim());
     const cells = [...table.querySelectorAll("tbody td")];
-    if (headings.length < 3 || !cells.some(cell => cell.textContent.length > 40)) continue;
+    const fits = headings.length < 3 && table.scrollWidth <= table.clientWidth;
+    if (fits || !cells.some(cell => cell.textContent.length > 40)) continue;
     table.classList.add("of-sentences");
     for (const cell of cells) {
       cell.dataset.heading = headings[cell.cellIndex] ?? "";
