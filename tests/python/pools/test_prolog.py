@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""examples/slurm/pool-prolog.sh starts a pool where there is none."""
+"""How a machine starts its pool: examples/slurm/pool-prolog.sh and examples/systemd/bps-pool.service."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from pathlib import Path
 
 import harness
 import pytest
 
-PROLOG = Path(__file__).parents[3] / "examples" / "slurm" / "pool-prolog.sh"
+EXAMPLES = Path(__file__).parents[3] / "examples"
+PROLOG = EXAMPLES / "slurm" / "pool-prolog.sh"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="slurmd runs a prolog as root")
@@ -34,6 +36,16 @@ def test_the_prolog_starts_one_pool(tmp_path):
         for pid in _pools(env["BPS_POOL_PORT"]):
             os.kill(pid, signal.SIGTERM)
     harness.eventually(lambda: not _pools(env["BPS_POOL_PORT"]))
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
+def test_systemd_takes_the_unit_and_leaves_servers_alone(tmp_path):
+    text = (EXAMPLES / "systemd" / "bps-pool.service").read_text()
+    assert "KillMode=process\n" in text
+    unit = tmp_path / "bps-pool.service"
+    unit.write_text(text.replace("/usr/local/bin/bps-server", harness.binary("bps-server")))
+    done = harness.run_command(["systemd-analyze", "verify", str(unit)])
+    assert (done.returncode, [line for line in done.stderr.splitlines() if "bps-pool" in line]) == (0, [])
 
 
 def _pools(port: str) -> list[int]:
