@@ -91,7 +91,12 @@ void check_settings(const NamedValues& settings) {
       throw Error(ErrorCode::kInvalidArgument, each.name + " is not for a job of a pool to set",
                   "its operator sets it for the pool");
     }
-    given[each.name] = each.value.substr(0, each.value.find('\0'));
+    // The log of the pool shows some of them.
+    if (std::ranges::any_of(each.value, [](char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; })) {
+      throw Error(ErrorCode::kInvalidArgument, each.name + " has characters that are not for reading",
+                  "leave them out");
+    }
+    given[each.name] = each.value;
   }
   const SettingValues values([&](const std::string& variable) -> std::optional<std::string> {
     const auto found = given.find(variable);
@@ -117,7 +122,7 @@ std::vector<std::string> environment_of_server(const NamedValues& settings) {
   }
   for (const NamedValue& each : settings) {
     variables.push_back(each.name);
-    variables.back().append("=").append(each.value.substr(0, each.value.find('\0')));
+    variables.back().append("=").append(each.value);
   }
   return variables;
 }

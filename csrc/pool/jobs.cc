@@ -11,6 +11,7 @@
 
 #include "core/error.h"
 #include "core/hmac.h"
+#include "node/secret_file.h"
 #include "pool/job_settings.h"
 
 namespace bps::pool {
@@ -87,6 +88,12 @@ void Jobs::begin(const std::string& user, const Begin& request, const std::strin
     throw Error(ErrorCode::kTimeout, "nothing is reserved for this job any more", "start the job again");
   }
   check_settings(request.settings);
+  // Without one the server would take that of this user for jobs on one host, which is not the job's.
+  if (secret.size() < node::kLeastSecretBytes) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "the secret of the job has " + std::to_string(secret.size()) + " characters, which can be guessed",
+                "use random text (openssl rand -hex 32)");
+  }
   const Assignment& assignment = found->assignment;
   std::vector<std::string> variables = environment_of_server(request.settings);
   variables.push_back("BPS_SERVER_ENGINE_THREAD=" + std::to_string(std::min(assignment.share.cores, 64U)));

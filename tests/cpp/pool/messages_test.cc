@@ -43,6 +43,12 @@ TEST(PoolSettings, AJobNamesNoFilesAndNoPartOfThePool) {
   }
 }
 
+TEST(PoolSettings, AJobWritesNoLinesIntoTheLogOfThePool) {
+  for (const std::string& value : {std::string("a\nb"), std::string("a\0b", 3), std::string("\x1b[2J")}) {
+    EXPECT_EQ(why_not({"BPS_ROOT_URI", value}), "BPS_ROOT_URI has characters that are not for reading");
+  }
+}
+
 TEST(PoolSettings, AServerDoesNotWaitForEver) {
   EXPECT_EQ(why_not({"BPS_JOIN_TIMEOUT", "inf"}),
             "BPS_JOIN_TIMEOUT=inf is more than the 600 seconds that a pool waits for a job");

@@ -215,6 +215,15 @@ def _texts(*words: str) -> bytes:
     return b"".join(struct.pack("<I", len(word)) + word.encode() for word in words)
 
 
+def test_a_job_without_a_secret_of_its_own_is_refused(pool):
+    """Its server would take that of the pool's user."""
+    alice = client(pool)
+    lease, _, _ = alice.reserve("job", 1, 0, OF_A_JOB)
+    with pytest.raises(InvalidArgumentError, match="the secret of the job has 0 characters"):
+        alice.begin(lease, OF_A_JOB, "")
+    assert not pool.servers()
+
+
 # ---- Versions
 
 
