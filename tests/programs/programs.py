@@ -76,6 +76,9 @@ RUNS = {
         ),
         Run("python bench/link_lab.py --workers 2 --least 1 --size 256K --rounds 3 --no-gloo", r"of line", root=True),
     ],
+    "bench/link_drop.py": [
+        Run("python bench/link_drop.py --workers 2 --size 256K --rounds 4", r"^as it was again: \d", root=True)
+    ],
     "bench/priority.py": [
         Run(f"BYTEPS_SCHEDULING_CREDIT=4194304 {RANKS} bench/priority.py --rounds 2", r"^urgent 1 MiB .* ratio \d")
     ],

@@ -14,6 +14,7 @@
 #include <thread>
 
 #include "child_process.h"
+#include "core/port_range.h"
 #include "transport/handshake_messages.h"
 
 namespace bps::transport {
