@@ -155,7 +155,7 @@ def all_to_all(
         array: the parts for all ranks, one after the other, in the order of ranks; contiguous, on the CPU.
         sizes: the first dimension of the part for each rank. Default: all are equal.
         out_sizes: the first dimension of the part that each rank gives this one. Default: as `sizes` is by default;
-            with `sizes`, the others say it, which costs a copy of parts over 960 bytes.
+            with `sizes`, the others say it, which costs a copy of parts over 952 bytes.
         out: receives all parts; may not be `array`. Default: a new array.
         name, priority, group, timeout: as for push_pull_inplace().
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import struct
 import sys
 import threading
+import weakref
 from collections import deque
 from typing import Any, NamedTuple
 
@@ -21,7 +22,9 @@ from bps_rdma.operations.progress import Progress
 from bps_rdma.running_job import Job
 
 PAIR_NAME = "~pair"  # kPairName
-_NOTICE = struct.Struct("<qqqq16s16s")  # elements and bytes that are sent, and expected; dtypes of both
+# Elements, bytes and broadcast that are sent, the same of what is expected, and the dtypes of both.
+_NOTICE = struct.Struct("<qqIqqI16s16s")
+_NO_ROUND = (1 << 32) - 1
 NOTICE_BYTES = 1024  # of each rank
 SMALL = NOTICE_BYTES - _NOTICE.size  # bytes of a message that travels in its notice
 _ROWS = 64  # notices that are made at a time
@@ -89,6 +92,18 @@ def part_of(array: Any, writable: bool) -> Part:
     return Part(content, memory)
 
 
+class Said(NamedTuple):
+    """One direction of a message, as a rank says it.
+
+    Attributes:
+        content: of the message.
+        round: of the broadcast of a large one, among those of its size and direction; None: it is not known yet.
+    """
+
+    content: Content
+    round: int | None = None
+
+
 class Notice:
     """Memory of one notice: the half of the rank with the smaller number, then that of the other one."""
 
@@ -97,27 +112,30 @@ class Notice:
         self.halves = [arrays.describe(row[begin : begin + NOTICE_BYTES], False) for begin in (0, NOTICE_BYTES)]
         self._bytes = memoryview(row)
 
-    def write(self, position: int, sent: Content, expected: Content) -> None:
+    def write(self, position: int, sent: Said, expected: Said) -> None:
         """Writes what the rank at this position says."""
+        (out, out_round), (into, into_round) = sent, expected
         _NOTICE.pack_into(
             self._bytes,
             position * NOTICE_BYTES,
-            sent.elements,
-            sent.nbytes,
-            expected.elements,
-            expected.nbytes,
-            sent.dtype.encode(),
-            expected.dtype.encode(),
+            out.elements,
+            out.nbytes,
+            _NO_ROUND if out_round is None else out_round,
+            into.elements,
+            into.nbytes,
+            _NO_ROUND if into_round is None else into_round,
+            out.dtype.encode(),
+            into.dtype.encode(),
         )
 
-    def read(self, position: int) -> tuple[Content, Content]:
+    def read(self, position: int) -> tuple[Said, Said]:
         """What the rank at this position sends, and what it expects."""
-        count, nbytes, wanted, wanted_bytes, dtype, wanted_dtype = _NOTICE.unpack_from(
-            self._bytes, position * NOTICE_BYTES
-        )
+        found = _NOTICE.unpack_from(self._bytes, position * NOTICE_BYTES)
+        dtypes = [text.rstrip(b"\0").decode() for text in found[6:]]
+        rounds = [None if number == _NO_ROUND else number for number in (found[2], found[5])]
         return (
-            Content(count, nbytes, dtype.rstrip(b"\0").decode()),
-            Content(wanted, wanted_bytes, wanted_dtype.rstrip(b"\0").decode()),
+            Said(Content(found[0], found[1], dtypes[0]), rounds[0]),
+            Said(Content(found[3], found[4], dtypes[1]), rounds[1]),
         )
 
     def content_address(self, position: int) -> int:
@@ -127,6 +145,9 @@ class Notice:
 
 class Lane:
     """The messages of two ranks that have one name. Its lock keeps notices and broadcasts in one order.
+
+    Broadcasts of one size and direction have rounds, which both ranks say in their notices. They differ when a message
+    before has failed; then what one rank waits for is ended by the other one, unless that has begun the round itself.
 
     Args:
         lanes: those of this view.
@@ -143,6 +164,7 @@ class Lane:
         self.position = int(own > peer)  # in the pair
         self.lock = threading.RLock()
         self.deferred: deque[Any] = deque()  # Messages that come, and may begin to only behind those before them
+        self.under_way: weakref.WeakSet[Any] = weakref.WeakSet()  # Messages
         self.expected: Any = None  # the Message that comes next, if somebody who takes from any rank waits for it
         self._group = group
         self._notices = self._declare(f"{name}, notice", 2 * NOTICE_BYTES)
@@ -173,8 +195,28 @@ class Lane:
         tensor = self.large(nbytes, outward)
         return self._start(tensor, _BROADCAST, _SUM, memory, memory, root, priority, awaited, timeout)
 
-    def end(self, nbytes: int, outward: bool, timeout: float | None) -> _core.Handle[None]:
-        """Ends a broadcast in which the other rank waits, and this one does not: nothing is sent, and both fail."""
+    def next_round(self, nbytes: int, outward: bool) -> int:
+        """The round of the next broadcast of this size and direction. Under the lock, as all that follows."""
+        return self.large(nbytes, outward).next_round
+
+    def catch_up(self, nbytes: int, outward: bool, round_: int) -> bool:
+        """Makes this round the next one. False: it has begun, with another message; nothing changes.
+
+        A rank is behind where it has not begun a broadcast because its message had failed before.
+        """
+        tensor = self.large(nbytes, outward)
+        if tensor.next_round > round_:
+            return False
+        tensor.next_round = max(tensor.next_round, round_)
+        return True
+
+    def end(self, nbytes: int, outward: bool, round_: int, timeout: float | None) -> _core.Handle[None] | None:
+        """Ends a broadcast in which the other rank waits, and this one does not: nothing is sent, and both fail.
+
+        None: this rank has begun that round with another message.
+        """
+        if not self.catch_up(nbytes, outward, round_):
+            return None
         memory = arrays.describe(arrays.empty_bytes(nbytes), True)
         root = 1 - self.position
         return self._start(self.large(nbytes, outward), _BROADCAST, _MAX, memory, memory, root, 0, False, timeout)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from bps_rdma import _core, arrays
 from bps_rdma.errors import MismatchError
 from bps_rdma.handle import PythonHandle
-from bps_rdma.operations.lanes import ANYTHING, NOTHING, SMALL, Content, Lane, Part
+from bps_rdma.operations.lanes import ANYTHING, NOTHING, SMALL, Content, Lane, Part, Said
 
 _NO_PART = Part(NOTHING, None)  # type: ignore[arg-type]  # nothing is written there
 
@@ -68,20 +68,26 @@ class Message(PythonHandle[Any]):
         for content, outward in ((self._out.content, True), (expected, False)):
             if content.is_large:
                 lane.large(content.nbytes, outward)  # is declared before anything is sent
-        notice.write(lane.position, self._out.content, expected)
         if 0 < self._out.content.nbytes <= SMALL:
             _core.copy_bytes(notice.content_address(lane.position), self._out.memory.address, self._out.content.nbytes)
         with lane.lock:
             # What comes behind a message of unknown size can begin to come only when that has begun.
             self._is_deferred = takes and (self._takes_anything or bool(lane.deferred))
+            self._sends = self._said(self._out.content, outward=True)
+            self._expects = Said(expected) if self._is_deferred else self._said(expected, outward=False)
+            notice.write(lane.position, self._sends, self._expects)
             self._exchange = lane.give_notice(notice, how.priority, how.awaited, how.timeout)
             if self._is_deferred:
                 lane.deferred.append(self)
             self._begin(self._out, outward=True)
             if not self._is_deferred:
                 self._begin(self._into, outward=False)
+            lane.under_way.add(self)
         if self._is_deferred:
             lane.lanes.progress().add(self)
+
+    def _said(self, content: Content, *, outward: bool) -> Said:
+        return Said(content, self.lane.next_round(content.nbytes, outward) if content.is_large else None)
 
     def _begin(self, part: Part, *, outward: bool) -> None:
         if not part.content.is_large:
@@ -124,6 +130,10 @@ class Message(PythonHandle[Any]):
         for handle in (self._exchange, *self._going_on, *self._ending):
             if not (handle.taken or handle.done()):
                 return handle.completion_fd()
+        for earlier in list(self.lane.deferred):  # one that has to be heard first
+            if earlier is not self:
+                return int(earlier.completion_fd())
+            break
         return self._exchange.completion_fd()
 
     @property
@@ -142,6 +152,8 @@ class Message(PythonHandle[Any]):
                     return False
         self._over = True
         self._out = self._into = _NO_PART
+        with self.lane.lock:
+            self.lane.under_way.discard(self)
         return True
 
     def _end(self, handle: _core.Handle[None], *, waits: bool, counts: bool) -> bool:
@@ -179,40 +191,63 @@ class Message(PythonHandle[Any]):
         lane.lanes.give_back(self._notice)
         return True
 
-    def _take(self, sent: Content, wanted: Content) -> None:
-        """Compares what both ranks have said, and takes what has come, or ends what can never be complete."""
+    def _take(self, theirs: Said, wanted: Said) -> None:
+        """Compares what both ranks have said, and takes what has come, or ends what can never be complete.
+
+        Args:
+            theirs: what the other rank sends.
+            wanted: what it expects.
+        """
+        lane, sent = self.lane, theirs.content
         self.content = sent
-        if wanted not in (self._out.content, ANYTHING):
-            self._disagree(self._out.content, wanted, outward=True)
+        if wanted.content != ANYTHING and not _agree(self._sends, wanted):
+            self._disagree(self._sends, wanted, outward=True)
         if self._takes_anything:
             self.received = arrays.empty_bytes(max(sent.nbytes, 0))
             self._into = Part(sent, arrays.describe(self.received, True))
-        if sent != self._into.content:
-            self._disagree(sent, self._into.content, outward=False)
+            self._expects = Said(sent)
+        if not _agree(theirs, self._expects):
+            self._disagree(theirs, self._expects, outward=False)
             return
-        if self._is_deferred:
-            with self.lane.lock:
-                self._begin(self._into, outward=False)
+        if self._is_deferred and sent.is_large:
+            with lane.lock:
+                if lane.catch_up(sent.nbytes, False, theirs.round or 0):
+                    self._begin(self._into, outward=False)
+                else:
+                    self._disagree(theirs, self._expects, outward=False)
         if 0 < sent.nbytes <= SMALL:
-            address = self._notice.content_address(1 - self.lane.position)
+            address = self._notice.content_address(1 - lane.position)
             _core.copy_bytes(self._into.memory.address, address, sent.nbytes)
 
-    def _disagree(self, sent: Content, expected: Content, *, outward: bool) -> None:
+    def _disagree(self, sent: Said, expected: Said, *, outward: bool) -> None:
         lane = self.lane
         sender, receiver = (lane.own, lane.peer) if outward else (lane.peer, lane.own)
-        self._error = self._error or mismatch(lane.name, sender, sent, receiver, expected)
-        theirs, ours = (expected, sent) if outward else (sent, expected)
-        has_begun = theirs.nbytes == ours.nbytes and (outward or not self._is_deferred)
-        if theirs.is_large and not has_begun:  # the other rank waits for a broadcast
-            self._ending.append(lane.end(theirs.nbytes, outward, self._how.timeout))
+        self._error = self._error or mismatch(lane.name, sender, sent.content, receiver, expected.content)
+        theirs = expected if outward else sent
+        if theirs.round is not None:  # the other rank waits for a broadcast
+            with lane.lock:
+                ending = lane.end(theirs.content.nbytes, outward, theirs.round, self._how.timeout)
+            if ending is not None:
+                self._ending.append(ending)
+        # The other rank may wait for one of these, to which this rank must reply, before it replies to this one.
+        with lane.lock:
+            others = [message for message in lane.under_way if message is not self]
+        for message in others:
+            lane.lanes.progress().add(message)
+
+
+def _agree(sent: Said, expected: Said) -> bool:
+    return sent.content == expected.content and (
+        sent.round == expected.round or sent.round is None or expected.round is None
+    )
 
 
 def mismatch(name: str, sender: int, sent: Content, receiver: int, expected: Content) -> MismatchError:
     """The error of a message that the receiver has no place for."""
-    return MismatchError(
-        f"{name}: rank {sender} sends {sent}, and rank {receiver} expects {expected}",
-        "pass arrays of the same size and dtype on both ranks, in the same order",
-    )
+    text = f"{name}: rank {sender} sends {sent}, and rank {receiver} expects {expected}"
+    if sent == expected:
+        text = f"{name}: a message before this one did not fit, or was given up, and this one was under way already"
+    return MismatchError(text, "pass arrays of the same size and dtype on both ranks, in the same order")
 
 
 class Together(PythonHandle[Any]):

@@ -8,7 +8,6 @@ import os
 import select
 import threading
 import time
-import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
@@ -146,16 +145,15 @@ class ReceiveFromAny(PythonHandle[Any]):
         self._failed: dict[int, BaseException] = {}  # by rank
         self._waiting = select.epoll()
         self._watched: list[int] = []
-        self._alarm: threading.Timer | None = None  # at the deadline, for those who wait for the descriptor
+        self._bell: _Bell | None = None  # for those who wait for the descriptor: it is over, or at its deadline
         self._error: BaseException | None = None
         self._over = False
         self._turn = threading.RLock()
+        self._hanging = threading.Lock()  # of the bell
         if taken is None:
             self._find()
 
     def __del__(self) -> None:
-        if getattr(self, "_alarm", None) is not None:
-            self._alarm.cancel()  # type: ignore[union-attr]
         if hasattr(self, "_waiting"):
             self._waiting.close()
 
@@ -185,15 +183,14 @@ class ReceiveFromAny(PythonHandle[Any]):
 
     def completion_fd(self) -> int:
         """A descriptor that is readable when done() may have changed."""
-        with self._turn:
-            left = self._end - time.monotonic()
-            if self._alarm is None and not self._over and left < threading.TIMEOUT_MAX:
-                bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-                self._waiting.register(bell, select.EPOLLIN)
-                self._alarm = threading.Timer(max(left, 0.0), os.eventfd_write, (bell, 1))
-                self._alarm.daemon = True
-                weakref.finalize(self._alarm, os.close, bell)
-                self._alarm.start()
+        with self._hanging:  # not the lock of the thread that waits
+            if self._bell is None:
+                self._bell = _Bell()
+                self._waiting.register(self._bell.fd, select.EPOLLIN)
+                if self._over:
+                    self._bell.ring()
+                else:
+                    self._bell.ring_in(self._end - time.monotonic())
         return self._waiting.fileno()
 
     @property
@@ -250,7 +247,7 @@ class ReceiveFromAny(PythonHandle[Any]):
             self._deliver(message)
         except Exception as error:
             self._fail(error)
-        self._over = True
+        self._finish()
         return True
 
     def _deliver(self, message: Message) -> None:
@@ -276,4 +273,35 @@ class ReceiveFromAny(PythonHandle[Any]):
 
     def _fail(self, error: BaseException) -> None:
         self._error = error
-        self._over = True
+        self._finish()
+
+    def _finish(self) -> None:
+        with self._hanging:
+            self._over = True
+            if self._bell is not None:
+                self._bell.ring()
+
+
+class _Bell:
+    """A descriptor that becomes readable, and stays so."""
+
+    def __init__(self) -> None:
+        self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._alarm: threading.Timer | None = None
+
+    def __del__(self) -> None:
+        os.close(self.fd)
+
+    def ring(self) -> None:
+        """Rings now."""
+        os.eventfd_write(self.fd, 1)
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+
+    def ring_in(self, seconds: float) -> None:
+        """Rings then, if nobody has before."""
+        if seconds < threading.TIMEOUT_MAX:
+            self._alarm = threading.Timer(max(seconds, 0.0), self.ring)
+            self._alarm.daemon = True
+            self._alarm.start()

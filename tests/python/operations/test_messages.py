@@ -150,6 +150,49 @@ def test_both_ranks_are_told_what_does_not_fit(sent, expected, asynchronous, tra
         assert seconds < 20
 
 
+def followed(bps: Any, sizes: list[tuple[int, int]], backwards: tuple[bool, bool]) -> list[str]:
+    """What comes of messages that are started together, some of which do not fit: (sent, expected) elements of each."""
+    rank = bps.rank()
+    handles = []
+    for number, size in enumerate(sizes):
+        array = np.full(size[rank], -1.0 if rank else float(number))
+        handles.append(bps.send_async(array, "w", dst=1) if rank == 0 else bps.recv_async(array, "w", src=0))
+    found = [""] * len(sizes)
+    for number, handle in sorted(enumerate(handles), reverse=backwards[rank]):
+        try:
+            array = handle.wait()
+            assert np.all(array == number), f"message {number} has the numbers of message {array[0]:g}"
+            found[number] = "came"
+        except bps.MismatchError:
+            found[number] = "mismatch"
+    for number in range(4):
+        for size in sorted({size for pair in sizes for size in pair}):
+            if rank == 0:
+                bps.send(np.full(size, 10.0 + number), "w", dst=1)
+            else:
+                assert np.all(bps.recv(np.empty(size), "w", src=0) == 10.0 + number), "lanes are in order again"
+    return found
+
+
+@pytest.mark.parametrize("backwards", [(False, False), (True, True), (False, True)])
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        [(5000, 6000), (7000, 8000)],
+        [(5000, 6000), (5000, 5000), (6000, 6000)],
+        [(5000, 6000), (6000, 5000), (5000, 5000), (3, 3)],
+        [(5000, 3), (5000, 5000), (5000, 5000)],
+        [(3, 5000), (5000, 5000), (7, 7)],
+    ],
+)
+def test_messages_behind_one_that_does_not_fit_are_not_mixed_up(sizes, backwards, transport):
+    first, second = harness.run(followed, sizes, backwards, workers=2, env={"BPS_TRANSPORT": transport})
+    assert first == second
+    for (sent, expected), outcome in zip(sizes, first, strict=True):
+        assert outcome == "mismatch" or sent == expected
+        assert outcome == "came" or max(sent, expected) > 100, "small messages are matched by their notices alone"
+
+
 def other_roots(bps: Any) -> str:
     with pytest.raises(bps.MismatchError) as error:
         bps.gather(np.ones(3), root=bps.rank())
