@@ -128,6 +128,6 @@ def _work(handles: Sequence[AnyHandle], tensors: list[torch.Tensor]) -> BpsWork:
 
 def _operation(opts: Any) -> ReduceOp:
     found = operation(opts.reduceOp)
-    if found is None:
+    if not isinstance(found, ReduceOp):
         raise InvalidTensorError(f"servers cannot reduce by {opts.reduceOp}", "leave out --use-bps")
     return found

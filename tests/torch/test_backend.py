@@ -61,7 +61,7 @@ def reductions(_: Any) -> None:
     dist.all_reduce(flags)
     same(flags, torch.tensor([True, True, False]))
     bits = torch.tensor([1 << rank, 3])
-    dist.all_reduce(bits, op=dist.ReduceOp.BOR)  # by gloo
+    dist.all_reduce(bits, op=dist.ReduceOp.BOR)
     same(bits, torch.tensor([(1 << size) - 1, 3]))
     wave = torch.full((3,), complex(rank, 1))
     dist.all_reduce(wave)
@@ -69,7 +69,7 @@ def reductions(_: Any) -> None:
     empty = torch.empty(0)
     dist.all_reduce(empty)
     sparse = torch.sparse_coo_tensor([[rank]], [1.0], (size,))
-    dist.all_reduce(sparse)  # by gloo
+    dist.all_reduce(sparse)
     same(sparse.to_dense(), torch.ones(size))
     dist.destroy_process_group()
 
@@ -179,7 +179,40 @@ def from_one_to_another(_: Any) -> None:
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("body", [reductions, moves, scattered_reductions, from_one_to_another])
+def futures_of_messages(_: Any) -> None:
+    """Futures complete by themselves, in whichever thread the message is found to be over."""
+    rank, size = joined()
+    group: Any = dist.distributed_c10d._get_default_group()
+    for count in (3, 5000):
+        for waits in (False, True):
+            dist.barrier()  # or a fast rank would send twice before a slow one does once
+            if rank != 0:
+                group.send([torch.full((count,), float(rank))], 0, 1).wait()
+                continue
+            got = [torch.zeros(count) for _ in range(size - 1)]
+            works = [group.recv_anysource([one], 1) for one in got]
+            futures = [work.get_future() for work in works]
+            if waits:
+                for work in works:
+                    work.wait()
+            for future in futures:
+                future.wait()
+            assert sorted(work._source_rank() for work in works) == list(range(1, size))
+            for one, work in zip(got, works, strict=True):
+                same(one, torch.full((count,), float(work._source_rank())))
+    if rank == 0:
+        group.set_timeout(timedelta(seconds=0.5))
+        late = group.recv_anysource([torch.zeros(3)], 2)
+        with pytest.raises(RuntimeError, match=r"nothing came within 0\.5 s from any of the ranks"):
+            late.get_future().wait()
+        with pytest.raises(RuntimeError, match=r"nothing came within 0\.5 s from any of the ranks"):
+            late.wait()
+        group.set_timeout(timedelta(seconds=300))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("body", [reductions, moves, scattered_reductions, from_one_to_another, futures_of_messages])
 @pytest.mark.parametrize("workers", [3, *(pytest.param(workers, marks=pytest.mark.long) for workers in (2, 4))])
 def test_collectives(body, workers):
     harness.run(body, workers=workers, init=False)
@@ -194,8 +227,7 @@ def many_exchanges(_: Any) -> None:
     dist.destroy_process_group()
 
 
-def test_gloos_thread_and_the_interpreter_do_not_wait_for_each_other():
-    """Each exchange starts while gloo's thread may be releasing the tensors of the one before."""
+def test_many_exchanges_after_each_other():
     harness.run(many_exchanges, workers=3, init=False)
 
 

@@ -268,7 +268,7 @@ def test_a_torch_that_cannot_be_told_what_to_leave_untraced(what, tmp_path):
     assert ran.stdout == "[1.0, 1.0]\n", ran.stderr
 
 
-# ---- What gloo does
+# ---- Messages
 
 
 def roundabout(_: Any) -> None:

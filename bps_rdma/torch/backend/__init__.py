@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The torch.distributed backend named bps: init_process_group("bps"), after `import bps_rdma.torch`.
 
-Reductions, gathers, broadcasts and barriers use push and pull; all other operations go through gloo, among the same
-ranks. docs/torch-backend.md has the table.
+All operations use push and pull; NCCL takes CUDA tensors where it is there and they are not to be staged.
+docs/torch-backend.md has the table.
 """
 
 import torch.distributed as dist

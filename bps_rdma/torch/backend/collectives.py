@@ -6,8 +6,8 @@ They take dense tensors of any strides. Contiguous ones are used in place, other
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,33 +16,11 @@ from bps_rdma import Group
 from bps_rdma.errors import InvalidTensorError
 from bps_rdma.operations import OperationOptions, ReduceOp, start
 from bps_rdma.torch import transfer
+from bps_rdma.torch.backend.folded import Fold, fold_all, fold_parts
+from bps_rdma.torch.backend.messages import Messages
+from bps_rdma.torch.backend.pending import NOTHING, Call, Pending, together
 from bps_rdma.torch.backend.reductions import reducible
-from bps_rdma.torch.transfer import AnyHandle, dense
-from bps_rdma.torch.transfer.dense import Finish
-
-
-class Call(NamedTuple):
-    """The way to call: timeout in seconds, and whether the caller waits next."""
-
-    seconds: float
-    awaited: bool
-
-
-class Pending(NamedTuple):
-    """Operations in progress, and what remains to be done once they are over."""
-
-    handles: Sequence[AnyHandle] = ()
-    finishes: Sequence[Finish] = ()
-    whole: torch.Tensor | None = None  # all_gather_parts(): all parts in one tensor, if they are equally large
-
-
-_NOTHING = Pending()
-
-
-def together(pending: Iterable[Pending]) -> Pending:
-    """Several as one."""
-    all_of = list(pending)
-    return Pending([h for one in all_of for h in one.handles], [f for one in all_of for f in one.finishes])
+from bps_rdma.torch.transfer import dense
 
 
 class Collectives:
@@ -62,33 +40,40 @@ class Collectives:
         self._in_order = list(ranks) == sorted(ranks)  # otherwise parts lie differently here and in the core
         self._prefix = prefix
         self._names: dict[tuple[str, torch.dtype, int], str] = {}
+        self.messages = Messages(rank, ranks, group, prefix)
 
-    def reduce(self, tensor: torch.Tensor, op: ReduceOp, call: Call) -> Pending:
+    def reduce(self, tensor: torch.Tensor, op: ReduceOp | Fold, call: Call) -> Pending:
         """Replaces the tensor by the reduction over all ranks."""
+        if isinstance(op, Fold):
+            return fold_all(self, tensor, op, len(self._ranks), call)
         data, finish = dense.written(reducible(tensor, op))
         if data.numel() == 0:
-            return _NOTHING
+            return NOTHING
         return Pending((transfer.all_reduce(data, self.options("all_reduce", data, op, call)),), finish)
 
-    def reduce_scatter(self, output: torch.Tensor, whole: torch.Tensor, op: ReduceOp, call: Call) -> Pending:
+    def reduce_scatter(self, output: torch.Tensor, whole: torch.Tensor, op: ReduceOp | Fold, call: Call) -> Pending:
         """This rank's part of the reduction; `output` may be that part of `whole`."""
         if whole.numel() != output.numel() * len(self._ranks) or whole.dtype != output.dtype:
             raise _not_a_multiple(whole, output, len(self._ranks))
         if not self._in_order:
             return self.reduce_scatter_parts(output, list(whole.reshape(len(self._ranks), -1)), op, call)
+        if isinstance(op, Fold):
+            return fold_parts(self.messages, output, list(whole.reshape(len(self._ranks), -1)), op, call)
         source = reducible(whole, op).contiguous()
         target, finish = dense.filled(reducible(output, op))
         if source.numel() == 0:
-            return _NOTHING
+            return NOTHING
         options = self.options("reduce_scatter", source, op, call)
         return Pending((transfer.reduce_scatter(target, source, options),), finish)
 
     def reduce_scatter_parts(
-        self, output: torch.Tensor, parts: Sequence[torch.Tensor], op: ReduceOp, call: Call
+        self, output: torch.Tensor, parts: Sequence[torch.Tensor], op: ReduceOp | Fold, call: Call
     ) -> Pending:
         """This rank's part of the reduction, from one tensor per rank."""
         self._check(parts, output, "output")
         dense.check_target(output)
+        if isinstance(op, Fold):
+            return fold_parts(self.messages, output, parts, op, call)
         if self._in_order and _equal(parts):
             return self.reduce_scatter(output, dense.joined(parts), op, call)
         whole = torch.cat([part.detach().reshape(-1) for part in parts])
@@ -101,7 +86,7 @@ class Collectives:
         sends = root == self._rank
         data, finish = (tensor.detach().contiguous(), ()) if sends else dense.written(tensor)
         if data.numel() == 0:
-            return _NOTHING
+            return NOTHING
         data = dense.as_bytes(data)
         handle = transfer.broadcast(data, self._ranks[root], self.options("broadcast", data, ReduceOp.sum, call))
         return Pending((handle,), finish)
@@ -115,7 +100,7 @@ class Collectives:
             pending = self.all_gather_parts(list(target.view(len(self._ranks), -1)), tensor, call)
             return Pending(pending.handles, [*pending.finishes, *finish])
         if target.numel() == 0:
-            return _NOTHING
+            return NOTHING
         data = dense.as_bytes(target)
         options = self.options("all_gather", data, ReduceOp.sum, call)
         return Pending((transfer.all_gather(data, dense.as_bytes(tensor.contiguous()), options),), finish)

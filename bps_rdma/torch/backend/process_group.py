@@ -1,30 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A torch.distributed process group over bps_rdma.
-
-It contains gloo, and NCCL where it is available, as torch's own groups do: point to point, all_to_all, gather, scatter
-and monitored_barrier go there.
-"""
+"""A torch.distributed process group over bps_rdma; it contains NCCL where that is available, as torch's own do."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from bps_rdma import job
 from bps_rdma.errors import InvalidArgumentError, InvalidTensorError
 from bps_rdma.operations import ReduceOp
-from bps_rdma.torch.backend.collectives import Call, Collectives, Pending, together
+from bps_rdma.torch.backend.collectives import Collectives
+from bps_rdma.torch.backend.folded import Fold, sum_sparse
+from bps_rdma.torch.backend.messages import cut
+from bps_rdma.torch.backend.pending import Call, Pending, together
 from bps_rdma.torch.backend.recurring import Recurring
 from bps_rdma.torch.backend.reductions import operation
-from bps_rdma.torch.backend.work import BpsWork, done, kept, profiling, settle
+from bps_rdma.torch.backend.work import BpsWork, ReceivedWork, done, kept, profiling, settle
+from bps_rdma.torch.transfer import dense
 
 Tensor = torch.Tensor
+c10d_core: Any = torch._C._distributed_c10d
 c10d: Any = distributed_c10d  # torch's stubs lack its newer names, and say nothing of subclasses
 _CPU = torch.device("cpu")
 _UNSET = timedelta(0)  # options say -1 ms for "the group's"
@@ -46,26 +45,31 @@ class BpsProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
 
     def __init__(self, options: Any, collectives: Collectives, *, leaves: bool, stages: bool = False) -> None:
         super().__init__(options.group_rank, options.group_size)
+        self._group_name = self._group_desc = ""
         self._collectives = collectives
         self._recurring = Recurring()
         self._leaves = leaves
         self._stages = stages
         self._seconds = options.timeout.total_seconds()
-        self._store = options.store  # rank 0 may host it: gloo reads it when ranks send something for the first time
+        self._store = options.store  # rank 0 may host it, and others still need it
         self._add_inner(options)
 
     def _add_inner(self, options: Any) -> None:
         rank, size = options.group_rank, options.group_size
-        gloo = c10d.ProcessGroupGloo(self._store_of(options, "gloo"), rank, size, _gloo_options(options.timeout))
-        if not hasattr(dist, "_reconfigure"):  # torch 2.14 counts by itself, and warns of this call
-            gloo._set_sequence_number_for_group()
-        self._register_backend(_CPU, _BackendType.GLOO, gloo)
-        self._set_default_backend(_BackendType.GLOO)
         if torch.cuda.is_available() and c10d.is_nccl_available():
             nccl_options = c10d.ProcessGroupNCCL.Options()
             nccl_options._timeout = options.timeout
             nccl = c10d.ProcessGroupNCCL(self._store_of(options, "nccl"), rank, size, nccl_options)
             self._register_backend(torch.device("cuda"), _BackendType.NCCL, nccl)
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        """The devices whose tensors the group takes, which torch asks for."""
+        return [_CPU, *(device for device in super()._device_types if device != _CPU)]
+
+    def _get_backend(self, device: torch.device) -> Any:
+        """What takes the tensors of a device. On the CPU it is the group itself: all operations are its methods."""
+        return self if torch.device(device).type == "cpu" else super()._get_backend(device)
 
     @staticmethod
     def _store_of(options: Any, library: str) -> Any:
@@ -76,6 +80,26 @@ class BpsProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
     def getBackendName(self) -> str:  # noqa: N802
         """The name of this backend."""
         return "bps"
+
+    # torch keeps the name and the description of a group in its backends, of which there may be none.
+
+    def getGroupName(self) -> str:  # noqa: N802
+        """The name that torch has given the group."""
+        return self._group_name
+
+    def getGroupDesc(self) -> str:  # noqa: N802
+        """What torch says of the group."""
+        return self._group_desc
+
+    group_name, group_desc = property(getGroupName), property(getGroupDesc)
+
+    def _set_group_name(self, name: str) -> None:
+        self._group_name = name
+        super()._set_group_name(name)
+
+    def _set_group_desc(self, desc: str) -> None:
+        self._group_desc = desc
+        super()._set_group_desc(desc)
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Sets the timeout of operations that start from now on."""
@@ -100,19 +124,25 @@ class BpsProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         op = _operation(opts)
         call = self._call(opts, timeout)
         recurs = call.awaited and not profiling()
-        if recurs and op is not None and self._recurring.run(tensor, op, call.seconds):
+        if recurs and isinstance(op, ReduceOp) and self._recurring.run(tensor, op, call.seconds):
             return done()
-        if op is None or not self._takes(tensor):
+        if tensor.is_cpu and tensor.layout is not torch.strided:
+            return self._sum_sparse(tensor, op, call)
+        if not self._takes(tensor):
             return self._inner(tensor).allreduce([tensor], _options(c10d.AllreduceOptions(), opts))
         work = _work("all_reduce", self._collectives.reduce(tensor, op, call), [tensor], [tensor], call)
-        if recurs:
+        if recurs and isinstance(op, ReduceOp):
             self._recurring.note(tensor, self._collectives.options("all_reduce", tensor, op, call))
         return work
+
+    def _sum_sparse(self, tensor: Tensor, op: Any, call: Call) -> Any:
+        options = self._collectives.options("all_reduce", torch.empty(0, dtype=tensor.dtype), ReduceOp.sum, call)
+        return _work("all_reduce", sum_sparse(tensor, op, self.size(), options), [tensor], [tensor], call)
 
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> Any:
         """allreduce() of several tensors."""
         op, call = _operation(opts), self._call(opts)
-        if op is None or not all(map(self._takes, tensors)):
+        if not all(map(self._takes, tensors)):
             return self._inner(tensors[0]).allreduce_coalesced(tensors, opts or c10d.AllreduceCoalescedOptions())
         pending = together(self._collectives.reduce(tensor, op, call) for tensor in tensors)
         return _work("all_reduce", pending, tensors, tensors, call)
@@ -122,7 +152,7 @@ class BpsProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         tensor = _only(tensors)
         opts = _rooted(c10d.ReduceOptions(), opts, op)
         found = _operation(opts)
-        if found is None or not self._takes(tensor):
+        if not self._takes(tensor):
             return self._inner(tensor).reduce([tensor], opts)
         here = opts.rootRank == self.rank()
         target = tensor if here else tensor.detach().clone(memory_format=torch.contiguous_format)
@@ -133,7 +163,7 @@ class BpsProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         """This rank's part of the reduction, from one tensor per rank; they may differ in size."""
         output, parts = (outputs, inputs) if isinstance(outputs, Tensor) else (_only(outputs), _only(inputs))
         op = _operation(opts)
-        if op is None or not all(map(self._takes, [output, *parts])):
+        if not all(map(self._takes, [output, *parts])):
             return self._inner(output).reduce_scatter([output], [parts], _options(c10d.ReduceScatterOptions(), opts))
         call = self._call(opts, timeout)
         pending = self._collectives.reduce_scatter_parts(output, parts, op, call)
@@ -142,7 +172,7 @@ class BpsProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
     def reduce_scatter_single(self, output: Tensor, whole: Tensor, opts: Any = None) -> Any:
         """This rank's part of the reduction, from one tensor; the output may be that part of it."""
         op = _operation(opts)
-        if op is None or not (self._takes(output) and self._takes(whole)):
+        if not (self._takes(output) and self._takes(whole)):
             return self._inner(output)._reduce_scatter_base(output, whole, opts or c10d.ReduceScatterOptions())
         call = self._call(opts)
         return _work(
@@ -152,7 +182,7 @@ class BpsProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
     def reduce_scatter_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Any:
         """reduce_scatter_single() of several tensors."""
         op, call = _operation(opts), self._call(opts)
-        if op is None or not all(map(self._takes, [*outputs, *inputs])):
+        if not all(map(self._takes, [*outputs, *inputs])):
             opts = opts or c10d.ReduceScatterOptions()
             return self._inner(outputs[0]).reduce_scatter_tensor_coalesced(outputs, inputs, opts)
 
@@ -225,41 +255,88 @@ class BpsProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         call = self._call(opts, timeout)
         return _work("barrier", self._collectives.barrier(call), [], [], call)
 
-    # ---- What gloo or NCCL does
-    #
-    # ProcessGroup's own forms of these hold the interpreter's lock while they start an operation on gloo. gloo's thread
-    # wants that lock when it releases the tensors of the operation before, under a lock of its own that the start waits
-    # for: a deadlock. The methods of a Backend hold no lock.
+    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+        """barrier() in which rank 0 names the first rank that did not come in time, or with `wait_all_ranks` all."""
+        seconds = self._seconds if timeout is None else timeout.total_seconds()
+        self._collectives.messages.monitored_barrier(seconds, wait_all_ranks)
 
-    def all_to_all_single(self, output: Tensor, whole: Tensor, *rest: Any, **options: Any) -> Any:
+    # ---- Messages: any dtype
+
+    def all_to_all_single(
+        self,
+        output: Tensor,
+        whole: Tensor,
+        output_split_sizes: Sequence[int] = (),
+        input_split_sizes: Sequence[int] = (),
+        opts: Any = None,
+        timeout: timedelta | None = None,
+    ) -> Any:
         """Every rank sends a part of its tensor to every rank."""
-        return self._inner(whole).alltoall_base(output, whole, *rest, **options)
+        if not (self._takes(output) and self._takes(whole)):
+            return self._inner(whole).alltoall_base(
+                output, whole, output_split_sizes, input_split_sizes, opts or c10d_core.AllToAllOptions()
+            )
+        call = self._call(opts, timeout)
+        target, finish = dense.filled(output)
+        parts = cut(target, output_split_sizes, self.size())
+        inputs = cut(whole.contiguous(), input_split_sizes, self.size())
+        pending = self._collectives.messages.all_to_all(parts, inputs, call)
+        pending = pending._replace(finishes=[*pending.finishes, *finish])
+        return _work("all_to_all", pending, [output], [whole], call)
 
-    def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], *rest: Any, **options: Any) -> Any:
+    def alltoall(
+        self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None, timeout: timedelta | None = None
+    ) -> Any:
         """Every rank sends a tensor to every rank."""
-        return self._inner(inputs[0]).alltoall(outputs, inputs, *rest, **options)
+        if not all(map(self._takes, [*outputs, *inputs])):
+            return self._inner(inputs[0]).alltoall(outputs, inputs, opts or c10d_core.AllToAllOptions())
+        call = self._call(opts, timeout)
+        return _work("all_to_all", self._collectives.messages.all_to_all(outputs, inputs, call), outputs, inputs, call)
 
-    def gather(self, outputs: Any, inputs: Any, *rest: Any, **options: Any) -> Any:
+    def gather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None) -> Any:
         """One rank gets every rank's tensor."""
-        tensor = inputs if isinstance(inputs, Tensor) else inputs[0]
-        return self._inner(tensor).gather(outputs, inputs, *rest, **options)
+        tensor = _only(inputs)
+        opts = _rooted(c10d_core.GatherOptions(), opts)
+        if not self._takes(tensor):
+            return self._inner(tensor).gather(outputs, inputs, opts)
+        parts = outputs[0] if outputs and not isinstance(outputs[0], Tensor) else outputs
+        call = self._call(opts, timeout)
+        pending = self._collectives.messages.gather(parts, tensor, _root(opts), call)
+        return _work("gather", pending, [parts], [tensor], call)
 
-    def scatter(self, outputs: Any, inputs: Any, *rest: Any, **options: Any) -> Any:
+    def scatter(self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None) -> Any:
         """Every rank gets one of the tensors of one rank."""
-        tensor = outputs if isinstance(outputs, Tensor) else outputs[0]
-        return self._inner(tensor).scatter(outputs, inputs, *rest, **options)
+        tensor = _only(outputs)
+        opts = _rooted(c10d_core.ScatterOptions(), opts)
+        if not self._takes(tensor):
+            return self._inner(tensor).scatter(outputs, inputs, opts)
+        parts = inputs[0] if inputs and not isinstance(inputs[0], Tensor) else inputs
+        call = self._call(opts, timeout)
+        pending = self._collectives.messages.scatter(tensor, parts, _root(opts), call)
+        return _work("scatter", pending, [tensor], parts, call)
 
-    def send(self, tensors: list[Tensor], dstRank: int, tag: int) -> Any:  # noqa: N803  torch's name
+    def send(self, tensors: list[Tensor], dstRank: int, tag: int = 0) -> Any:  # noqa: N803  torch's name
         """Sends a tensor to one rank."""
-        return self._inner(tensors[0]).send(tensors, dstRank, tag)
+        tensor, call = _only(tensors), self._call(None)
+        if not self._takes(tensor):
+            return self._inner(tensor).send(tensors, dstRank, tag)
+        return _work("send", self._collectives.messages.send(tensor, dstRank, tag, call), [tensor], [tensor], call)
 
-    def recv(self, tensors: list[Tensor], srcRank: int, tag: int) -> Any:  # noqa: N803  torch's name
+    def recv(self, tensors: list[Tensor], srcRank: int, tag: int = 0) -> Any:  # noqa: N803  torch's name
         """Receives a tensor from one rank."""
-        return self._inner(tensors[0]).recv(tensors, srcRank, tag)
+        tensor, call = _only(tensors), self._call(None)
+        if not self._takes(tensor):
+            return self._inner(tensor).recv(tensors, srcRank, tag)
+        pending = self._collectives.messages.receive(tensor, srcRank, tag, call)
+        return kept(ReceivedWork("recv", pending.handles, pending.finishes, [tensor], [tensor], lambda: srcRank))
 
-    def recv_anysource(self, tensors: list[Tensor], tag: int) -> Any:
+    def recv_anysource(self, tensors: list[Tensor], tag: int = 0) -> Any:
         """Receives a tensor from any rank."""
-        return self._inner(tensors[0]).recv_anysource(tensors, tag)
+        tensor, call = _only(tensors), self._call(None)
+        if not self._takes(tensor):
+            return self._inner(tensor).recv_anysource(tensors, tag)
+        pending, sender = self._collectives.messages.receive_from_any(tensor, tag, call)
+        return kept(ReceivedWork("recvAnySource", pending.handles, pending.finishes, [tensor], [tensor], sender))
 
     # Names before torch 2.13
     alltoall_base = all_to_all_single
@@ -282,31 +359,17 @@ class BpsProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         return tensor.layout is torch.strided and (tensor.is_cpu or (self._stages and tensor.is_cuda))
 
     def _inner(self, tensor: Tensor) -> Any:
-        """The backend for what the core does not take: bitwise operations, sparse tensors, other devices."""
+        """The backend for what the core does not take: tensors on devices, unless they are staged."""
+        if tensor.is_cpu:
+            raise InvalidTensorError(
+                f"the tensor of shape {tuple(tensor.shape)} has the layout {tensor.layout}", "pass tensor.to_dense()"
+            )
         try:
             return self._get_backend(tensor.device)
         except RuntimeError as error:
             raise InvalidTensorError(
                 f"the tensor is on {tensor.device}, for which this process has no backend", "move it to the CPU first"
             ) from error
-
-
-def _gloo_options(timeout: timedelta) -> Any:
-    """Ranks connect by the interface that bps_rdma uses.
-
-    Gloo's own choice is the address of the host's name, which is 127.0.1.1 on many machines. They connect at once: to
-    connect later, gloo lets the call that starts to receive wait until the other rank sends or receives something, too.
-    """
-    options = c10d.ProcessGroupGloo._Options()
-    options._timeout = timeout
-    device = c10d.ProcessGroupGloo.create_device
-    interfaces = os.environ.get("GLOO_SOCKET_IFNAME", "")
-    if interfaces:
-        options._devices = [device(interface=name) for name in interfaces.split(",")]
-    else:
-        options._devices = [device(hostname=job.current().process.address)]
-    options._threads = 2 * len(options._devices)
-    return options
 
 
 def _work(kind: str, pending: Pending, tensors: list[Any], inputs: Any, call: Call) -> BpsWork:
@@ -331,7 +394,7 @@ def _only(tensors: Any) -> Any:
     return tensors[0]
 
 
-def _operation(opts: Any) -> ReduceOp | None:
+def _operation(opts: Any) -> ReduceOp | Fold:
     if opts is None:
         return ReduceOp.sum
     return operation(getattr(opts, "reduceOp", opts))
@@ -355,3 +418,7 @@ def _rooted(made: Any, opts: Any, op: Any = None) -> Any:
     if op is not None:
         made.reduceOp = op
     return made
+
+
+def _root(opts: Any) -> int:
+    return 0 if opts is None else int(opts.rootRank)

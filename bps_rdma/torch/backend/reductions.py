@@ -11,6 +11,7 @@ import torch.distributed as dist
 from bps_rdma import arrays
 from bps_rdma.errors import InvalidArgumentError, InvalidTensorError
 from bps_rdma.operations import ReduceOp
+from bps_rdma.torch.backend.folded import Fold
 from bps_rdma.torch.transfer.dense import DTYPES
 
 _Kind: Any = dist.ReduceOp.RedOpType
@@ -21,18 +22,22 @@ _OPERATIONS = {
     _Kind.MAX.value: ReduceOp.max,
     _Kind.PRODUCT.value: ReduceOp.product,
 }
-_BITWISE = frozenset({_Kind.BAND.value, _Kind.BOR.value, _Kind.BXOR.value})
+_BITWISE = {
+    _Kind.BAND.value: Fold("BAND", torch.bitwise_and),
+    _Kind.BOR.value: Fold("BOR", torch.bitwise_or),
+    _Kind.BXOR.value: Fold("BXOR", torch.bitwise_xor),
+}
 
 
-def operation(op: Any) -> ReduceOp | None:
-    """The core's reduction for one of torch's; None for bitwise ones, which only gloo has.
+def operation(op: Any) -> ReduceOp | Fold:
+    """The core's reduction for one of torch's, or that of all gathered tensors for a bitwise one.
 
     Raises:
-        InvalidArgumentError: neither has it.
+        InvalidArgumentError: there is none.
     """
     kind = op if type(op) is _Kind else op.op  # or a ReduceOp, which has one
-    found = _OPERATIONS.get(kind.value)
-    if found is None and kind.value not in _BITWISE:
+    found = _OPERATIONS.get(kind.value) or _BITWISE.get(kind.value)
+    if found is None:
         raise InvalidArgumentError(
             f"{kind.name} is not an operation of the bps backend",
             f"use one of {', '.join(_Kind(value).name for value in [*_OPERATIONS, *_BITWISE])}",

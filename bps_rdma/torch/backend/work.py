@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from bps_rdma import job
 from bps_rdma.errors import DeadlineError
+from bps_rdma.handle import PythonHandle
 from bps_rdma.torch.backend.completion import Completer
 from bps_rdma.torch.transfer import AnyHandle, StagedOperation
 from bps_rdma.torch.transfer.dense import Finish
@@ -33,7 +34,7 @@ class BpsWork(dist.Work):
     def __init__(
         self,
         kind: str,
-        handles: Sequence[AnyHandle],
+        handles: Sequence[AnyHandle | PythonHandle[Any]],
         finishes: Sequence[Finish],
         tensors: list[Any],
         inputs: Sequence[torch.Tensor],
@@ -123,9 +124,9 @@ class BpsWork(dist.Work):
         if self._over:
             return
         end = time.monotonic() + seconds
-        for handle in self._handles:
+        while (following := self.next_fd()) != -1:
             waiting = poll()
-            waiting.register(handle.completion_fd(), POLLIN)
+            waiting.register(following, POLLIN)
             if not waiting.poll(max(0.0, 1000 * (end - time.monotonic()))):
                 raise DeadlineError(
                     f"the collective did not complete within the timeout of wait(), {seconds:g} s",
@@ -207,7 +208,19 @@ class BpsWork(dist.Work):
         self.wait()
 
 
-def settle(handles: Sequence[AnyHandle], finishes: Sequence[Finish]) -> None:
+class ReceivedWork(BpsWork):
+    """A message that this rank receives; it knows the rank that has sent it."""
+
+    def __init__(self, *arguments: Any) -> None:
+        """Makes the work of all arguments but the last one, which gives the rank in the group once it is known."""
+        super().__init__(*arguments[:-1])
+        self._sender: Callable[[], int] = arguments[-1]
+
+    def _source_rank(self) -> int:
+        return self._sender()
+
+
+def settle(handles: Sequence[AnyHandle | PythonHandle[Any]], finishes: Sequence[Finish]) -> None:
     """Waits for all operations, then does what remains to be done. Raises the first error once all are over."""
     failed: Exception | None = None
     for handle in handles:
