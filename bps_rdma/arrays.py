@@ -117,25 +117,32 @@ def empty_flat(array: Any, shape: tuple[int, ...]) -> Any:
     return np.empty(shape, dtype=_as_numpy(array).dtype)
 
 
-def bytes_of(array: Any) -> Any:
+def bytes_of(array: Any) -> np.ndarray[Any, Any]:
     """The memory of a contiguous array as a flat array of bytes."""
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(array, torch.Tensor):
-        return array.detach().view(-1).view(torch.uint8)
     return _as_numpy(array).reshape(-1).view(np.uint8)
 
 
-def movable(tensor: Any) -> Any:
-    """A contiguous torch tensor under a dtype of the core, for operations that only move it: others become bytes."""
-    if str(tensor.dtype).removeprefix("torch.") in NUMPY_DTYPES:
-        return tensor
-    if not tensor.is_contiguous() or not tensor.is_cpu or tensor.layout is not sys.modules["torch"].strided:
-        return tensor.detach()  # which describe_torch() refuses in its words
+@functools.cache  # as _core_dtype()
+def name_of(dtype: Any) -> str:
+    """The name of a dtype of torch."""
+    return str(dtype).removeprefix("torch.")
+
+
+def describe_bytes(tensor: Any) -> Memory:
+    """Describes the memory of a torch tensor of any dtype as bytes, for operations that only move it.
+
+    Raises:
+        InvalidTensorError: as describe(); or it is a view of conjugate values.
+    """
+    if not (tensor.is_cpu and tensor.layout is sys.modules["torch"].strided and tensor.is_contiguous()):
+        return describe_torch(tensor, keep=tensor)  # which refuses it
     if tensor.is_conj():
         raise InvalidTensorError(
             f"the tensor of shape {tuple(tensor.shape)} is a view of conjugate values", "pass tensor.resolve_conj()"
         )
-    return bytes_of(tensor)
+    address, storage = check_values(tensor)
+    nbytes = tensor.numel() * tensor.itemsize
+    return Memory(tensor, address, nbytes, nbytes, Dtype.uint8, storage, storage.data_ptr(), storage.nbytes())
 
 
 def shape_of(array: Any) -> tuple[int, ...]:

@@ -81,12 +81,10 @@ def part_of(array: Any, writable: bool) -> Part:
     """
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(array, torch.Tensor):
-        memory = arrays.describe_torch(arrays.movable(array), keep=array)
-        dtype = str(array.dtype).removeprefix("torch.")
-        content = Content(array.numel(), memory.nbytes, dtype)
-    else:
-        memory = arrays.describe(array, writable)
-        content = Content(memory.elements, memory.nbytes, memory.dtype.name)
+        memory = arrays.describe_bytes(array)
+        return Part(Content(array.numel(), memory.nbytes, arrays.name_of(array.dtype)), memory)
+    memory = arrays.describe(array, writable)
+    content = Content(memory.elements, memory.nbytes, memory.dtype.name)
     if content.is_large and memory.dtype != _UINT8:
         memory = arrays.describe(arrays.bytes_of(array), writable)
     return Part(content, memory)

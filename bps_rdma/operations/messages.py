@@ -182,10 +182,9 @@ class Message(PythonHandle[Any]):
             return False
         try:
             self._exchange.wait()
+            self._take(*self._notice.read(1 - lane.position))
         except Exception as error:
             self._error = self._error or error
-        else:
-            self._take(*self._notice.read(1 - lane.position))
         if self._is_deferred:
             lane.deferred.remove(self)
         lane.lanes.give_back(self._notice)

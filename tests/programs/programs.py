@@ -79,6 +79,7 @@ RUNS = {
     "bench/link_drop.py": [
         Run("python bench/link_drop.py --workers 2 --size 256K --rounds 4", r"^as it was again: \d", root=True)
     ],
+    "bench/messages.py": [Run("python bench/messages.py --rounds 3", r"scatter .* times as fast")],
     "bench/priority.py": [
         Run(f"BYTEPS_SCHEDULING_CREDIT=4194304 {RANKS} bench/priority.py --rounds 2", r"^urgent 1 MiB .* ratio \d")
     ],

@@ -12,6 +12,7 @@ import pytest
 from bodies.call_order import far_ahead, fast_and_slow, last_slot_taken_before, random_orders
 from bodies.collectives import broadcasts, mixed_kinds, pushes_and_pulls, scatter_and_gather
 from bodies.groups import disjoint_groups, overlapping_groups
+from bodies.messages import exchanges, from_any, many_under_way, uneven
 from bodies.sizes import loops_and_hashes, sizes_around_partitions
 from bodies.sums import averages, in_place_and_not, interleaved_rounds
 from levels import cases
@@ -52,6 +53,11 @@ def test_in_place_writes_into_the_array_and_nowhere_else(servers):
 )
 def test_sizes_around_partitions(workers, servers, partition):
     harness.run(sizes_around_partitions, workers=workers, servers=servers, env=RDMA | harness.cut_at(partition))
+
+
+@pytest.mark.parametrize("body", cases([many_under_way, uneven], [exchanges, from_any]))
+def test_messages(body):
+    harness.run(body, workers=3, env=RDMA | harness.cut_at(8192))
 
 
 def large(bps: Any, counts: list[int]) -> None:

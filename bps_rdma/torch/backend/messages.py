@@ -72,10 +72,10 @@ class Messages:
         self._check(inputs, "inputs")
         targets = [_target(output) for output in outputs]
         sources = [_source(each) for each in inputs]
-        self._keep(targets[self._rank][0], sources[self._rank], "all_to_all")
+        own = _Own(targets[self._rank][0], sources[self._rank], "all_to_all")
         finishes = [one for _, finish in targets for one in finish]
         intos = self._others([part for part, _ in targets])
-        return self._exchange("all_to_all", self._others(sources), intos, finishes, call)
+        return own.copied(self._exchange("all_to_all", self._others(sources), intos, finishes, call))
 
     def gather(self, outputs: Sequence[torch.Tensor], tensor: torch.Tensor, root: int, call: Call) -> Pending:
         """Sends a tensor to rank `root`, which fills one of the outputs from each rank."""
@@ -84,9 +84,9 @@ class Messages:
             return self._exchange("gather", {self._worker(root): source}, {}, (), call)
         self._check(outputs, "outputs")
         targets = [_target(output) for output in outputs]
-        self._keep(targets[root][0], source, "gather")
+        own = _Own(targets[root][0], source, "gather")
         finishes = [one for _, finish in targets for one in finish]
-        return self._exchange("gather", {}, self._others([part for part, _ in targets]), finishes, call)
+        return own.copied(self._exchange("gather", {}, self._others([part for part, _ in targets]), finishes, call))
 
     def scatter(self, output: torch.Tensor, inputs: Sequence[torch.Tensor], root: int, call: Call) -> Pending:
         """Fills a tensor with one of the inputs of rank `root`."""
@@ -95,8 +95,8 @@ class Messages:
             return self._exchange("scatter", {}, {self._worker(root): target}, finish, call)
         self._check(inputs, "inputs")
         sources = [_source(each) for each in inputs]
-        self._keep(target, sources[root], "scatter")
-        return self._exchange("scatter", self._others(sources), {}, finish, call)
+        own = _Own(target, sources[root], "scatter")
+        return own.copied(self._exchange("scatter", self._others(sources), {}, finish, call))
 
     def monitored_barrier(self, seconds: float, wait_all_ranks: bool) -> None:
         """Returns once every rank has called it. Otherwise rank 0 says who has not; see torch's function.
@@ -170,21 +170,33 @@ class Messages:
             if place != self._rank
         }
 
-    def _keep(self, target: Part, source: Part, kind: str) -> None:
-        """Copies what this rank gives itself."""
-        if target.content != source.content:
-            raise InvalidTensorError(
-                f"{kind}: this rank gives itself {source.content}, and expects {target.content}",
-                "pass tensors of the same size and dtype",
-            )
-        if source.content.nbytes > 0:
-            _core.copy_bytes(target.memory.address, source.memory.address, source.content.nbytes)
-
     def _check(self, tensors: Sequence[torch.Tensor], what: str) -> None:
         if len(tensors) != len(self._ranks):
             raise InvalidTensorError(
                 f"{len(tensors)} {what} for {len(self._ranks)} ranks", "pass one tensor for each rank of the group"
             )
+
+
+class _Own:
+    """What this rank gives itself. It is copied while the messages are on their way.
+
+    Raises:
+        InvalidTensorError: it does not fit.
+    """
+
+    def __init__(self, target: Part, source: Part, kind: str) -> None:
+        if target.content != source.content:
+            raise InvalidTensorError(
+                f"{kind}: this rank gives itself {source.content}, and expects {target.content}",
+                "pass tensors of the same size and dtype",
+            )
+        self._target, self._source = target, source
+
+    def copied(self, pending: Pending) -> Pending:
+        """Copies it."""
+        if self._source.content.nbytes > 0:
+            _core.copy_bytes(self._target.memory.address, self._source.memory.address, self._source.content.nbytes)
+        return pending
 
 
 def _how(call: Call) -> How:
