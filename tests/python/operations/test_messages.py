@@ -23,6 +23,7 @@ from bodies.messages import (
     many_under_way,
     uneven,
 )
+from bodies.views import FAST
 from harness import await_mark, mark
 
 SMALL_PARTITIONS = harness.cut_at(8192)
@@ -346,6 +347,40 @@ def one_leaves(bps: Any) -> int:
 
 def test_who_takes_from_anybody_goes_on_when_one_leaves():
     assert run_in_turns(one_leaves, turns={"taken": [0], "gone": [0]}, workers=3)[0] == 2
+
+
+def around_until(bps: Any, steps: int) -> list[int]:
+    """Steps of messages in a ring, each of which is repeated where a member was lost; the sizes of the job."""
+    sizes = [bps.size()]
+    step = 0
+    while step < steps:
+        rank, size = bps.rank(), bps.size()
+        array = np.full(3000, 100.0 * step + rank)
+        got = np.zeros(3000)
+        try:
+            sent = bps.send_async(array, "ring", dst=(rank + 1) % size)
+            bps.recv(got, "ring", src=(rank - 1) % size)
+            sent.wait()
+            bps.commit()
+        except bps.RoundAbortedError:
+            step, sizes = 0, [*sizes, bps.size()]
+            continue
+        assert np.all(got == 100 * step + (rank - 1) % size)
+        step += 1
+        if step == 5:
+            mark("running")
+        if len(sizes) == 1:
+            step = min(step, steps - 1)  # until a member is lost
+    return sizes
+
+
+@pytest.mark.parametrize("servers", [None, 1])
+def test_messages_go_on_in_the_next_view(servers, transport):
+    env = FAST | {"BPS_TRANSPORT": transport, "BPS_MIN_WORKERS": "2"}
+    with harness.start(around_until, 50, workers=3, servers=servers, env=env) as job:
+        job.await_marks("running")
+        job.kill("rank 1")
+        assert job.values(but=[1]) == [[3, 2]] * 2
 
 
 def interrupted(bps: Any, count: int) -> float:
