@@ -236,10 +236,11 @@ van::VanEvents Process::events() {
           },
       .on_beat =
           [this, beat = std::size_t{0}]() mutable {
+            const std::lock_guard lock(mutex_);
+            if (!view_) return;  // the van may be on its way out as well
             const van::Membership& members = van_->membership();
             if (beat++ % beats_per_link_use(members) != 0 || !van::can_shift(members)) return;
-            const std::lock_guard lock(mutex_);
-            if (view_) view_->loops().ask_link_use([this](const van::LinkUse& use) { van_->tell(use); });
+            view_->loops().ask_link_use([this](const van::LinkUse& use) { van_->tell(use); });
           },
       .on_shift_begun =
           [this](const van::BeginShift& shift) {
