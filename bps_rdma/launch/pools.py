@@ -21,7 +21,7 @@ _ASK_S = 5.0
 _END_S = 1.0  # a job is over within three seconds
 # For the questions before the job is known.
 _LATER_KNOWN = {"BPS_NUM_WORKERS": "1", "BPS_NUM_SERVERS": "1", "BPS_ROOT_URI": "localhost", "BPS_ROOT_PORT": "1"}
-# What is no news of a server: it has ended with its job.
+# These ends of a server are no news: it has ended with its job.
 _WITH_THE_JOB = "ended with status "
 
 

@@ -13,7 +13,7 @@ FLAGS = {
     "--use-dpu-reduce": "synchronise gradients by push/pull (bps_rdma)",
     "--use-dpu-tp-reduce": "run the collectives of tensor parallelism through bps_rdma, too",
 }
-# What users type, who need no DPU for it; the names above are those of Megatron's forks.
+# The names that users type, who need no DPU; those above come from forks of Megatron.
 ALIASES = {"--use-dpu-reduce": "--use-bps", "--use-dpu-tp-reduce": "--use-bps-tp"}
 _NO_CURE = "--no-cure-frozen-embeddings"
 

@@ -71,7 +71,7 @@ class Message(PythonHandle[Any]):
         if 0 < self._out.content.nbytes <= SMALL:
             _core.copy_bytes(notice.content_address(lane.position), self._out.memory.address, self._out.content.nbytes)
         with lane.lock:
-            # What comes behind a message of unknown size can begin to come only when that has begun.
+            # A message of unknown size has to begin before what comes behind it can.
             self._is_deferred = takes and (self._takes_anything or bool(lane.deferred))
             self._sends = self._said(self._out.content, outward=True)
             self._expects = Said(expected) if self._is_deferred else self._said(expected, outward=False)
