@@ -58,7 +58,7 @@ bool is_one_of(auto& names, std::string_view name) {
   return std::ranges::find(names, name) != std::end(names);
 }
 
-// Whether a variable is of this process alone, and not for a server that it starts.
+// True for a variable of this process alone, and not for a server that it starts.
 bool is_kept_back(std::string_view variable) {
   if (variable.starts_with("BPS_POOL")) return true;
   for (const Setting& setting : settings_table()) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which settings a server of a pool has from its job, and which from the pool.
+// Tells which settings a server of a pool has from its job, and which from the pool.
 //
 // A job says what all its members have to agree on: who takes part, where the scheduler is, how long to wait. It cannot
 // name files, programs, ports or interfaces: those are the pool's affair, which has them from its own environment.

@@ -70,7 +70,7 @@ class Jobs {
   void begin(const std::string& user, const Begin& request, const std::string& secret);
   // A reservation; nothing where it has begun.
   void cancel(std::uint64_t lease);
-  // Of a user; why it ended before, if it did. `is_operator`: of any user.
+  // Ends a job of this user, or, for an operator, of any. Returns why it had ended before, if it had.
   std::string end(const std::string& user, const std::string& name, bool is_operator);
   void end_all();
   // Notices ends, and ends what has more than its share. To be called a few times a second while there are any.

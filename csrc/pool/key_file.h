@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who may ask a pool for servers: a file with a user and a key in each line.
+// The file of those who may ask a pool for servers: each line has a user and a key.
 //
 //   alice 8f5b...   (64 digits, random)
 //

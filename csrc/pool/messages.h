@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a user of a pool and the pool say to each other, after the handshake: a request, and a reply to it.
+// The messages of a user of a pool and the pool, after the handshake: a request, and a reply to it.
 //
 //   Reserve -> Reserved   cores and memory, kept while the connection stays open, and two minutes at most
 //   Begin   -> Begun      the reserved server starts, and looks for the job

@@ -64,7 +64,7 @@ class Pool {
   const Settings settings_;
   const std::uint16_t port_;
   Fd listening_;
-  // Of the listener's thread.
+  // These belong to the listener's thread.
   std::map<transport::JobId, UserKey> users_;
 
   EventLoop loop_;

@@ -153,7 +153,7 @@ class Scheduler::Impl {
     try {
       while (!stopping_ && !(job_.phase() == Job::Phase::kOver && connections_.empty())) {
         loop_.turn(std::min(time_to_join_deadline(), time_to_news()));
-        if (job_.has_departed() && time_to_news() == Duration::zero()) tell_departed();
+        if (job_.has_departed() && (stopping_ || time_to_news() == Duration::zero())) tell_departed();
         if (job_.join_deadline().value_or(Clock::time_point::max()) <= Clock::now() && !step_down()) job_.give_up();
         publish();
       }
@@ -181,7 +181,9 @@ class Scheduler::Impl {
     return std::max(Duration::zero(), Duration(last_news_ + spread - Clock::now()));
   }
 
+  // Not after a silence: see step_down(). Where this scheduler is ended, those that leave have their replies.
   void tell_departed() {
+    if (step_down() && stepped_down_) return;
     job_.tell_departed();
     last_news_ = Clock::now();
   }
