@@ -30,6 +30,7 @@ from bps_rdma.torch import compression_state, transfer
 from bps_rdma.torch.accumulation import Accumulation, UnroundedUnit
 from bps_rdma.torch.checks import check_number, check_parameter
 from bps_rdma.torch.plan import StrategyName, strategy_of, units_of
+from bps_rdma.torch.ranges import noted
 from bps_rdma.torch.units import IndexedParameter, Sent, Single, Unit
 
 
@@ -237,7 +238,7 @@ class GradientSynchronizer:
             for entry in unit.entries:  # those of an earlier backward, which was not synchronised, too
                 if entry not in self._taken and entry.parameter.grad is not None:
                     unit.take(entry)
-        with self._spans.around(f"launch {unit.name}"):
+        with noted(self._spans, f"launch {unit.name}"):
             sends.start()
         self._started[unit] = sends  # only now: what could not be started is not waited for
 
@@ -252,7 +253,7 @@ class GradientSynchronizer:
             return
         begin = time.perf_counter()
         try:
-            with self._spans.around("wait for gradients"):
+            with noted(self._spans, "wait for gradients"):
                 self.complete()
                 self._wait_for_all()
                 bps_rdma.commit(self.sent.group)  # or some ranks would use gradients that others have not got
@@ -307,7 +308,7 @@ class GradientSynchronizer:
         if self.is_exact and self._accumulates:
             unit = self._unrounded_units[unit]
         begin = time.perf_counter()
-        with self._spans.around("wait for gradients"):
+        with noted(self._spans, "wait for gradients"):
             unit.wait()
             unused = self._unused()
         self.exposed_s += time.perf_counter() - begin

@@ -137,7 +137,12 @@ RUNS = {
         Run(
             "ddp_bench --model mlp --rounds 1 --steps 1 --buckets 10 --strategies bucketed,ddp-gloo",
             r"All methods reached the same weights",
-        )
+        ),
+        Run(
+            "ddp_bench --model mlp --rounds 1 --steps 1 --buckets 10 --strategies bucketed,sharded --optimizer adamw "
+            "--memory --profile $OUT/profiles",
+            r"sharded 10 MB +3.0 +3.0 +4.0",
+        ),
     ],
     "examples/torchft/process_group.py": [
         Run("python tests/programs/torchft_quorums.py examples/torchft", "2 quorums of 2 replicas: every sum was right")

@@ -48,6 +48,25 @@ def test_everybody_is_compared(tmp_path):
     assert set(figures["transfer_ms"]) == {"bps", "gloo"}
 
 
+@pytest.mark.long  # trains
+def test_a_sharded_optimizer_holds_less_and_profiles_show_the_wait(tmp_path):
+    arguments = ["--model", "mlp", "--rounds", "1", "--steps", "1", "--buckets", "1", "--optimizer", "adamw"]
+    arguments += ["--strategies", "bucketed,sharded", "--memory", "--profile", "profiles", "--json", "figures.json"]
+    done = compare(*arguments, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    figures: dict[str, Any] = json.loads((tmp_path / "figures.json").read_text())
+    whole, part = (one["memory_bytes"] for one in figures["contenders"])
+    model = 4 * figures["parameters"]
+    assert whole["model"] == whole["gradients"] == part["model"] == part["gradients"] == model
+    assert 2 * model < whole["state"] < 2.01 * model
+    assert model < part["state"] < 0.7 * whole["state"]  # two of three equal layers
+    assert re.search(r"sharded 1 MB +3\.0 +3\.0 +4\.0", done.stdout), done.stdout
+    files = {f"{way}.rank{rank}.json" for way in ("alone", "bucketed-1-MB", "sharded-1-MB") for rank in (0, 1)}
+    assert {path.name for path in (tmp_path / "profiles").iterdir()} == files
+    events = json.loads((tmp_path / "profiles" / "bucketed-1-MB.rank0.json").read_text())["traceEvents"]
+    assert [one["name"] for one in events].count("bps: wait for gradients") == 1
+
+
 def times_of(alone: list[float], steps: list[float]) -> Times:
     methods = (TrainingMethod(ALONE), TrainingMethod("overlap"), TrainingMethod("sync-bps"))
     plan = Comparison("mlp", 1, 64, 2, len(alone), 1, 1, methods)
@@ -81,6 +100,8 @@ def test_noise_that_is_larger_than_the_effect_is_called_so(alone, steps, noisy, 
         (["--buckets", "1,x"], "1,10,100"),
         (["--plot", "nowhere/x.png"], "does not exist"),
         (["--device", "tpu"], "neither cpu nor cuda"),
+        (["--optimizer", "adam"], "adamw"),
+        (["--profile", "/proc/profiles"], "folder that you may write"),
         pytest.param(
             ["--device", "cuda"], "no GPU", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is one")
         ),

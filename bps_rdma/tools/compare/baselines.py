@@ -14,11 +14,18 @@ from torch import nn
 from bps_rdma.torch.ddp import DistributedDataParallel
 from bps_rdma.torch.ops import push_pull_inplace
 from bps_rdma.torch.plan import STRATEGIES, StrategyName
+from bps_rdma.torch.sharded import ShardedOptimizer
 from bps_rdma.torch.transfer import zeros_beside
 
 ALONE = "alone"  # backward and step without sending gradients: the cost of a step by itself
-KINDS = (*STRATEGIES, "ddp-gloo", "ddp-bps")
-BUCKETED = ("bucketed", "ddp-gloo", "ddp-bps")  # take a bucket size
+USUAL = (*STRATEGIES, "ddp-gloo", "ddp-bps")
+SHARDED = "sharded"  # buckets, and each rank keeps a part of the optimizer's state
+KINDS = (*USUAL, SHARDED)
+BUCKETED = ("bucketed", "ddp-gloo", "ddp-bps", SHARDED)  # take a bucket size
+OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
+    "sgd": (torch.optim.SGD, {"lr": 0.01}),
+    "adamw": (torch.optim.AdamW, {"lr": 1e-3}),
+}
 SYNCS = {"gloo": "sync-gloo", "bps": "sync-bps"}  # only sends as many bytes as all gradients have, in one call
 
 
@@ -53,15 +60,31 @@ def methods_of(kinds: tuple[str, ...], buckets: tuple[float, ...]) -> list[Train
     return found + [TrainingMethod(SYNCS[backend]) for backend in sorted({one.backend for one in found[1:]})]
 
 
-def step_of(
-    method: TrainingMethod, model: nn.Module, batch: torch.Tensor, groups: dict[str, Any]
-) -> Callable[[], None]:
-    """A function that takes one training step, or only sends as many bytes as one step."""
-    if method.kind in SYNCS.values():
-        return _transfer(method, model, groups)
-    wrapped = _wrap(method, model, groups)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+@dataclass(frozen=True)
+class Training:
+    """One training of one method.
 
+    Attributes:
+        step: takes one training step, or only sends as many bytes as one step.
+        optimizer: of the training; None where nothing is trained.
+    """
+
+    step: Callable[[], None]
+    optimizer: torch.optim.Optimizer | None = None
+
+
+def training_of(
+    method: TrainingMethod, model: nn.Module, batch: torch.Tensor, groups: dict[str, Any], optimizer_name: str
+) -> Training:
+    """Wraps the model as the method says, with one of OPTIMIZERS."""
+    if method.kind in SYNCS.values():
+        return Training(_transfer(method, model, groups))
+    wrapped = _wrap(method, model, groups)
+    kind, settings = OPTIMIZERS[optimizer_name]
+    if method.kind == SHARDED:
+        optimizer: torch.optim.Optimizer = ShardedOptimizer(model.parameters(), kind, **settings)
+    else:
+        optimizer = kind(model.parameters(), **settings)
     alone = method.kind == ALONE
 
     def step() -> None:
@@ -75,16 +98,15 @@ def step_of(
             dist.barrier()
         optimizer.step()
 
-    return step
+    return Training(step, optimizer)
 
 
 def _wrap(method: TrainingMethod, model: nn.Module, groups: dict[str, Any]) -> nn.Module:
     if method.kind == ALONE:
         return model
-    if method.kind in STRATEGIES:
-        return DistributedDataParallel(
-            model, strategy=cast(StrategyName, method.kind), bucket_mb=method.bucket_mb or 25.0
-        )
+    if method.kind in (*STRATEGIES, SHARDED):
+        strategy = "bucketed" if method.kind == SHARDED else method.kind
+        return DistributedDataParallel(model, strategy=cast(StrategyName, strategy), bucket_mb=method.bucket_mb or 25.0)
     return nn.parallel.DistributedDataParallel(
         model,
         process_group=groups[method.backend],

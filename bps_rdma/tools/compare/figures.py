@@ -94,6 +94,7 @@ def to_json(times: Times) -> dict[str, Any]:
         "length": plan.length,
         "rounds": plan.rounds,
         "steps": plan.steps,
+        "optimizer": plan.optimizer,
         "alone_ms": alone,
         "transfer_ms": transfers,
         "contenders": [
@@ -101,6 +102,7 @@ def to_json(times: Times) -> dict[str, Any]:
                 "kind": one.method.kind,
                 "bucket_mb": one.method.bucket_mb,
                 **{name: getattr(one, name) for name in Figure.__dataclass_fields__ if name != "method"},
+                "memory_bytes": times.memory.get(one.method, {}),
             }
             for one in found
         ],

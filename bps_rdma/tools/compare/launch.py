@@ -17,6 +17,7 @@ from bps_rdma.launch.process import Children
 from bps_rdma.launch.run import spawn_helpers
 from bps_rdma.tools.compare import member
 from bps_rdma.tools.compare.baselines import ALONE, SYNCS, TrainingMethod
+from bps_rdma.tools.compare.memory import Bytes
 from bps_rdma.tools.ranks import Ranks
 
 _ANSWER_SECONDS = 600.0
@@ -36,6 +37,8 @@ class Comparison:
         steps: timed training steps in one turn.
         threads: of torch in each rank.
         device: cpu; or cuda: one after the other, ranks take the GPUs that there are.
+        optimizer: one of baselines.OPTIMIZERS.
+        profiles: folder for a trace of each method and rank; None: none are made.
     """
 
     model: str
@@ -48,15 +51,23 @@ class Comparison:
     methods: tuple[TrainingMethod, ...]
     kinds: tuple[str, ...] = field(default=())
     device: str = "cpu"
+    optimizer: str = "sgd"
+    profiles: Path | None = None
 
 
 @dataclass(frozen=True)
 class Times:
-    """Measurements: seconds[method][round] lists the steps of a turn, each with the time of the slowest rank."""
+    """Measurements.
+
+    Attributes:
+        seconds: seconds[method][round] lists the steps of a turn, each with the time of the slowest rank.
+        memory: bytes that a training holds on the rank that holds most; see memory.py.
+    """
 
     plan: Comparison
     parameters: int
     seconds: dict[TrainingMethod, list[list[float]]]
+    memory: dict[TrainingMethod, Bytes] = field(default_factory=dict)
 
 
 def run_comparison(plan: Comparison, job: LocalJob, listener: Callable[[str, float], None]) -> Times:
@@ -66,6 +77,7 @@ def run_comparison(plan: Comparison, job: LocalJob, listener: Callable[[str, flo
     """
     seconds: dict[TrainingMethod, list[list[float]]] = {one: [] for one in plan.methods}
     digests: dict[TrainingMethod, list[float]] = {}
+    memory: dict[TrainingMethod, Bytes] = {}
     with Children() as children:
         spawn_helpers(children, job)
         ranks = _start(children, plan, job)
@@ -77,27 +89,40 @@ def run_comparison(plan: Comparison, job: LocalJob, listener: Callable[[str, flo
                 listener(f"round {number + 1} of {plan.rounds}: {method.label}", done / total)
                 answers = ranks.request(do="turn", steps=plan.steps, warmup=WARMUP, **asdict(method))
                 seconds[method].append([max(of) for of in zip(*(a["seconds"] for a in answers), strict=True)])
+                held = [answer["memory"] for answer in answers]
+                memory[method] = {what: max(one[what] for one in held) for what in held[0]}
                 if method.kind not in (ALONE, *SYNCS.values()):
                     for rank, answer in enumerate(answers):
                         _check(method, rank, answer["digest"], digests)
                 done += 1
+        if plan.profiles is not None:
+            _record(plan, plan.profiles, ranks, listener)
         ranks.request(do="end")
         while children.running and (ended := children.wait(60.0)):
             for child in ended:
                 if child.status:
                     raise BpsError(child.describe_end(), "see its output above")
-    return Times(plan, parameters, seconds)
+    return Times(plan, parameters, seconds, memory)
+
+
+def _record(plan: Comparison, folder: Path, ranks: Ranks, listener: Callable[[str, float], None]) -> None:
+    for method in plan.methods:
+        if method.kind in SYNCS.values():
+            continue
+        listener(f"profile of {method.label}", 1.0)
+        stem = str(folder.absolute() / method.label.replace(" ", "-"))
+        ranks.request(do="record", steps=plan.steps, warmup=WARMUP, stem=stem, **asdict(method))
 
 
 def _start(children: Children, plan: Comparison, job: LocalJob) -> Ranks:
     ranks = Ranks(children, _ANSWER_SECONDS)
-    said = json.dumps(
-        {name: getattr(plan, name) for name in ("model", "samples", "length", "threads", "kinds", "device")}
-    )
+    told = ("model", "samples", "length", "threads", "kinds", "device", "optimizer")
+    said = json.dumps({name: getattr(plan, name) for name in told})
     for rank in range(plan.ranks):
         ours, theirs = socket.socketpair()
         env = job.worker(rank) | {member.CHANNEL: str(theirs.fileno()), member.PLAN: said}
         env |= {"OMP_NUM_THREADS": str(plan.threads)}
+        env.setdefault("KINETO_LOG_LEVEL", "9")  # torch's profiler tells on stderr when it starts and stops
         env.setdefault("GLOO_SOCKET_IFNAME", "lo")  # otherwise gloo resolves the host name, which may fail
         root = str(Path(bps_rdma.__file__).parent.parent)
         code = (

@@ -9,19 +9,22 @@ import os
 import socket
 import sys
 import time
+from pathlib import Path
 from typing import Any, TextIO
 
 import torch
 import torch.distributed as dist
+from torch.profiler import ProfilerActivity, profile
 
 import bps_rdma.torch as bps
 from bps_rdma.errors import BpsError
-from bps_rdma.tools.compare.baselines import SYNCS, TrainingMethod, step_of
+from bps_rdma.tools.compare.baselines import SYNCS, Training, TrainingMethod, training_of
+from bps_rdma.tools.compare.memory import held_by, peaks_on_gpu
 from bps_rdma.tools.compare.models import make_batch, make_model
 from bps_rdma.torch.backend import Options
 
 CHANNEL = "BPS_COMPARE_CHANNEL"  # descriptor of the socket to the launcher
-PLAN = "BPS_COMPARE_PLAN"  # the plan as JSON: model, samples, length, threads, kinds, device
+PLAN = "BPS_COMPARE_PLAN"  # the plan as JSON: model, samples, length, threads, kinds, device, optimizer
 
 
 class RankOfComparison:
@@ -40,22 +43,27 @@ class RankOfComparison:
             self._groups["bps"] = dist.new_group(backend="bps", pg_options=Options(stage_gpu=self._on_gpu))
         self._model = make_model(plan["model"])
         self._batch = make_batch(plan["model"], plan["samples"], plan["length"], dist.get_rank())
-        self._start = [p.detach().clone() for p in self._model.parameters()]
+        self._optimizer = str(plan["optimizer"])
+        # On the CPU, so that it does not count in what a training holds on a GPU.
+        self._start = [p.detach().to("cpu", copy=True) for p in self._model.parameters()]
         self.parameters = sum(p.numel() for p in self._model.parameters())
 
     def turn(self, method: TrainingMethod, steps: int, warmup: int) -> dict[str, Any]:
         """Train from the initial weights: `warmup` steps, then `steps` timed ones.
 
         Returns:
-            seconds: time of each step on this rank. digest: sums and norms of the weights afterwards.
+            seconds: time of each step on this rank. digest: sums and norms of the weights afterwards. memory: see
+            memory.py.
         """
-        with torch.no_grad():
-            for parameter, start in zip(self._model.parameters(), self._start, strict=True):
-                parameter.copy_(start)
-                parameter.grad = None
-        step = step_of(method, self._model, self._batch, self._groups)
-        for _ in range(warmup):
-            step()
+        training = self._begin(method)
+        step, memory = training.step, {}
+        for number in range(warmup):
+            if number == 0 and self._on_gpu and training.optimizer is not None:
+                memory = peaks_on_gpu(step, training.optimizer)
+            else:
+                step()
+        if training.optimizer is not None:
+            memory |= held_by(self._model, training.optimizer)
         if self._on_gpu:
             torch.cuda.synchronize()
         dist.barrier()
@@ -66,10 +74,32 @@ class RankOfComparison:
             if self._on_gpu:
                 torch.cuda.synchronize()
             seconds.append(time.perf_counter() - begin)
-        del step
+        del step, training
         gc.collect()  # wrappers and modules form reference cycles
         digest = [] if method.kind in SYNCS.values() else self._digest()
-        return {"seconds": seconds, "digest": digest}
+        return {"seconds": seconds, "digest": digest, "memory": memory}
+
+    def record(self, method: TrainingMethod, steps: int, warmup: int, path: Path) -> None:
+        """Train like turn(), and write the trace of the last `steps` steps by torch's profiler into `path`."""
+        training = self._begin(method)
+        for _ in range(warmup):
+            training.step()
+        dist.barrier()
+        activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if self._on_gpu else [])
+        with profile(activities=activities) as recorded:
+            for _ in range(steps):
+                training.step()
+                recorded.step()
+        recorded.export_chrome_trace(str(path))
+        del training
+        gc.collect()
+
+    def _begin(self, method: TrainingMethod) -> Training:
+        with torch.no_grad():
+            for parameter, start in zip(self._model.parameters(), self._start, strict=True):
+                parameter.copy_(start)
+                parameter.grad = None
+        return training_of(method, self._model, self._batch, self._groups, self._optimizer)
 
     def _digest(self) -> list[float]:
         with torch.no_grad():
@@ -98,7 +128,12 @@ def _serve(plan: dict[str, Any], requests: TextIO, answers: TextIO) -> None:
         if request["do"] == "end":
             break
         method = TrainingMethod(request["kind"], request["bucket_mb"])
-        _answer(answers, **member.turn(method, request["steps"], request["warmup"]))
+        if request["do"] == "record":
+            path = Path(f"{request['stem']}.rank{dist.get_rank()}.json")
+            member.record(method, request["steps"], request["warmup"], path)
+            _answer(answers, path=str(path))
+        else:
+            _answer(answers, **member.turn(method, request["steps"], request["warmup"]))
     dist.destroy_process_group()
     bps.shutdown()
     _answer(answers, ended=True)

@@ -20,14 +20,14 @@ def _title(times: Times) -> str:
     plan = times.plan
     return (
         f"{plan.model}, {times.parameters / 1e6:.1f} M parameters, {plan.ranks} ranks, "
-        f"{plan.samples} x {plan.length} tokens each, {plan.rounds} rounds of {plan.steps} steps"
+        f"{plan.samples} x {plan.length} tokens each, {plan.optimizer}, {plan.rounds} rounds of {plan.steps} steps"
     )
 
 
 def print_report(times: Times, console: Console) -> None:
     """Print what was compared, and the results."""
     alone, transfers, found = figures_of(times)
-    table = Table(title=_title(times), title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("", no_wrap=True)
     headings = ("step\nms", "quartiles", "exposed\nms", "of the\nstep", "hidden", "times\nfaster", "exposed\nratio")
     for heading in headings:
@@ -38,6 +38,7 @@ def print_report(times: Times, console: Console) -> None:
             one.method.label, f"{one.step:.1f}", f"{one.lower:.1f}-{one.upper:.1f}", *exposed,
             _or_dash(one.speedup), _or_dash(one.exposed_ratio),
         )  # fmt: skip
+    console.print(_title(times), style="italic", highlight=False)
     console.print(table)
     bare = ", ".join(f"{backend} {ms:.1f} ms" for backend, ms in transfers.items())
     console.print(
@@ -53,6 +54,20 @@ def print_report(times: Times, console: Console) -> None:
             "cannot be told. Measure on an idle machine, or with more --rounds and --steps.",
             highlight=False,
         )
+
+
+def print_memory(times: Times, console: Console) -> None:
+    """Print what a training with each method holds in memory."""
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("", no_wrap=True)
+    trained = {one: held for one, held in times.memory.items() if held}
+    names = list(next(iter(trained.values())))
+    for name in names:
+        table.add_column(name, justify="right")
+    for one, held in trained.items():
+        table.add_row(one.label, *(f"{held[name] / 2**20:.1f}" for name in names))
+    console.print("What a training holds, in MiB, on the rank that holds most", style="italic")
+    console.print(table)
 
 
 def _share(hidden: float) -> str:
