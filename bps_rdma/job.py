@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from bps_rdma import _core, stacks, startup, staying
 from bps_rdma.errors import BpsError, NotInitializedError, RoundAbortedError
 from bps_rdma.group import Group
+from bps_rdma.kept_errors import keeping
 from bps_rdma.launch import cluster
 from bps_rdma.running_job import Job
 from bps_rdma.settings import SettingValue, config_with, table_of
@@ -43,7 +44,9 @@ class _Change:
 
 
 _job: Job | None = None
-_ended: Job | None = None  # its view has ended, which this process has been told; the next call goes on in the next one
+_ended: Job | None = None  # its view has ended, and the next call goes on in the next one
+_is_told = True  # the caller knows that, and not only a thread of the library
+_untold: RoundAbortedError | None = None  # what the caller does not know, although _job is in the next view already
 _change: _Change | None = None
 _lock = threading.RLock()  # guards _change, for moments; a signal handler may interrupt its holder
 _of_parent: list[Job] = []  # jobs of the process that this one was forked from, kept so that they are never destroyed
@@ -51,9 +54,15 @@ _of_parent: list[Job] = []  # jobs of the process that this one was forked from,
 
 def current() -> Job:
     """The job of this process."""
-    if _job is None:
+    if _job is None or _untold is not None:
         return _renewed()
     return _job
+
+
+def _known() -> Job | None:
+    """The job of this process, in its present view or in one that has ended."""
+    ended = _ended  # is read first: a thread that goes into the next view sets _job before it clears this
+    return _job or ended
 
 
 # ---- Life
@@ -187,12 +196,12 @@ def leave(timeout: float | None, *, suspends: bool = False) -> None:
 
 
 def _leave(timeout: float | None, end: Callable[[Job, float], object]) -> None:
-    global _job, _ended
+    global _job, _ended, _untold
     change = _begin_change(ends_init=True)
     if change is None:
         return  # a signal handler: what it has interrupted ends by itself
     try:
-        job, _job, _ended = _job or _ended, None, None
+        job, _job, _ended, _untold = _known(), None, None, None
         if job is None:
             return
         atexit.unregister(shutdown)
@@ -209,41 +218,81 @@ def _leave(timeout: float | None, end: Callable[[Job, float], object]) -> None:
 
 # ---- From one view to the next
 
+_REPEAT = "repeat the step"
+
+
+def raised(error: BaseException) -> BaseException:
+    """Returns an error that was kept, which the caller is about to raise: see kept_errors.py."""
+    global _untold
+    if isinstance(error, RoundAbortedError) and not keeping:
+        _untold = None
+        note_view_end()
+    return error
+
+
+def _note_view_end() -> None:
+    """Called for each RoundAbortedError of the core. One that is kept tells the caller nothing yet."""
+    if not keeping:
+        note_view_end()
+
 
 def note_view_end() -> None:
     """Notes that this process knows the end of its view: a RoundAbortedError is about to be raised."""
-    global _job, _ended
+    global _job, _ended, _is_told
     with _lock:
         if _job is not None and _job.process.view_ended:
-            _ended, _job = _job, None
+            _ended, _job, _is_told = _job, None, not keeping
+        elif _job is None and not keeping:
+            _is_told = True
 
 
 def _renewed() -> Job:
-    """Returns the job in its next view. It may have to wait there until all other ranks come."""
-    global _job, _ended
-    if _ended is None:
+    """Returns the job in its next view. It may have to wait there until all other ranks come.
+
+    Raises:
+        RoundAbortedError: a thread of the library has gone there before the caller knew; or this is one, and must not.
+    """
+    global _untold
+    ended = _ended  # first, as in _known()
+    with _lock:
+        if _job is not None:
+            if keeping or _untold is None:
+                return _job
+            error, _untold = _untold, None
+            raise error
+    if ended is None:
         raise NotInitializedError("bps_rdma is not initialised", "call bps_rdma.init() first")
+    if keeping and not ended.process.survives_servers:
+        raise RoundAbortedError("the view has ended", _REPEAT)
     change = _begin_change(ends_init=False)
     if change is None:
         raise NotInitializedError(
             "a signal handler has interrupted the change to the next view", "use bps_rdma when the handler has returned"
         )
     try:
-        if _job is not None:  # another thread was faster
-            return _job
-        ended = before = _ended
-        if ended is None or before is None:
-            raise NotInitializedError("bps_rdma is not initialised", "call bps_rdma.init() first")
-        try:
-            _job = _settled(_next_view(before, change), change)
-            return _job
-        finally:
-            if _ended is ended:  # until here other threads wait for this one
-                _ended = None
-            if _job is None:  # it is in no job any more, and shutdown() has nothing to do
-                stacks.hide()
+        if _job is None:  # otherwise another thread was faster
+            _go_on(change)
     finally:
         _end_change(change)
+    return current()
+
+
+def _go_on(change: _Change) -> None:
+    """Takes this process into its next view."""
+    global _job, _ended, _untold
+    ended = _ended
+    if ended is None:
+        raise NotInitializedError("bps_rdma is not initialised", "call bps_rdma.init() first")
+    try:
+        job = _settled(_next_view(ended, change), change)
+        if not (_is_told or job.goes_on):
+            _untold = RoundAbortedError("a member was lost or has entered, and the view has ended", _REPEAT)
+        _job = job
+    finally:
+        if _ended is ended:  # until here other threads wait for this one
+            _ended = None
+        if _job is None:  # it is in no job any more, and shutdown() has nothing to do
+            stacks.hide()
 
 
 def _settled(job: Job, change: _Change) -> Job:
@@ -299,18 +348,20 @@ def _next_view(before: Job, change: _Change) -> Job:
 
 def resume() -> bool:
     """Goes into the next view after the end of one. Returns False if operations under way cannot go on there."""
-    note_view_end()
-    job = _job or _ended
+    job = _known()
     if job is None or not job.process.survives_servers:
+        _note_view_end()
         return False
+    note_view_end()
     return current().goes_on
 
 
 def asked(call: Callable[[_core.Process], T]) -> T:
     """Returns what `call` reads from this process, in the view that the process is in by then."""
     while True:
+        process = current().process
         try:
-            return call(current().process)
+            return call(process)
         except RoundAbortedError:  # another thread goes into the next view
             note_view_end()
 
@@ -332,7 +383,7 @@ def rebound(process: _core.Process, tensor: _core.Tensor) -> tuple[_core.Process
     return job.process, found
 
 
-_core.register_view_hooks(note_view_end=note_view_end, resume=resume, rebound=rebound)
+_core.register_view_hooks(note_view_end=_note_view_end, resume=resume, rebound=rebound)
 
 
 def surviving(call: Callable[[], T]) -> T:
@@ -379,7 +430,7 @@ def _report_exceptions() -> None:
 
 def _excepthook(kind: type[BaseException], value: BaseException, trace: Any) -> None:
     report_exception(value)
-    job = _job or _ended
+    job = _known()
     if job is not None and isinstance(value, BpsError):  # the tracebacks of several ranks are long, and mix
         with contextlib.suppress(Exception):
             sys.stderr.write(f"error: rank {job.process.rank} ends with {kind.__name__}: {value}\n")
@@ -392,7 +443,7 @@ def report_exception(value: BaseException) -> None:
     Without a job it has no effect. An exception that ends the process is reported by itself; this is for callers in
     whose process the exception ends something else, such as a task of an actor.
     """
-    job = _job or _ended
+    job = _known()
     if job is not None:
         with contextlib.suppress(BaseException):  # the exception itself must be shown, even if this fails
             job.process.abort("".join(traceback.format_exception_only(value)).strip()[:_LONGEST_REPORT])
@@ -403,9 +454,9 @@ _LONGEST_REPORT = 2000  # characters
 
 def _after_fork_in_child() -> None:
     """Forgets the job: a forked process is no member of its parent's job."""
-    global _job, _ended, _change, _lock
+    global _job, _ended, _untold, _change, _lock
     _of_parent.extend(job for job in (_job, _ended) if job is not None)
-    _job, _ended, _change, _lock = None, None, None, threading.RLock()
+    _job, _ended, _untold, _change, _lock = None, None, None, None, threading.RLock()
     atexit.unregister(shutdown)
 
 
@@ -414,7 +465,7 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 
 def is_initialized() -> bool:
     """Returns whether this process is in a job."""
-    return _job is not None or _ended is not None
+    return _known() is not None
 
 
 def rank() -> int:
@@ -441,7 +492,7 @@ def local_size() -> int:
 
 
 def _settings() -> _core.Config:
-    if (job := _job or _ended) is not None:
+    if (job := _known()) is not None:
         return job.config
     config = _core.Config()
     if (place := cluster.place_of(os.environ)) is not None:

@@ -16,8 +16,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from bps_rdma import job
-from bps_rdma.errors import NotInitializedError
+from bps_rdma.errors import NotInitializedError, RoundAbortedError
 from bps_rdma.extras import require
+from bps_rdma.kept_errors import keeping
 
 require("prometheus_client", "bps_rdma.prometheus")
 
@@ -40,8 +41,9 @@ class Collector(registry.Collector):
     def collect(self) -> Iterable[Metric]:
         """The families of this moment."""
         try:
-            families = job.asked(lambda process: process.metric_families())
-        except NotInitializedError:
+            with keeping:
+                families = job.asked(lambda process: process.metric_families())
+        except (NotInitializedError, RoundAbortedError):  # the next view has not begun yet
             return
         for name, kind, text, samples in families:
             family = Metric(name, text, kind)

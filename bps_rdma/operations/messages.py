@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 from bps_rdma import _core, arrays
 from bps_rdma.errors import MismatchError
 from bps_rdma.handle import PythonHandle
+from bps_rdma.job import raised
+from bps_rdma.kept_errors import keeping
 from bps_rdma.operations.lanes import ANYTHING, NOTHING, SMALL, Content, Lane, Part, Said
 
 _NO_PART = Part(NOTHING, None)  # type: ignore[arg-type]  # nothing is written there
@@ -94,9 +96,10 @@ class Message(PythonHandle[Any]):
             return
         how = self._how
         try:
-            self._going_on.append(
-                self.lane.start(part.content.nbytes, part.memory, outward, how.priority, how.awaited, how.timeout)
-            )
+            with keeping:
+                self._going_on.append(
+                    self.lane.start(part.content.nbytes, part.memory, outward, how.priority, how.awaited, how.timeout)
+                )
         except Exception as error:  # the notice is on its way: the message fails when that is over
             self._error = error
 
@@ -104,9 +107,10 @@ class Message(PythonHandle[Any]):
         """Blocks until the message is complete, and returns its array. Raises what became of it."""
         with self._turn:
             if not self._over:
-                self._advance(waits=True)
+                with keeping:
+                    self._advance(waits=True)
         if self._error is not None:
-            raise self._error
+            raise raised(self._error)
         return self._result
 
     def done(self) -> bool:
@@ -121,7 +125,8 @@ class Message(PythonHandle[Any]):
         if not self._turn.acquire(blocking=waits):
             return False  # another thread is at it
         try:
-            return self._over or step(waits=waits)
+            with keeping:
+                return self._over or step(waits=waits)
         finally:
             self._turn.release()
 
@@ -271,14 +276,15 @@ class Together(PythonHandle[Any]):
             if not self._over:
                 for part in self._parts:
                     try:
-                        part.wait()
+                        with keeping:
+                            part.wait()
                     except Exception as error:
                         self._error = self._error or error
                 if self._error is None:
                     self._result = self._finish()
                 self._over = True
         if self._error is not None:
-            raise self._error
+            raise raised(self._error)
         return self._result
 
     def done(self) -> bool:

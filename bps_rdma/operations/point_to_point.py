@@ -16,7 +16,8 @@ from bps_rdma.agreement import group_of
 from bps_rdma.errors import BpsError, DeadlineError, InvalidArgumentError, RoundAbortedError
 from bps_rdma.group import Group
 from bps_rdma.handle import PythonHandle
-from bps_rdma.job import current, resume
+from bps_rdma.job import current, raised, resume
+from bps_rdma.kept_errors import keeping
 from bps_rdma.operations.lanes import ANYTHING, Lane, Lanes, Part, lanes_of
 from bps_rdma.operations.messages import How, Message, mismatch
 
@@ -159,7 +160,7 @@ class ReceiveFromAny(PythonHandle[Any]):
 
     def wait(self) -> Any:
         """Blocks until a message has come, and returns the rank that has sent it, or the given result."""
-        with self._turn:
+        with self._turn, keeping:
             while not self._over and not self._advance():
                 left = self._end - time.monotonic()
                 if left <= 0:
@@ -167,7 +168,7 @@ class ReceiveFromAny(PythonHandle[Any]):
                 else:
                     self._waiting.poll(None if left == _FOREVER else left)
         if self._error is not None:
-            raise self._error
+            raise raised(self._error)
         return self._result
 
     def done(self) -> bool:
@@ -177,7 +178,8 @@ class ReceiveFromAny(PythonHandle[Any]):
         if not self._turn.acquire(blocking=False):
             return False
         try:
-            return self._over or self._advance() or time.monotonic() >= self._end
+            with keeping:
+                return self._over or self._advance() or time.monotonic() >= self._end
         finally:
             self._turn.release()
 

@@ -14,6 +14,7 @@ from collections import deque
 from typing import Any
 
 from bps_rdma.handle import PythonHandle
+from bps_rdma.kept_errors import keeping
 
 
 class Progress:
@@ -40,6 +41,7 @@ class Progress:
             os.close(self._wake)
 
     def _run(self) -> None:
+        keeping.for_this_thread()
         waiting = select.epoll()
         waiting.register(self._wake, select.EPOLLIN)
         by_fd: dict[int, list[PythonHandle[Any]]] = {}

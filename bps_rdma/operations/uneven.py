@@ -12,9 +12,10 @@ import numpy as np
 
 from bps_rdma import _core, arrays
 from bps_rdma.agreement import group_of
-from bps_rdma.errors import InvalidTensorError, MismatchError
+from bps_rdma.errors import InvalidTensorError, MismatchError, RoundAbortedError
 from bps_rdma.handle import PythonHandle
-from bps_rdma.job import current
+from bps_rdma.job import current, raised
+from bps_rdma.kept_errors import keeping
 from bps_rdma.operations import start
 from bps_rdma.operations.messages import Together
 from bps_rdma.operations.options import OperationOptions
@@ -38,8 +39,10 @@ class UnevenGather(PythonHandle[Any]):
         self._array, self._out, self._options = array, out, options
         self._rest = shape[1:]
         self._dtype = memory.dtype.name
-        self._members = group_of(current(), options.group)
-        self._own = current().process.rank
+        running = current()
+        self._epoch = running.epoch
+        self._members = group_of(running, options.group)
+        self._own = running.process.rank
         self._name = options.name or "~uneven_all_gather"
         told = np.frombuffer(self._text(shape[0]), np.uint8)
         self._told = np.zeros((self._members.size, _SIZE.size), np.uint8)
@@ -59,9 +62,10 @@ class UnevenGather(PythonHandle[Any]):
         """Blocks until all parts have come, and returns the whole."""
         with self._turn:
             if not self._over:
-                self._advance(waits=True)
+                with keeping:
+                    self._advance(waits=True)
         if self._error is not None:
-            raise self._error
+            raise raised(self._error)
         return self._result
 
     def done(self) -> bool:
@@ -69,7 +73,8 @@ class UnevenGather(PythonHandle[Any]):
         if self._over or not self._turn.acquire(blocking=False):
             return self._over
         try:
-            return self._over or self._advance(waits=False)
+            with keeping:
+                return self._over or self._advance(waits=False)
         finally:
             self._turn.release()
 
@@ -94,6 +99,8 @@ class UnevenGather(PythonHandle[Any]):
         return True
 
     def _begin_parts(self) -> Any:
+        if current().epoch != self._epoch:
+            raise RoundAbortedError("the view has ended in which this all_gather began", "repeat the step")
         rows = [self._rows_of(place) for place in range(self._members.size)]
         whole = self._whole(sum(rows))
         flat, width = arrays.flat(whole), math.prod(self._rest)

@@ -10,7 +10,11 @@ from typing import Any
 
 import harness
 import pytest
+import simulated
 import torch
+from bodies.untold_views import go_on
+from bodies.views import FAST
+from harness import eventually, mark
 from restarted import ends_of
 from torch import nn
 
@@ -144,3 +148,20 @@ def test_a_rank_that_is_started_again_trains_on_with_the_others(tmp_path):
     assert sorted(int(end[1]) for end in ends)[:2] == [0, 0]
     assert max(int(end[1]) for end in ends) > 5, "the new rank has gone on where the others were"
     assert len({tuple(end[2:]) for end in ends}) == 1, "all have the same step, parameters and momentum, to the bit"
+
+
+def staged(bps: Any) -> Any:
+    """The threads that move a tensor to a device and back are told of a loss before the caller is."""
+    simulated.install(immediate=True)
+    handle = bps.torch.push_pull_async(torch.ones(5), name="alone")
+    mark("running")
+    eventually(handle.done)
+    return handle
+
+
+@pytest.mark.parametrize("servers", [None, 1])
+def test_a_thread_of_the_library_tells_nobody_of_a_loss(servers):
+    with harness.start(go_on, staged, workers=3, servers=servers, env=FAST | {"BPS_MIN_WORKERS": "2"}) as job:
+        job.await_marks("running", [0, 2])
+        job.kill("rank 1")
+        job.values(but=[1])

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from bps_rdma import job
 from bps_rdma.errors import DeadlineError
 from bps_rdma.handle import PythonHandle
+from bps_rdma.kept_errors import keeping
 from bps_rdma.torch.backend.completion import Completer
 from bps_rdma.torch.transfer import AnyHandle, StagedOperation
 from bps_rdma.torch.transfer.dense import Finish
@@ -81,7 +82,7 @@ class BpsWork(dist.Work):
                 self._future.wait()  # so that the profiler's record is complete when the caller stops profiling
         self._follow()
         if self._error is not None:
-            raise self._error
+            raise job.raised(self._error)
         return True
 
     def _follow(self) -> bool:
@@ -98,8 +99,9 @@ class BpsWork(dist.Work):
             if self._over:
                 return
             try:
-                settle(self._handles, ())
-                self._finish()
+                with keeping:
+                    settle(self._handles, ())
+                    self._finish()
             except Exception as error:
                 self._error = error
             self._over = True

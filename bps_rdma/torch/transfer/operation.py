@@ -12,8 +12,9 @@ from typing import Any
 import torch
 
 from bps_rdma import Handle
-from bps_rdma.errors import DeadlineError
+from bps_rdma.errors import DeadlineError, RoundAbortedError
 from bps_rdma.handle import PythonHandle
+from bps_rdma.job import current, raised
 from bps_rdma.torch.transfer.device import Device
 
 _GRACE = 10.0  # seconds; the core's own deadline names the missing ranks, and comes first
@@ -75,6 +76,7 @@ class StagedOperation(PythonHandle[torch.Tensor]):
         self.layout = layout
         self.send = send
         self.name = name
+        self._epoch = current().epoch
         self.ready = device.record(device.current())
         self._copied: Any = None  # event: what has been received is on the device again
         self._result = result
@@ -106,7 +108,7 @@ class StagedOperation(PythonHandle[torch.Tensor]):
                 self.end(DeadlineError(f"{problem} {self._patience:g} s", hint))
         self.follow()
         if self._error is not None:
-            raise self._error
+            raise raised(self._error)
         return self._result
 
     def follow(self) -> None:
@@ -140,6 +142,11 @@ class StagedOperation(PythonHandle[torch.Tensor]):
     def failed(self) -> bool:
         """Returns whether its remaining chunks need not be sent."""
         return self._error is not None
+
+    def check_view(self) -> None:
+        """Raises RoundAbortedError if the view has ended in which this operation began."""
+        if current().epoch != self._epoch:
+            raise RoundAbortedError(f"{self.name}: the view has ended in which this began", "repeat the step")
 
     def receive(self, copy: Callable[[], None], record: Callable[[], Any]) -> bool:
         """Starts the copies of a chunk to the device, unless the operation has failed: its tensor then stays as it is.

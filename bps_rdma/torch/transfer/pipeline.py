@@ -14,12 +14,14 @@ import select
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from bps_rdma import Handle
+from bps_rdma.kept_errors import keeping
 from bps_rdma.spans import Spans
 from bps_rdma.torch.transfer.device import Device
 from bps_rdma.torch.transfer.operation import StagedOperation
@@ -96,9 +98,10 @@ class CopyPipeline:
         self._all_sent = False  # the thread that copies down has ended
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)  # the thread that copies up has something new
         self._threads = [
-            threading.Thread(target=work, name=f"bps_rdma {name}", daemon=True)
+            threading.Thread(target=self._run, args=(work,), name=f"bps_rdma {name}", daemon=True)
             for name, work in (("down", self._send_all), ("up", self._receive_all))
         ]
+        self._running = len(self._threads)
         for thread in self._threads:
             thread.start()
 
@@ -126,16 +129,25 @@ class CopyPipeline:
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
+        if threading.current_thread() in self._threads:
+            return  # it has found the end of the job, and ends by itself
         for thread in self._threads:
             thread.join(seconds)
-        if not any(thread.is_alive() for thread in self._threads):
-            self._slots.close()
-            os.close(self._wake)
+
+    def _run(self, work: Callable[[], None]) -> None:
+        keeping.for_this_thread()
+        self._device.use()
+        work()
+        with self._changed:
+            self._running -= 1
+            if self._running > 0:
+                return
+        self._slots.close()
+        os.close(self._wake)
 
     # ---- Down
 
     def _send_all(self) -> None:
-        self._device.use()
         filled: deque[Chunk] = deque()  # copied down, or nearly, and not sent yet
         while True:
             with self._changed:
@@ -207,6 +219,7 @@ class CopyPipeline:
             if self._spans is not None:
                 self._spans.add(f"copy to host: {operation.name} [{chunk.number}]", chunk.began)
             if not operation.failed:
+                operation.check_view()
                 chunk.handle = operation.send(chunk.rows(), chunk.number)
         except Exception as error:
             operation.end(error)
@@ -229,7 +242,6 @@ class CopyPipeline:
         os.eventfd_write(self._wake, 1)
 
     def _receive_all(self) -> None:
-        self._device.use()
         waiting = select.poll()
         waiting.register(self._wake, select.POLLIN)
         pending: dict[int, Chunk] = {}

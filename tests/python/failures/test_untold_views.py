@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Nobody learns of the end of a view but from an error that a call raises: what the library keeps tells nobody.
+
+Otherwise the next call would belong to the next view, in the middle of a step of the view before.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import harness
+import numpy as np
+import pytest
+from bodies.untold_views import go_on, has_ended
+from bodies.views import FAST
+from harness import eventually, mark
+
+LARGE = 3000  # its messages are a notice and a broadcast
+
+
+def message(bps: Any) -> Any:
+    """The view ends between a message's notice and its broadcast."""
+    from bps_rdma.operations.lanes import Lane
+
+    begin = Lane.start
+
+    def late(*arguments: Any) -> Any:
+        mark("running")
+        eventually(has_ended)
+        return begin(*arguments)
+
+    Lane.start = late  # type: ignore[method-assign]
+    sent = bps.send_async(np.ones(LARGE), dst=2)
+    Lane.start = begin  # type: ignore[method-assign]
+    return sent
+
+
+def polled(bps: Any) -> Any:
+    """The caller only asks whether a message has come."""
+    handle = bps.recv_async(np.zeros(LARGE), src=1)
+    mark("running")
+    eventually(handle.done)
+    return handle
+
+
+def in_steps(bps: Any) -> Any:
+    """A thread of the library goes on with the operation."""
+    handle = bps.all_gather_async(np.ones(5), uneven=True)
+    mark("running")
+    eventually(handle.done)
+    return handle
+
+
+def counted(bps: Any) -> Any:
+    """Another thread reads metrics."""
+    from bps_rdma.prometheus import Collector
+
+    handle = bps.push_pull_async(np.ones(5), name="alone")
+    mark("running")
+    eventually(has_ended)
+    list(Collector().collect())
+    return handle
+
+
+@pytest.mark.parametrize("begin", [message, polled, in_steps, counted])
+@pytest.mark.parametrize("servers", [None, 1])
+def test_only_an_error_that_is_raised_ends_a_view(begin, servers):
+    with harness.start(go_on, begin, workers=3, servers=servers, env=FAST | {"BPS_MIN_WORKERS": "2"}) as job:
+        job.await_marks("running", [0, 2])
+        job.kill("rank 1")
+        job.values(but=[1])
