@@ -38,6 +38,7 @@ STEPS = (
     Step("model", "all", computes=True, subject=("tests/model",)),
     Step("examples", "all", needs=("package",)),
     Step("torch-suite", "all", needs=("package",)),
+    Step("frameworks", "all", needs=("package",)),
     Step("megatron-newest", "all", needs=("package",)),
     Step("gpu", "all", needs=("package",)),
     Step("lab", "all", needs=("package",)),

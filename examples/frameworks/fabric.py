@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A training loop with Lightning's Fabric on the backend bps.
+
+torchrun --nproc-per-node 2 examples/frameworks/fabric.py [gloo]
+"""
+
+import sys
+
+import lightning
+import torch
+from lightning.fabric.strategies import DDPStrategy
+from torch import nn
+
+backend = sys.argv[1] if len(sys.argv) > 1 else "bps"
+fabric = lightning.Fabric(accelerator="cpu", devices=2, strategy=DDPStrategy(process_group_backend=backend))
+fabric.launch()
+fabric.seed_everything(1)
+model: nn.Module = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.BatchNorm1d(64), nn.Linear(64, 2))
+model, optimizer = fabric.setup(model, torch.optim.AdamW(model.parameters(), lr=1e-2))
+data = torch.utils.data.TensorDataset(torch.randn(128, 8), torch.randn(128, 2))
+batches = fabric.setup_dataloaders(torch.utils.data.DataLoader(data, batch_size=8, shuffle=True))
+
+losses = []
+for inputs, targets in batches:
+    optimizer.zero_grad()
+    loss = nn.functional.mse_loss(model(inputs), targets)
+    fabric.backward(loss)
+    optimizer.step()
+    losses.append(fabric.all_reduce(loss.detach()).item())
+if fabric.is_global_zero:
+    print("losses:", *losses)
+    print("weights:", sum(one.detach().double().sum().item() for one in model.parameters()).hex())
+    print("backend:", torch.distributed.get_backend())
