@@ -38,6 +38,7 @@ class Setup:
     overlap_gather: bool = False
     instances: int = 1
     bf16: bool = False
+    fp16: bool = False  # with a loss scale that begins too large
     fp32_gradients: bool = False
     check_nan: bool = False
     per_token: bool = False
@@ -55,6 +56,7 @@ class Trained:
     losses: list[float]
     norms: list[float]
     weights: str
+    scale: float  # of the loss, in the end
     bucket_groups: int  # with more than one rank
     seconds: list[float] = field(compare=False)  # of each step on this rank
 
@@ -113,6 +115,7 @@ class Training:
         self.optimizer = get_megatron_optimizer(
             OptimizerConfig(
                 optimizer="adam", lr=1e-3, weight_decay=0.0, bf16=setup.bf16, params_dtype=self.config.params_dtype,
+                fp16=setup.fp16, initial_loss_scale=2.0**24, loss_scale_window=4, hysteresis=1,
                 use_distributed_optimizer=setup.distributed_optimizer, overlap_param_gather=setup.overlap_gather,
                 clip_grad=1.0,
             ),
@@ -145,7 +148,8 @@ class Training:
         self.optimizer.zero_grad()
         found = self.run(forward_only=False)
         _, norm, _ = self.optimizer.step()
-        self.norms.append(float(norm))
+        # A step whose gradients are too large for fp16 has no norm, changes nothing, and makes the scale smaller.
+        self.norms.append(-1.0 if norm is None else float(norm))
         self.steps += 1
         self.seconds.append(time.perf_counter() - begin)
         self.losses += [sum(map(_loss, found)) / len(found)] if found else []
@@ -185,7 +189,8 @@ class Training:
             for chunk in self.model
             for each in chunk.bucket_groups + chunk.expert_parallel_bucket_groups
         )
-        return Trained(list(self.losses), list(self.norms), digest.hexdigest(), groups, list(self.seconds))
+        scale = float(self.optimizer.get_loss_scale())
+        return Trained(list(self.losses), list(self.norms), digest.hexdigest(), scale, groups, list(self.seconds))
 
     def close(self) -> None:
         """Destroy the parallel groups."""
@@ -213,7 +218,7 @@ def _group(bucket_group: Any) -> Any:
 def _config(setup: Setup) -> Any:
     from megatron.core.transformer import TransformerConfig
 
-    dtype = torch.bfloat16 if setup.bf16 else torch.float32
+    dtype = torch.bfloat16 if setup.bf16 else torch.float16 if setup.fp16 else torch.float32
     experts: dict[str, Any] = {}
     if setup.experts:
         experts = {
@@ -226,7 +231,7 @@ def _config(setup: Setup) -> Any:
     return TransformerConfig(
         num_layers=setup.layers, hidden_size=setup.hidden, num_attention_heads=setup.heads,
         use_cpu_initialization=True, pipeline_dtype=dtype,
-        params_dtype=dtype, bf16=setup.bf16, tensor_model_parallel_size=setup.tp,
+        params_dtype=dtype, bf16=setup.bf16, fp16=setup.fp16, tensor_model_parallel_size=setup.tp,
         pipeline_model_parallel_size=setup.pp, virtual_pipeline_model_parallel_size=setup.vpp or None,
         context_parallel_size=setup.cp, sequence_parallel=setup.sp, gradient_accumulation_fusion=False,
         bias_dropout_fusion=False, masked_softmax_fusion=False, bias_activation_fusion=False,
@@ -269,7 +274,7 @@ def _chunks(setup: Setup, config: Any) -> list[torch.nn.Module]:
             share_embeddings_and_output_weights=setup.shared_embeddings,
             **({"vp_stage": stage} if setup.vpp and takes_stage else {}),
         )  # fmt: skip
-        chunks.append(Float16Module(config, chunk) if setup.bf16 else chunk)
+        chunks.append(Float16Module(config, chunk) if setup.bf16 or setup.fp16 else chunk)
     return chunks
 
 

@@ -29,6 +29,8 @@ CONFIGURATIONS = {
     "bf16, fp32 gradients, both overlaps": Setup(
         bf16=True, fp32_gradients=True, distributed_optimizer=True, overlap=True, overlap_gather=True
     ),
+    "fp16": Setup(fp16=True),
+    "fp16, both overlaps": Setup(fp16=True, distributed_optimizer=True, overlap=True, overlap_gather=True),
     "experts": Setup(experts=4, ep=2),
     "experts, overlap": Setup(experts=4, ep=2, overlap=True),
     "experts, distributed optimizer": Setup(experts=4, distributed_optimizer=True, overlap=True),
@@ -66,6 +68,7 @@ def check(found: list[dict[str, Any]], setup: Setup) -> None:
         assert one["same"] or not exact, f"rank {rank}: {stock} {ours}"
         assert ours.losses == pytest.approx(stock.losses, rel=1e-5)
         assert ours.norms == pytest.approx(stock.norms, rel=1e-5)
+        assert ours.scale == stock.scale
         groups = one["ours"].bucket_groups
         kind = "reduce_scatter" if setup.distributed_optimizer else "all_reduce"
         assert one["counts"][kind] >= setup.steps * groups
@@ -73,5 +76,8 @@ def check(found: list[dict[str, Any]], setup: Setup) -> None:
         if setup.distributed_optimizer:
             assert one["counts"]["all_gather"] >= setup.steps
     assert any(one["stock"].losses for one in found)
+    if setup.fp16:
+        assert -1.0 in found[0]["ours"].norms, "no step was skipped"
+        assert found[0]["ours"].norms[-1] > 0, "all steps were skipped"
     if setup.overlap and setup.pp == setup.ep == 1:
         assert max(one["ours"].bucket_groups for one in found) > 1, "there was nothing to overlap"

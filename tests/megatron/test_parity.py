@@ -31,6 +31,7 @@ CORE = {
     "overlap, average, NaN check",
     "distributed optimizer, both overlaps",
     "bf16, fp32 gradients, both overlaps",
+    "fp16, both overlaps",
     "experts, overlap",
     "TP 2, PP 2, VPP 2, both overlaps",
 }
