@@ -31,7 +31,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_mar
     epilog=closing(
         "bps ddp-bench --model mlp --rounds 2",
         "bps ddp-bench --strategies bucketed,ddp-gloo --buckets 25 --json -",
-        "bps ddp-bench --strategies bucketed,sharded --buckets 25 --optimizer adamw --memory",
+        "bps ddp-bench --strategies bucketed,sharded --optimizer adamw --memory",
         status="a rank failed, or two methods reached different weights.",
     )
 )
