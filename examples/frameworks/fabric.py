@@ -11,6 +11,8 @@ import torch
 from lightning.fabric.strategies import DDPStrategy
 from torch import nn
 
+import bps_rdma.torch  # noqa: F401  # registers the backend
+
 backend = sys.argv[1] if len(sys.argv) > 1 else "bps"
 fabric = lightning.Fabric(accelerator="cpu", devices=2, strategy=DDPStrategy(process_group_backend=backend))
 fabric.launch()
@@ -31,3 +33,5 @@ if fabric.is_global_zero:
     print("losses:", *losses)
     print("weights:", sum(one.detach().double().sum().item() for one in model.parameters()).hex())
     print("backend:", torch.distributed.get_backend())
+fabric.barrier()
+torch.distributed.destroy_process_group()

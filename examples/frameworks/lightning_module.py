@@ -11,6 +11,8 @@ import torch
 from lightning.pytorch.strategies import DDPStrategy
 from torch import nn
 
+import bps_rdma.torch  # noqa: F401  # registers the backend
+
 
 class Regression(lightning.LightningModule):
     """Predicts two numbers from eight."""

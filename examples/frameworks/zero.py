@@ -10,6 +10,8 @@ import deepspeed
 import torch
 from torch import nn
 
+import bps_rdma.torch  # noqa: F401  # registers the backend
+
 stage = int(sys.argv[1]) if len(sys.argv) > 1 else 3
 deepspeed.init_distributed(dist_backend=sys.argv[2] if len(sys.argv) > 2 else "bps")
 torch.manual_seed(1)

@@ -62,7 +62,8 @@ IGNITE = """
 import ignite.distributed as idist
 from torch import nn
 model = idist.auto_model(nn.Linear(2, 2))
-print("losses:", type(model).__name__, idist.get_world_size())
+if idist.get_rank() == 0:
+    print("losses:", type(model).__name__, idist.get_world_size())
 """
 
 
