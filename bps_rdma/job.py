@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The job of this process: joining and leaving it, and going from one view to the next."""
+"""The life of this process in a job: joining it, leaving it, and what it says of both."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import faulthandler
 import os
 import signal
 import sys
-import threading
 import traceback
 import warnings
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from bps_rdma import _core, stacks, startup, staying
-from bps_rdma.errors import BpsError, NotInitializedError, RoundAbortedError
+from bps_rdma import _core, presence, stacks, startup, staying, views
+from bps_rdma.errors import BpsError, NotInitializedError
 from bps_rdma.group import Group
-from bps_rdma.kept_errors import keeping
 from bps_rdma.launch import cluster
+from bps_rdma.presence import Stage, raised
 from bps_rdma.running_job import Job
 from bps_rdma.settings import SettingValue, config_with, table_of
+from bps_rdma.views import asked, current, resume, surviving
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -31,41 +31,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class _Change:
-    """An init() or shutdown() in progress: there is one at a time.
-
-    Other threads wait for its end. A signal handler that has interrupted it cannot.
-    """
-
-    def __init__(self) -> None:
-        self.thread = threading.get_ident()
-        self.stop = _core.Stop()
-        self.over = threading.Event()
-
-
-_job: Job | None = None
-_ended: Job | None = None  # its view has ended, and the next call goes on in the next one
-_is_told = True  # the caller knows that, and not only a thread of the library
-_untold: RoundAbortedError | None = None  # what the caller does not know, although _job is in the next view already
-_change: _Change | None = None
-_lock = threading.RLock()  # guards _change, for moments; a signal handler may interrupt its holder
-_of_parent: list[Job] = []  # jobs of the process that this one was forked from, kept so that they are never destroyed
-
-
-def current() -> Job:
-    """The job of this process."""
-    if _job is None or _untold is not None:
-        return _renewed()
-    return _job
-
-
-def _known() -> Job | None:
-    """The job of this process, in its present view or in one that has ended."""
-    ended = _ended  # is read first: a thread that goes into the next view sets _job before it clears this
-    return _job or ended
-
-
-# ---- Life
+__all__ = [
+    "Membership", "asked", "config", "current", "depart", "init", "is_initialized", "join", "leave", "local_rank",
+    "local_size", "raised", "rank", "report_exception", "resume", "shutdown", "size", "surviving",
+]  # fmt: skip
 
 
 class Membership:
@@ -115,15 +84,14 @@ def init(**settings: Unpack[Settings]) -> Membership:
 
 def join(settings: Mapping[str, object], *, resumes: bool) -> Membership:
     """Implements init(). `resumes`: this process has suspended the job and has its state; other processes are late."""
-    global _job
-    change = _begin_change(ends_init=False)
+    change = presence.begin_change(ends_init=False)
     if change is None:
         raise NotInitializedError(
             "init() was called by a signal handler that interrupted init() or shutdown()",
             "call init() when the handler has returned",
         )
     try:
-        if _job is not None or _ended is not None:
+        if is_initialized():
             return Membership(joined=False)
         cluster.adopt(os.environ, settings)
         config = config_with(settings)
@@ -131,13 +99,14 @@ def join(settings: Mapping[str, object], *, resumes: bool) -> Membership:
         _warn_of_agent(config)
         start.resumes = resumes
         process = _core.Process.start(config, start, change.stop)
-        _job = _settled(Job(process, config, Group(0, tuple(range(process.workers)))), change)
+        job = Job(process, config, Group(0, tuple(range(process.workers))))
+        presence.become(Stage.INSIDE, views.settled(job, change))
         atexit.register(shutdown)
         _report_exceptions()
         _tell_on_signal()
         return Membership(joined=True)
     finally:
-        _end_change(change)
+        presence.end_change(change)
 
 
 def _warn_of_agent(config: _core.Config) -> None:
@@ -196,12 +165,12 @@ def leave(timeout: float | None, *, suspends: bool = False) -> None:
 
 
 def _leave(timeout: float | None, end: Callable[[Job, float], object]) -> None:
-    global _job, _ended, _untold
-    change = _begin_change(ends_init=True)
+    change = presence.begin_change(ends_init=True)
     if change is None:
         return  # a signal handler: what it has interrupted ends by itself
     try:
-        job, _job, _ended, _untold = _known(), None, None, None
+        job = presence.now().job
+        presence.become(Stage.OUT)
         if job is None:
             return
         atexit.unregister(shutdown)
@@ -213,209 +182,7 @@ def _leave(timeout: float | None, end: Callable[[Job, float], object]) -> None:
             # When it is down no peer can write into them any more.
             _core.release_orphans(all=job.process.is_down)
     finally:
-        _end_change(change)
-
-
-# ---- From one view to the next
-
-_REPEAT = "repeat the step"
-
-
-def raised(error: BaseException) -> BaseException:
-    """Returns an error that was kept, which the caller is about to raise: see kept_errors.py."""
-    global _untold
-    if isinstance(error, RoundAbortedError) and not keeping:
-        _untold = None
-        note_view_end()
-    return error
-
-
-def _note_view_end() -> None:
-    """Called for each RoundAbortedError of the core. One that is kept tells the caller nothing yet."""
-    if not keeping:
-        note_view_end()
-
-
-def note_view_end() -> None:
-    """Notes that this process knows the end of its view: a RoundAbortedError is about to be raised."""
-    global _job, _ended, _is_told
-    with _lock:
-        if _job is not None and _job.process.view_ended:
-            _ended, _job, _is_told = _job, None, not keeping
-        elif _job is None and not keeping:
-            _is_told = True
-
-
-def _renewed() -> Job:
-    """Returns the job in its next view. It may have to wait there until all other ranks come.
-
-    Raises:
-        RoundAbortedError: a thread of the library has gone there before the caller knew; or this is one, and must not.
-    """
-    global _untold
-    ended = _ended  # first, as in _known()
-    with _lock:
-        if _job is not None:
-            if keeping or _untold is None:
-                return _job
-            error, _untold = _untold, None
-            raise error
-    if ended is None:
-        raise NotInitializedError("bps_rdma is not initialised", "call bps_rdma.init() first")
-    if keeping and not ended.process.survives_servers:
-        raise RoundAbortedError("the view has ended", _REPEAT)
-    change = _begin_change(ends_init=False)
-    if change is None:
-        raise NotInitializedError(
-            "a signal handler has interrupted the change to the next view", "use bps_rdma when the handler has returned"
-        )
-    try:
-        if _job is None:  # otherwise another thread was faster
-            _go_on(change)
-    finally:
-        _end_change(change)
-    return current()
-
-
-def _go_on(change: _Change) -> None:
-    """Takes this process into its next view."""
-    global _job, _ended, _untold
-    ended = _ended
-    if ended is None:
-        raise NotInitializedError("bps_rdma is not initialised", "call bps_rdma.init() first")
-    try:
-        job = _settled(_next_view(ended, change), change)
-        if not (_is_told or job.goes_on):
-            _untold = RoundAbortedError("a member was lost or has entered, and the view has ended", _REPEAT)
-        _job = job
-    finally:
-        if _ended is ended:  # until here other threads wait for this one
-            _ended = None
-        if _job is None:  # it is in no job any more, and shutdown() has nothing to do
-            stacks.hide()
-
-
-def _settled(job: Job, change: _Change) -> Job:
-    """Returns the job, or that of a later view, once all its ranks know how they go on."""
-    while True:
-        try:
-            job.go_on()
-            return job
-        except RoundAbortedError:  # another member was lost meanwhile
-            job = _next_view(job, change)
-        except BaseException:  # nobody can use it, and what it has begun must not write any more
-            with contextlib.suppress(BpsError):
-                job.process.shutdown(0.0)
-            raise
-
-
-def _next_view(before: Job, change: _Change) -> Job:
-    """Returns the job in the view that follows one that has ended; go_on() must follow."""
-    kept = before.take_lasting_parts()
-    goes_on = False
-    try:
-        process = _core.Process.renew(before.process, change.stop)
-        interrupted = before.take_interrupted()
-        # Other views may have begun and ended meanwhile, without this process.
-        old_ranks = {identity: rank for rank, identity in enumerate(before.identities)}
-        ranks = {old_ranks[identity]: new for new, identity in enumerate(process.identities) if identity in old_ranks}
-        has_same_workers = process.workers == len(ranks) == before.world.size
-        goes_on = has_same_workers and process.survives_servers and before.process.can_go_on
-        if goes_on:
-            kept.update(before._parts)
-            before._parts = {}
-    finally:
-        before.close()
-        _core.release_orphans(all=before.process.is_down and not goes_on)
-    job = Job(process, before.config, Group(0, tuple(range(process.workers))))
-    job.is_late = before.is_late
-    job._parts.update(kept)
-    was_compressed = {before.numbering.name_of(one): one.compression for one in before.tensors.values()}
-    job.compressed = before.compressed | {name: text for name, text in was_compressed.items() if text}
-    for key, group, members in before.all_groups():
-        job.lost_groups.append((key, group, tuple(ranks[rank] for rank in members if rank in ranks)))
-    if goes_on:
-        job.goes_on = True
-        job.epoch = before.epoch
-        job.interrupted, job.failed = interrupted, before.failed
-        job.views = before.views | job.views
-        job.numbering.next = before.next_rounds()
-    else:
-        for each in interrupted:
-            each.operation.abort()
-    return job
-
-
-def resume() -> bool:
-    """Goes into the next view after the end of one. Returns False if operations under way cannot go on there."""
-    job = _known()
-    if job is None or not job.process.survives_servers:
-        _note_view_end()
-        return False
-    note_view_end()
-    return current().goes_on
-
-
-def asked(call: Callable[[_core.Process], T]) -> T:
-    """Returns what `call` reads from this process, in the view that the process is in by then."""
-    while True:
-        process = current().process
-        try:
-            return call(process)
-        except RoundAbortedError:  # another thread goes into the next view
-            note_view_end()
-
-
-def rebound(process: _core.Process, tensor: _core.Tensor) -> tuple[_core.Process, _core.Tensor] | None:
-    """Finds what a prepared operation works on in the next view. None: the job has ended, or has other workers."""
-    note_view_end()
-    if not is_initialized():
-        return None
-    job = current()
-    keys = job.views.get(id(process))
-    if keys is None or job.process is process:
-        return None
-    number = job.numbering.number_of(keys[tensor.group])
-    found = job.tensors.get((number, tensor.name))
-    if found is None:
-        declared = (number, tensor.name, tensor.dtype, tensor.elements, tensor.shape, tensor.compression)
-        found = job.declare([declared])[0]
-    return job.process, found
-
-
-_core.register_view_hooks(note_view_end=_note_view_end, resume=resume, rebound=rebound)
-
-
-def surviving(call: Callable[[], T]) -> T:
-    """Repeats a call if only servers were lost. The call must have no effect when it raises RoundAbortedError."""
-    while True:
-        try:
-            return call()
-        except RoundAbortedError:
-            if not resume():
-                raise
-
-
-def _begin_change(*, ends_init: bool) -> _Change | None:
-    """Waits until no other thread is in init() or shutdown(). None: this thread itself is, in a signal handler."""
-    global _change
-    while True:
-        with _lock:
-            running = _change
-            if running is None:
-                _change = mine = _Change()
-                return mine
-        if ends_init:
-            running.stop.request()
-        if running.thread == threading.get_ident():
-            return None
-        running.over.wait()
-
-
-def _end_change(change: _Change) -> None:
-    global _change
-    _change = None
-    change.over.set()
+        presence.end_change(change)
 
 
 _previous_excepthook: Any = None
@@ -430,7 +197,7 @@ def _report_exceptions() -> None:
 
 def _excepthook(kind: type[BaseException], value: BaseException, trace: Any) -> None:
     report_exception(value)
-    job = _known()
+    job = presence.now().job
     if job is not None and isinstance(value, BpsError):  # the tracebacks of several ranks are long, and mix
         with contextlib.suppress(Exception):
             sys.stderr.write(f"error: rank {job.process.rank} ends with {kind.__name__}: {value}\n")
@@ -443,7 +210,7 @@ def report_exception(value: BaseException) -> None:
     Without a job it has no effect. An exception that ends the process is reported by itself; this is for callers in
     whose process the exception ends something else, such as a task of an actor.
     """
-    job = _known()
+    job = presence.now().job
     if job is not None:
         with contextlib.suppress(BaseException):  # the exception itself must be shown, even if this fails
             job.process.abort("".join(traceback.format_exception_only(value)).strip()[:_LONGEST_REPORT])
@@ -453,10 +220,7 @@ _LONGEST_REPORT = 2000  # characters
 
 
 def _after_fork_in_child() -> None:
-    """Forgets the job: a forked process is no member of its parent's job."""
-    global _job, _ended, _untold, _change, _lock
-    _of_parent.extend(job for job in (_job, _ended) if job is not None)
-    _job, _ended, _untold, _change, _lock = None, None, None, None, threading.RLock()
+    presence.after_fork()
     atexit.unregister(shutdown)
 
 
@@ -465,7 +229,7 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 
 def is_initialized() -> bool:
     """Returns whether this process is in a job."""
-    return _known() is not None
+    return presence.now().job is not None
 
 
 def rank() -> int:
@@ -492,7 +256,7 @@ def local_size() -> int:
 
 
 def _settings() -> _core.Config:
-    if (job := _known()) is not None:
+    if (job := presence.now().job) is not None:
         return job.config
     config = _core.Config()
     if (place := cluster.place_of(os.environ)) is not None:

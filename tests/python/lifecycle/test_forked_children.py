@@ -66,11 +66,11 @@ def forks_children(bps: Any, how: str) -> tuple[list[int], bool]:
             raise AssertionError("a child is a member of the job")
 
     def destroys() -> None:
-        inherited = bps_rdma.job._of_parent
+        inherited = bps_rdma.presence.of_parent
         inherited.clear()
 
     def uses_an_inherited_process() -> None:
-        process = bps_rdma.job._of_parent[0].process
+        process = bps_rdma.presence.of_parent[0].process
         for call in (process.metrics, lambda: process.barrier(0, 1.0), lambda: process.rank, process.wait_for_end):
             try:
                 call()

@@ -39,8 +39,7 @@ def placed(bps: Any, count: int) -> list[int]:
     bps.declare_many({name: (shape, "float32") for name, shape in sizes.items()})
     from bps_rdma import job
 
-    assert job._job is not None
-    tensors = list(job._job.tensors.values())
+    tensors = list(job.current().tensors.values())
     return [sum(column) for column in zip(*(tensor.server_bytes for tensor in tensors), strict=True)]
 
 

@@ -13,10 +13,10 @@ from harness import await_mark, mark
 
 def has_ended() -> bool:
     """Whether the view of this process has ended, without being told of it."""
-    from bps_rdma import job
+    from bps_rdma import presence
 
-    assert job._job is not None, "the end of the view has been told already"
-    return bool(job._job.process.view_ended)
+    assert presence.inside is not None, "the end of the view has been told already"
+    return bool(presence.inside.process.view_ended)
 
 
 def next_call(bps: Any) -> None:
