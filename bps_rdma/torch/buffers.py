@@ -32,13 +32,17 @@ class BufferBroadcast:
         self._layout: list[tuple[torch.dtype, int]] = []  # dtype and size of all buffers
         self._own = np.zeros(3, np.int64)  # the layout as other ranks are told of it
 
-    def run(self) -> None:
+    def run(self, root: int | None = None) -> None:
         """Overwrites all buffers by those of the root. Every rank of the group calls it.
+
+        Args:
+            root: the rank; None: the first one of the group.
 
         Raises:
             MismatchError: the buffers of ranks differ in number, dtype or size.
         """
-        root = self._group.ranks[0] if self._group else 0  # the first rank in the view of now
+        if root is None:
+            root = self._group.ranks[0] if self._group else 0  # the first rank in the view of now
         alike: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
         for buffer in self._module.buffers():
             # Two forwards may come before one backward, as of a GAN's critic: autograd, which has kept the buffer of

@@ -3,12 +3,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Iterable
+from typing import TYPE_CHECKING
+
 import torch
 
 from bps_rdma import arrays
 from bps_rdma.argument_types import whole
 from bps_rdma.errors import InvalidArgumentError, InvalidTensorError
 from bps_rdma.torch.transfer import device_of
+
+if TYPE_CHECKING:
+    from bps_rdma.torch.units import IndexedParameter
 
 
 def check_tensor(value: object) -> None:
@@ -62,8 +68,21 @@ def check_parameter(name: str, parameter: torch.nn.Parameter) -> None:
         raise InvalidTensorError(
             f"parameter {name!r} is on {parameter.device}", "move the model to the CPU, or to a CUDA device"
         ) from error
+    if parameter.is_complex() and parameter.dtype.to_real() in (torch.float32, torch.float64):
+        return
     if str(parameter.dtype).removeprefix("torch.") not in arrays.NUMPY_DTYPES:
         raise InvalidTensorError(
             f"parameter {name!r} has dtype {parameter.dtype}, which is not supported",
-            f"use one of {', '.join(arrays.NUMPY_DTYPES)}",
+            f"use one of {', '.join(arrays.NUMPY_DTYPES)}, complex64 or complex128",
         )
+
+
+def check_exact(entries: Iterable[IndexedParameter], sparse: Container[str]) -> None:
+    """Raises InvalidTensorError for the first parameter whose gradients have no exact mean; names it."""
+    for entry in entries:
+        kind = "sparse" if entry.name in sparse else "complex" if entry.parameter.is_complex() else None
+        if kind is not None:
+            raise InvalidTensorError(
+                f"gradients of {entry.name!r} are {kind}, and means of these cannot be exact",
+                "pass exact=False; or make the layer with sparse=False, or with a real parameter",
+            )

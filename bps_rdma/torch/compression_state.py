@@ -16,7 +16,8 @@ from bps_rdma.group import Group
 from bps_rdma.operations import feedback_state, load_feedback_state
 from bps_rdma.operations.options import EXACT
 from bps_rdma.torch import transfer
-from bps_rdma.torch.units import IndexedParameter, Sent, Unit
+from bps_rdma.torch.plan import Unit
+from bps_rdma.torch.units import IndexedParameter, Sent
 from bps_rdma.uncompressed import COMPRESSIBLE
 
 State = Mapping[str, Mapping[str, torch.Tensor]]  # the pieces of a tensor, by what their names add to its own

@@ -21,8 +21,10 @@ from bps_rdma.torch.backward import EndOfBackward, adds_to
 from bps_rdma.torch.broadcast import broadcast_parameters
 from bps_rdma.torch.buffers import BufferBroadcast
 from bps_rdma.torch.checks import check_module
+from bps_rdma.torch.joining import Call, Joining, joined, scale
 from bps_rdma.torch.membership import AnyGroup
 from bps_rdma.torch.plan import StrategyName
+from bps_rdma.torch.sparse import names_of_sparse
 from bps_rdma.torch.synchronizer import GradientSynchronizer, SynchronizerOptions
 from bps_rdma.torch.trained import Named, ParametersOf, TrainedParameters
 from bps_rdma.torch.units import IndexedParameter
@@ -100,7 +102,9 @@ class DistributedDataParallel(torch.nn.Module):
         self._trained.begin(module.named_parameters())
 
     def _set_up(self) -> None:
-        self._trained = TrainedParameters(self, "ddp", _maker(self._arguments), self._arrived, self._arguments["group"])
+        self._trained = TrainedParameters(
+            self, "ddp", _maker(self.module, self._arguments), self._arrived, self._arguments["group"]
+        )
         self._parameters_now = ParametersOf(self.module)
         self._end = EndOfBackward(self._end_of_backward)
         self._buffers_of_root: BufferBroadcast | None = None
@@ -109,6 +113,10 @@ class DistributedDataParallel(torch.nn.Module):
         self._backward_began = 0  # time.monotonic_ns()
         self._order: list[IndexedParameter] | None = None  # in which the gradients of the first pass became ready
         self._rebuilt = False
+        self._joining: Joining | None = None  # within join()
+        self._announced = False  # the pass, to the ranks without inputs
+        self._scales = False  # means are over the ranks with inputs
+        self._delivered: list[tuple[IndexedParameter, torch.Tensor, int]] = []  # within join(): means, their versions
 
     @property
     def synchronizer(self) -> GradientSynchronizer:
@@ -164,7 +172,14 @@ class DistributedDataParallel(torch.nn.Module):
     def _spread_buffers(self) -> None:
         if self._buffers_of_root is None:
             self._buffers_of_root = BufferBroadcast(self.module, self._trained.prefix, self._arguments["group"])
-        self._buffers_of_root.run()
+        self._spread_from(self._buffers_of_root)
+
+    def _spread_from(self, buffers: BufferBroadcast) -> None:
+        if self._joining is None:
+            buffers.run()
+        elif next(self.module.buffers(), None) is not None:
+            self._joining.announce(Call.buffers)
+            buffers.run(self._joining.root)
 
     def _at_start_of_backward(self, _: torch.Tensor) -> None:
         # A backward that only looks at gradients, as of the inputs, is no pass: other ranks need not do the same.
@@ -180,6 +195,10 @@ class DistributedDataParallel(torch.nn.Module):
         """Settles what a pass works on, before the pass; not in a forward, which a rank may run alone."""
         if self._trained.is_open:
             return
+        if self._joining is not None and not self._announced:
+            self._check_zeroed()
+            self._joining.announce(Call.gradients)
+            self._announced = True
         order = None if self._rebuilt else self._order  # in the second pass, buckets are filled in that of the first
         if self._trained.follow(self._parameters_now.now(), self.module.named_parameters, order is not None):
             self._order, self._rebuilt = None, False
@@ -220,7 +239,10 @@ class DistributedDataParallel(torch.nn.Module):
         self._settle()
         if self._order is None:
             self._order = self.synchronizer.arrived
+        self._announced = False
         self._trained.finish()
+        if self._joining is not None:
+            self._after_pass(self._joining)
 
     synchronize = finish_gradient_synchronization  # BytePS's name
 
@@ -263,6 +285,76 @@ class DistributedDataParallel(torch.nn.Module):
         finally:
             self.require_backward_grad_sync = before
 
+    # ---- Uneven inputs
+
+    @contextlib.contextmanager
+    def join(
+        self,
+        divide_by_initial_world_size: bool = True,
+        enable: bool = True,
+        throw_on_early_termination: bool = False,
+    ) -> Iterator[None]:
+        """Trains on uneven inputs, as torch's DistributedDataParallel.join() does: put the loop over batches in here.
+
+        A rank whose loop has ended takes part in the passes of the others with zeros. When the last loop has ended, all
+        ranks get the parameters and buffers of a rank that made all steps; optimizers keep their own states.
+
+        Args:
+            divide_by_initial_world_size: False: gradients are means over the ranks that still have inputs.
+            enable: False: this context does nothing.
+            throw_on_early_termination: raise an error on all ranks as soon as one has no inputs.
+
+        Raises:
+            BpsError: a rank has no inputs, and that was to be an error. Or gradients of an earlier pass were neither
+                used up nor zeroed: a rank without inputs does not have these.
+        """
+        if not enable:
+            yield
+            return
+        self._make_first()
+        prefix, group = self._trained.prefix, self._arguments["group"]
+        joining = Joining(prefix, group, stops=throw_on_early_termination)
+        self._scales = not divide_by_initial_world_size
+
+        def attach(one: Joining | None) -> None:
+            self._joining, self._announced, self._delivered = one, False, []
+
+        def finish(last: int) -> None:
+            state = itertools.chain(self.module.named_parameters(), self.module.named_buffers())
+            broadcast_parameters(state, last, prefix=f"{prefix}.joined.", group=group)
+
+        calls = {Call.buffers: self._spread_buffers, Call.gradients: self._shadow_gradients}
+        with joined(joining, attach, calls, finish):
+            yield
+
+    def _shadow_gradients(self) -> None:
+        self._drop_gradients()
+        self._sync = self._pending = True
+        self.finish_gradient_synchronization()
+        self._drop_gradients()
+
+    def _drop_gradients(self) -> None:
+        self._delivered = []
+        for parameter in self._parameters_now.now():
+            parameter.grad = None
+
+    def _check_zeroed(self) -> None:
+        for entry, gradient, version in self._delivered:
+            if entry.parameter.grad is gradient and gradient._version == version:
+                raise BpsError(
+                    f"in join(), the gradient of {entry.name!r} still is the mean of an earlier pass, which ranks "
+                    "without inputs do not have",
+                    "call zero_grad() after each step, and run all but the last pass of a step inside no_sync()",
+                )
+
+    def _after_pass(self, joining: Joining) -> None:
+        entries = [(entry, entry.parameter.grad) for entry in self.synchronizer.entries]
+        means = [(entry, gradient) for entry, gradient in entries if gradient is not None]
+        if self._scales and joining.share != 1:
+            for _, gradient in means:
+                scale(gradient, joining.share)
+        self._delivered = [(entry, gradient, gradient._version) for entry, gradient in means]
+
 
 # These attributes belong to this wrapper; its copies get their own.
 _OWN = frozenset(
@@ -276,9 +368,18 @@ _OWN = frozenset(
         "_rebuilt",
         "_sync",
         "_backward_began",
+        "_joining",
+        "_announced",
+        "_scales",
+        "_delivered",
     }
 )
 
 
-def _maker(arguments: SynchronizerOptions) -> Callable[[Named, str], GradientSynchronizer]:
-    return lambda named, prefix: GradientSynchronizer(named, prefix, **arguments)
+def _maker(module: torch.nn.Module, arguments: SynchronizerOptions) -> Callable[[Named, str], GradientSynchronizer]:
+    def make(named: Named, prefix: str) -> GradientSynchronizer:
+        pairs = list(named)
+        known: SynchronizerOptions = {**arguments, "sparse": names_of_sparse(module, pairs)}
+        return GradientSynchronizer(pairs, prefix, **known)
+
+    return make

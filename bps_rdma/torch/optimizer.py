@@ -16,7 +16,9 @@ from bps_rdma.operations.options import NONE, AnyCompression, text_of
 from bps_rdma.spans import spans
 from bps_rdma.torch import membership, transfer
 from bps_rdma.torch.asynchronous import AsynchronousOptimizer
+from bps_rdma.torch.broadcast import broadcast_optimizer_state, broadcast_parameters
 from bps_rdma.torch.checks import check_count, check_optimizer
+from bps_rdma.torch.joining import Call, Joining, joined, scale
 from bps_rdma.torch.membership import AnyGroup
 from bps_rdma.torch.parameters import FixedParameters, names_of
 from bps_rdma.torch.plan import StrategyName
@@ -30,10 +32,11 @@ def DistributedOptimizer(  # noqa: N802
     named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None = None,
     compression: AnyCompression | None = None,
     backward_passes_per_step: int = 1,
-    strategy: StrategyName = "overlap",
+    strategy: StrategyName = "bucketed",
     bucket_mb: float = 25.0,
     group: AnyGroup = None,
     exact: bool | None = None,
+    sparse: Iterable[str] = (),
 ) -> SynchronousOptimizer | AsynchronousOptimizer:
     """The optimizer, for whose parameters backward() gives gradients that are means over all ranks.
 
@@ -55,14 +58,15 @@ def DistributedOptimizer(  # noqa: N802
             Int8(feedback=True); see docs/compression.md.
         backward_passes_per_step: backward passes, the same number on all ranks, whose gradients are added up before
             they are sent, not averaged; with exact means without rounding.
-        strategy: as for DistributedDataParallel; "overlap" sends each gradient in place.
+        strategy: as for DistributedDataParallel.
         bucket_mb: size of buckets, 2^20 bytes, for the strategies that have them.
         group: a group of bps_rdma or of torch.distributed; default: all workers.
         exact: True: means are exact, and rounded once: the same bits for any number of ranks (see docs/exact.md).
             Default: what BPS_EXACT says.
+        sparse: names of parameters whose gradients are sparse, as of Embedding(sparse=True); the same on all ranks.
 
     Raises:
-        InvalidArgumentError: a name twice, or a parameter without a name.
+        InvalidArgumentError: a name twice, a parameter without a name, or an unknown name in `sparse`.
         InvalidTensorError, MismatchError: a parameter cannot be synchronised; names it.
     """
     check_optimizer(optimizer)
@@ -82,9 +86,22 @@ def DistributedOptimizer(  # noqa: N802
     result = rebase(optimizer, SynchronousOptimizer)
     arguments: SynchronizerOptions = {
         "strategy": strategy, "bucket_mb": bucket_mb, "compression": text_of(compression, exact), "group": ours,
+        "sparse": _sparse(sparse, named),
     }  # fmt: skip
     result._bps_begin(named, backward_passes_per_step, arguments)
     return result
+
+
+def _sparse(names: Iterable[str], named: Iterable[tuple[str, torch.nn.Parameter]]) -> frozenset[str]:
+    if isinstance(names, str):
+        raise InvalidArgumentError(f"sparse={names!r} is no list of names", f"pass sparse=[{names!r}]")
+    found = frozenset(names)
+    unknown = sorted(found - {name for name, _ in named})
+    if unknown:
+        raise InvalidArgumentError(
+            f"sparse= names {unknown[0]!r}, which no parameter has", "use the names that named_parameters has"
+        )
+    return found
 
 
 def _refuse_settings() -> None:
@@ -111,6 +128,8 @@ class SynchronousOptimizer(WrappedOptimizer):
         super()._bps_set_up()
         self._bps_backwards = 0
         self._bps_done = self._bps_skip = False
+        self._bps_joining: Joining | None = None  # within join()
+        self._bps_announced = self._bps_scales = False
 
     def _bps_arrived(self, parameter: torch.nn.Parameter) -> None:
         trained = self._bps_trained
@@ -119,6 +138,12 @@ class SynchronousOptimizer(WrappedOptimizer):
             raise BpsError(
                 f"{trained.name_of(parameter)!r} got a gradient again before step(), after "
                 f"{self._bps_passes} backward passes, and would be rounded in between",
+                "set backward_passes_per_step to the number of backward passes between steps",
+            )
+        if self._bps_done and self._bps_joining is not None:
+            raise BpsError(
+                f"in join(), {trained.name_of(parameter)!r} got a gradient again before step(), after "
+                f"{self._bps_passes} backward passes; ranks without inputs do not have the mean of the passes before",
                 "set backward_passes_per_step to the number of backward passes between steps",
             )
         self._bps_done = False
@@ -132,6 +157,12 @@ class SynchronousOptimizer(WrappedOptimizer):
                 entry = trained.entry_of(parameter)
             if entry is not None:
                 trained.ready(entry)
+
+    def _bps_settle(self) -> None:
+        if self._bps_joining is not None and not (self._bps_announced or self._bps_trained.is_open):
+            self._bps_joining.announce(Call.gradients)
+            self._bps_announced = True
+        super()._bps_settle()
 
     def _bps_backward_ended(self) -> None:
         # Gradients are means when backward() returns: code that looks at them then, as a clipper or a loss scaler does,
@@ -168,7 +199,47 @@ class SynchronousOptimizer(WrappedOptimizer):
         finally:
             self._bps_left.clear()
             self._bps_backwards = 0
+            self._bps_announced = False
+        if self._bps_joining is not None and self._bps_scales and self._bps_joining.share != 1:
+            for entry in self._bps_trained.synchronizer.entries:
+                if entry.parameter.grad is not None:
+                    scale(entry.parameter.grad, self._bps_joining.share)
         self._bps_done = True
+
+    @contextlib.contextmanager
+    def join(
+        self,
+        divide_by_initial_world_size: bool = True,
+        enable: bool = True,
+        throw_on_early_termination: bool = False,
+    ) -> Iterator[None]:
+        """Trains on uneven inputs; see DistributedDataParallel.join(). Put the loop over batches in here.
+
+        In the end all ranks get the parameters of a rank that made all steps, and its optimizer's state. Buffers of the
+        model stay as they are: use broadcast_parameters(model.state_dict()) for these.
+        """
+        if not enable:
+            yield
+            return
+        self._bps_settle()
+        prefix, group = self._bps_trained.prefix, self._bps_arguments["group"]
+        joining = Joining(prefix, group, stops=throw_on_early_termination)
+        self._bps_scales = not divide_by_initial_world_size
+
+        def attach(one: Joining | None) -> None:
+            self._bps_joining, self._bps_announced = one, False
+
+        def shadow() -> None:
+            self.zero_grad()
+            self.synchronize()
+            self.zero_grad()
+
+        def finish(last: int) -> None:
+            broadcast_parameters(self._bps_named(), last, f"{prefix}.joined.", group)
+            broadcast_optimizer_state(self, last, f"{prefix}.joined state.", group)
+
+        with joined(joining, attach, {Call.gradients: shadow}, finish):
+            yield
 
     @contextlib.contextmanager
     def skip_synchronize(self) -> Iterator[None]:
@@ -185,6 +256,11 @@ class SynchronousOptimizer(WrappedOptimizer):
             self._synchronize_once()
             with spans().around("optimizer"):
                 return super().step(**options)
+        if self._bps_joining is not None:
+            raise InvalidArgumentError(
+                "step() got a closure in join(), and ranks without inputs cannot evaluate it",
+                "give all ranks equally many batches, or use an optimizer that needs no closure",
+            )
 
         def synchronized() -> Any:
             loss = closure()

@@ -3,14 +3,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 
 from bps_rdma.errors import InvalidArgumentError
-from bps_rdma.torch.units import Bucket, IndexedParameter, Sent, Single, Unit
+from bps_rdma.torch.sparse import Rows
+from bps_rdma.torch.units import Bucket, IndexedParameter, Sent, Single
+
+Unit = Single | Bucket | Rows
 
 FIRST_BUCKET_BYTES = 1 << 20  # small, so that communication starts early in backward; torch's DDP does the same
 
@@ -53,7 +56,12 @@ def strategy_of(name: str) -> Strategy:
 
 
 def units_of(
-    order: Sequence[IndexedParameter], strategy: Strategy, bucket_bytes: float, generation: int, sent: Sent
+    order: Sequence[IndexedParameter],
+    strategy: Strategy,
+    bucket_bytes: float,
+    generation: int,
+    sent: Sent,
+    sparse: Container[str] = (),
 ) -> list[Unit]:
     """The units in which the gradients are sent.
 
@@ -63,9 +71,12 @@ def units_of(
         strategy: whether there are buckets, and when they are sent.
         generation: part of the names of buckets, so that those filled in another order have other names.
         sent: prefix, group and compression.
+        sparse: names of the parameters whose gradients are sparse; each is a unit of its own.
     """
+    rows: list[Unit] = [Rows(entry, sent) for entry in order if entry.name in sparse]
+    order = [entry for entry in order if entry.name not in sparse]
     if not strategy.buckets:
-        return [Single(entry, sent) for entry in order]
+        return [*rows, *(Single(entry, sent) for entry in order)]
     if not strategy.eager:
         bucket_bytes = float("inf")
     parts: list[list[IndexedParameter]] = []
@@ -84,4 +95,4 @@ def units_of(
             parts.append(part)
         part.append(entry)
         open_parts[kind] = (part, filled + size)
-    return [Bucket(f"{generation}.{number}", part, sent) for number, part in enumerate(parts)]
+    return [*rows, *(Bucket(f"{generation}.{number}", part, sent) for number, part in enumerate(parts))]

@@ -16,6 +16,7 @@ from bps_rdma.errors import BpsError, InvalidArgumentError, PeerLostError, Round
 from bps_rdma.torch import membership
 from bps_rdma.torch.broadcast_objects import broadcast_objects
 from bps_rdma.torch.check_alike import check_alike, optimizer_lines
+from bps_rdma.torch.joining import refuse_in_join
 from bps_rdma.torch.membership import AnyGroup
 from bps_rdma.torch.resharding import Before, gather_holders, gather_hosts, move_states, send_parameters
 from bps_rdma.torch.shards import Shards
@@ -151,6 +152,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
                 others are not.
             BpsError: members have changed, and reshard() has not been called.
         """
+        refuse_in_join("step() of a ShardedOptimizer")
         inner = self._inner
         assert inner is not None
         running = job.current()

@@ -28,10 +28,11 @@ from bps_rdma.operations.options import EXACT
 from bps_rdma.spans import spans
 from bps_rdma.torch import compression_state, transfer
 from bps_rdma.torch.accumulation import Accumulation, UnroundedUnit
-from bps_rdma.torch.checks import check_number, check_parameter
-from bps_rdma.torch.plan import StrategyName, strategy_of, units_of
+from bps_rdma.torch.checks import check_exact, check_number, check_parameter
+from bps_rdma.torch.plan import StrategyName, Unit, strategy_of, units_of
 from bps_rdma.torch.ranges import noted
-from bps_rdma.torch.units import IndexedParameter, Sent, Single, Unit
+from bps_rdma.torch.sparse import Rows
+from bps_rdma.torch.units import Bucket, IndexedParameter, Sent, Single
 
 
 class SynchronizerOptions(TypedDict, total=False):
@@ -43,6 +44,7 @@ class SynchronizerOptions(TypedDict, total=False):
     group: Group | None
     find_unused: bool
     accumulates: bool | None
+    sparse: frozenset[str]
 
 
 class GradientSynchronizer:
@@ -59,6 +61,7 @@ class GradientSynchronizer:
             compressed, this needs one small operation per pass. False: such parameters get zeros there.
         accumulates: where sums are exact, whether gradients of several backward passes are added before they are sent,
             on all ranks; None: the ranks tell each other in each pass, by one small operation. See accumulation.py.
+        sparse: names of the parameters whose gradients are sparse, the same on all ranks; see sparse.py.
 
     Raises:
         InvalidTensorError: a parameter's dtype, layout or device is not supported; names it.
@@ -75,6 +78,7 @@ class GradientSynchronizer:
         group: Group | None = None,
         find_unused: bool = True,
         accumulates: bool | None = False,
+        sparse: frozenset[str] = frozenset(),
     ) -> None:
         check_number("bucket_mb", bucket_mb, 0)
         self.entries = [IndexedParameter(index, name, parameter) for index, (name, parameter) in enumerate(named)]
@@ -92,6 +96,9 @@ class GradientSynchronizer:
         compressed = method not in ("", EXACT)
         self.sent = Sent(prefix, group, compression, running.min_compress_bytes, keeps_flags=not compressed)
         self.is_exact = method == EXACT
+        self._sparse = sparse
+        if self.is_exact:
+            check_exact(self.entries, sparse)
         # Empty unless sums are exact and something accumulates.
         self._accumulations: dict[IndexedParameter, Accumulation] = {}
         self.hooks: list[Any] = []  # to be removed when this object goes
@@ -117,7 +124,7 @@ class GradientSynchronizer:
     def _use(self, order: list[IndexedParameter]) -> None:
         for unit in getattr(self, "units", ()):
             unit.close()
-        self.units = units_of(order, self._strategy, self._bucket_bytes, self._generation, self.sent)
+        self.units = units_of(order, self._strategy, self._bucket_bytes, self._generation, self.sent, self._sparse)
         self._unit_of = {entry: unit for unit in self.units for entry in unit.entries}
         self._left = {unit: len(unit.entries) for unit in self.units}
         self._unrounded_units: dict[Unit, UnroundedUnit] = {}  # made when they are needed
@@ -174,9 +181,10 @@ class GradientSynchronizer:
             self._spans.add(f"gradient ready: {entry.name}", now, now)
         unit = self._unit_of[entry]
         gradient = entry.parameter.grad
-        if gradient is not None and gradient.layout is not torch.strided:
+        if gradient is not None and gradient.layout is not torch.strided and not isinstance(unit, Rows):
             raise InvalidTensorError(
-                f"the gradient of {entry.name!r} is sparse", "make the layer that owns it with sparse=False"
+                f"the gradient of {entry.name!r} is sparse, which was not known when the ranks agreed on what to send",
+                f"pass sparse=[{entry.name!r}] to DistributedOptimizer, or make its layer with sparse=False",
             )
         if entry in self._seen:
             if unit in self._started:
@@ -232,6 +240,7 @@ class GradientSynchronizer:
         sends: Unit | UnroundedUnit = unit
         if self._unrounded:
             if unit not in self._unrounded_units:
+                assert isinstance(unit, Single | Bucket)  # check_exact() refuses others
                 self._unrounded_units[unit] = UnroundedUnit(unit, self._accumulations, self.sent)
             sends = self._unrounded_units[unit]
         else:

@@ -90,7 +90,7 @@ class Single:
         self.name = f"{sent.prefix}.{entry.name}"
         self.priority = -entry.index
         parameter = entry.parameter
-        self._options = sent.options(self.name, self.priority, parameter.dtype, parameter.numel())
+        self._options = sent.options(self.name, self.priority, *as_real_numbers(parameter.dtype, parameter.numel()))
         self._handle: AnyHandle | None = None
         self._gradient: torch.Tensor | None = None
         self._wire: torch.Tensor | None = None
@@ -100,8 +100,8 @@ class Single:
     def declaration(self) -> tuple[str, torch.Tensor, str | None]:
         """(name, a tensor like the one that will be sent, its compression)."""
         parameter = self.entries[0].parameter
-        like = torch.empty_like(parameter, memory_format=torch.contiguous_format)
-        return self.name, like, self._options.compression
+        like = torch.empty_like(parameter.detach(), memory_format=torch.contiguous_format)
+        return self.name, as_real(like), self._options.compression
 
     def take(self, entry: IndexedParameter) -> None:
         """Takes the gradient of a parameter, which is complete."""
@@ -110,13 +110,13 @@ class Single:
         """Sends the gradient; zeros where there is none."""
         parameter = self.entries[0].parameter
         gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.detach()
-        wire = gradient.contiguous()
+        wire = gradient.resolve_conj().contiguous()
         self._gradient, self._wire = gradient, wire
         self._sent = parameter.grad
         # Views share a version with their base, and with gradients that are still computed.
         counts = self._sent is not None and not self._sent._is_view()
         self._version = gradient._version if counts else None
-        self._handle = transfer.all_reduce(wire.data, self._options)  # the mean is no change that counts
+        self._handle = transfer.all_reduce(as_real(wire.data), self._options)  # the mean is no change that counts
 
     def wait(self) -> None:
         """Waits for the mean."""
@@ -164,8 +164,8 @@ class Bucket:
         self.name = f"{sent.prefix}.bucket {number}"
         self.priority = -min(entry.index for entry in entries)
         first = entries[0].parameter
-        dtype = first.dtype
-        offsets, count = _layout([entry.parameter for entry in entries], dtype)
+        dtype, factor = as_real_numbers(first.dtype, 1)
+        offsets, count = _layout([entry.parameter.numel() * factor for entry in entries], dtype)
         self._device = transfer.device_of(first)
         self._written: dict[Any, Any] = {}  # on a device: stream that filled a part -> event: it has
         flags = len(entries) if sent.keeps_flags else 0
@@ -244,18 +244,30 @@ class Bucket:
 Unit = Single | Bucket
 
 
-def _layout(parameters: Sequence[torch.Tensor], dtype: torch.dtype) -> tuple[list[int], int]:
+def as_real_numbers(dtype: torch.dtype, elements: int) -> tuple[torch.dtype, int]:
+    """The dtype and the number in which elements are summed: a complex one is two real ones."""
+    return (dtype.to_real(), 2 * elements) if dtype.is_complex else (dtype, elements)
+
+
+def as_real(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory, in numbers that servers sum."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def _layout(sizes: Sequence[int], dtype: torch.dtype) -> tuple[list[int], int]:
     """(where each starts, where all end), in elements."""
     step = max(_ALIGNMENT // dtype.itemsize, 1)
     offsets, end = [], 0
-    for parameter in parameters:
+    for size in sizes:
         offsets.append(end)
-        end += math.ceil(parameter.numel() / step) * step
+        end += math.ceil(size / step) * step
     return offsets, end
 
 
 def _view(memory: torch.Tensor, parameter: torch.Tensor, offset: int) -> torch.Tensor:
     """The place of a gradient, with its parameter's strides where those leave no holes: optimizers are faster then."""
+    if parameter.is_complex():
+        memory, offset = torch.view_as_complex(memory[: len(memory) // 2 * 2].view(-1, 2)), offset // 2
     flat = memory[offset : offset + parameter.numel()]
     if parameter.is_contiguous():
         return flat.view(parameter.shape)

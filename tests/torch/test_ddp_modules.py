@@ -199,20 +199,31 @@ def test_compressed_gradients():
     harness.run(with_every_strategy, compressed, workers=2, env={"BPS_MIN_COMPRESS_BYTES": "64"})
 
 
+class Looking(nn.Module):
+    """Has a sparse gradient, without a layer that says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4, 2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.embedding(x, self.weight, sparse=True)
+
+
 def wrong(bps: Any) -> None:
     import bps_rdma
     from bps_rdma.torch import DistributedDataParallel
 
     with pytest.raises(bps_rdma.InvalidArgumentError, match="naive, flat, overlap, bucketed"):
         DistributedDataParallel(nn.Linear(2, 2), strategy="best")
-    with pytest.raises(bps_rdma.InvalidTensorError, match=r"'weight' has dtype torch.complex64"):
-        DistributedDataParallel(nn.Linear(2, 2, dtype=torch.complex64))
+    with pytest.raises(bps_rdma.InvalidTensorError, match=r"'weight' has dtype torch.float8_e5m2"):
+        DistributedDataParallel(nn.Linear(2, 2).to(torch.float8_e5m2))
     with pytest.raises(bps_rdma.InvalidArgumentError, match="several devices"):
         DistributedDataParallel(nn.Linear(2, 2), device_ids=[0, 1])
     with pytest.raises(bps_rdma.InvalidTensorError, match="meta"):
         DistributedDataParallel(nn.Linear(2, 2, device="meta"))
     for strategy in STRATEGIES:
-        ddp = DistributedDataParallel(nn.Embedding(4, 2, sparse=True), strategy=strategy)
+        ddp = DistributedDataParallel(Looking(), strategy=strategy)
         with pytest.raises(bps_rdma.InvalidTensorError, match=r"'weight' is sparse.*sparse=False"):
             ddp(torch.tensor([1])).sum().backward()
 

@@ -183,12 +183,12 @@ class BpsWork(dist.Work):
 
     def is_small(self) -> bool:
         """True if its results take next to no memory."""
-        return all(isinstance(one, torch.Tensor) and one.nbytes <= 1024 for one in self._tensors)
+        return all(isinstance(one, torch.Tensor) and _bytes_of(one) <= 1024 for one in self._tensors)
 
     def nbytes(self) -> int:
         """The size of its results."""
         parts = (one if isinstance(one, list | tuple) else (one,) for one in self._tensors)
-        return sum(tensor.nbytes for part in parts for tensor in part)
+        return sum(_bytes_of(tensor) for part in parts for tensor in part)
 
     def is_success(self) -> bool:
         """Returns whether it is over without an error."""
@@ -297,3 +297,10 @@ def of_the_group(error: DeadlineError) -> DeadlineError:
         "check that those ranks are alive and call the same operation with the same dtype and size, or set a longer "
         "timeout in init_process_group() or new_group()",
     )
+
+
+def _bytes_of(tensor: torch.Tensor) -> int:
+    """The size of a tensor; a sparse one does not tell its own."""
+    if tensor.layout is torch.sparse_coo:
+        return tensor._indices().nbytes + tensor._values().nbytes
+    return tensor.nbytes

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What training scripts do, with each way to train: the weights are those of torch's own DDP over gloo."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import habits
+import harness
+import pytest
+import torch
+import torch.distributed as dist
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def compared(_: Any) -> list[str]:
+    """What differs or fails."""
+    import bps_rdma.torch as bps
+
+    dist.init_process_group("gloo", timeout=timedelta(seconds=100))
+    bps.init()
+    group = dist.new_group(backend="bps")
+    wrong = []
+    for habit in habits.HABITS:
+        expected = habits.trained("gloo", habit)
+        for wrapper in habits.WRAPPERS:
+            try:
+                found = habits.trained(wrapper, habit, group)
+                for one, other in zip(found, expected, strict=True):
+                    # gloo sums three ranks' bfloat16 in bfloat16
+                    rounds = {"rtol": 0.02, "atol": 1e-3} if habit == "mixed dtypes" else {}
+                    torch.testing.assert_close(one, other, **rounds)
+            except Exception as error:
+                if (
+                    wrapper == "hook"
+                    and habit.startswith("sparse")
+                    and "or make the layer with sparse=False" in str(error)
+                ):
+                    continue  # a hook of torch's DDP is refused by name of the layer's option
+                wrong.append(f"{wrapper}, {habit}: {error}")
+    return wrong
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_weights_are_those_of_torchs_ddp(workers):
+    assert harness.run(compared, workers=workers, init=False) == [[]] * workers
+
+
+def undeclared(bps: Any) -> str:
+    from bps_rdma.torch import DistributedOptimizer
+
+    model = torch.nn.Sequential(torch.nn.Embedding(4, 2, sparse=True))
+    optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+    with pytest.raises(bps.InvalidArgumentError, match=r"sparse= names 'other', which no parameter has"):
+        DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), sparse=["other"])
+    with pytest.raises(bps.InvalidTensorError, match=r"the gradient of '0.weight' is sparse") as caught:
+        model(torch.tensor([1])).sum().backward()
+    del optimizer
+    return caught.value.hint
+
+
+def test_a_sparse_gradient_that_was_not_announced_names_its_parameter():
+    for hint in harness.run(undeclared, workers=2):
+        assert "pass sparse=['0.weight'] to DistributedOptimizer" in hint
+
+
+def inexact(bps: Any) -> None:
+    from bps_rdma.torch import DistributedDataParallel
+
+    for make, kind in ((habits.Waves, "'turn' are complex"), (habits.Words, "'words.weight' are sparse")):
+        with pytest.raises(bps.InvalidTensorError, match=kind):
+            DistributedDataParallel(make(), exact=True)
+
+
+def test_exact_means_of_complex_and_sparse_gradients_are_refused():
+    harness.run(inexact, workers=2)
