@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+// A stream for copies in one direction, and the flag in pinned memory by which a loop sees how far it is.
+//
+// A mark is a number that the device writes to the flag when all that was put into the stream before it has ended. The
+// loop reads the flag as it polls, which is a load and no call. A loop that is about to sleep has the stream ring its
+// doorbell: the driver runs such a function on a thread of its own and holds the stream up meanwhile, so that a loop
+// which polls anyway does without.
+//
+// Threading: one thread at a time, which holds a Device::Current for everything but reached() and marks().
+// Ordering: what is put into the stream ends in that order.
+// Errors: the constructor throws; the others return what the driver says. After an error of the device nothing that is
+// in the stream changes memory any more, and no mark of it is reached: state() tells.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "core/clock.h"
+#include "device/device.h"
+
+namespace bps::device {
+
+class CopyStream {
+ public:
+  // `doorbell`: an eventfd, see EventLoop::doorbell(). The stream keeps a copy, because it may outlive the loop.
+  CopyStream(const Device& device, int doorbell);
+  // Waits for what is in the stream, for a while; a device that does not end it keeps stream and flag. Whoever owns the
+  // memory of its copies asks drain() first, and keeps that memory as well.
+  ~CopyStream();
+  CopyStream(const CopyStream&) = delete;
+  CopyStream& operator=(const CopyStream&) = delete;
+
+  // What follows in the stream begins when the caller's stream has come so far.
+  cuda::Result wait_for(const Ready& ready);
+  cuda::Result to_host(std::byte* to, const std::byte* from, std::size_t size);
+  cuda::Result to_device(std::byte* to, const std::byte* from, std::size_t size);
+  // Puts the next mark, whose number is marks() afterwards.
+  cuda::Result mark();
+  std::uint32_t marks() const { return marks_; }
+  // True when the device has come to this mark. Numbers wrap.
+  bool reached(std::uint32_t mark) const;
+  // Rings the doorbell when the last mark is reached, unless that has been asked for since it was put.
+  cuda::Result ring_at_last_mark();
+  // kSuccess: all has ended; kNotReady; or the error of the device.
+  cuda::Result state() const { return device_.driver().call().cuStreamQuery(stream_); }
+  // Waits until all has ended; false at the deadline.
+  bool drain(const Deadline& until) const;
+
+ private:
+  const Device& device_;
+  cuda::Stream stream_ = nullptr;
+  std::uint32_t* flag_ = nullptr;  // the device writes it
+  cuda::Address flag_at_ = 0;      // as the device sees it
+  std::uint32_t marks_ = 0;
+  std::uint32_t rings_at_ = 0;  // the mark
+  int doorbell_ = -1;           // closed by hand: not while the device may still ring
+};
+
+}  // namespace bps::device

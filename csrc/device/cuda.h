@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+// What we use of CUDA's driver interface, declared by us, so that nothing of CUDA is needed to build: its types, the
+// numbers that it gives a meaning, and its functions under the names that its library exports. Names that end in _v2
+// are those that programs compiled today call.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace bps::device::cuda {
+
+using Result = int;  // 0: success
+using Ordinal = int;
+using Address = unsigned long long;  // of memory of a device
+using Context = struct OpaqueContext*;
+using Stream = struct OpaqueStream*;
+using Event = struct OpaqueEvent*;
+using HostFunction = void (*)(void*);
+
+constexpr Result kSuccess = 0;
+constexpr Result kNotReady = 600;
+constexpr unsigned kStreamNonBlocking = 1;  // it does not wait for the default stream
+constexpr unsigned kEventDisableTiming = 2;
+constexpr unsigned kHostPortable = 1;   // pinned for every context of the process
+constexpr unsigned kHostDeviceMap = 2;  // and at an address of the device
+constexpr int kPointerMemoryType = 2;   // attributes of a pointer
+constexpr int kPointerOrdinal = 9;
+constexpr unsigned kMemoryOfDevice = 2;
+constexpr int kCaptureNone = 0;
+
+// X(name, parameters)
+#define BPS_CUDA_FUNCTIONS(X)                                                                  \
+  X(cuInit, (unsigned flags))                                                                  \
+  X(cuGetErrorString, (Result error, const char** text))                                       \
+  X(cuDeviceGetCount, (int* count))                                                            \
+  X(cuDeviceGetName, (char* name, int size, Ordinal device))                                   \
+  X(cuDevicePrimaryCtxRetain, (Context * context, Ordinal device))                             \
+  X(cuCtxPushCurrent_v2, (Context context))                                                    \
+  X(cuCtxPopCurrent_v2, (Context * context))                                                   \
+  X(cuPointerGetAttribute, (void* value, int attribute, Address pointer))                      \
+  X(cuStreamCreateWithPriority, (Stream * stream, unsigned flags, int priority))               \
+  X(cuStreamDestroy_v2, (Stream stream))                                                       \
+  X(cuStreamQuery, (Stream stream))                                                            \
+  X(cuStreamWaitEvent, (Stream stream, Event event, unsigned flags))                           \
+  X(cuStreamIsCapturing, (Stream stream, int* status))                                         \
+  X(cuStreamWriteValue32_v2, (Stream stream, Address at, std::uint32_t value, unsigned flags)) \
+  X(cuLaunchHostFunc, (Stream stream, HostFunction function, void* argument))                  \
+  X(cuEventCreate, (Event * event, unsigned flags))                                            \
+  X(cuEventRecord, (Event event, Stream stream))                                               \
+  X(cuMemHostAlloc, (void** memory, std::size_t size, unsigned flags))                         \
+  X(cuMemFreeHost, (void* memory))                                                             \
+  X(cuMemHostGetDevicePointer_v2, (Address * at, void* memory, unsigned flags))                \
+  X(cuMemHostRegister_v2, (void* memory, std::size_t size, unsigned flags))                    \
+  X(cuMemHostUnregister, (void* memory))                                                       \
+  X(cuMemcpyDtoHAsync_v2, (void* to, Address from, std::size_t size, Stream stream))           \
+  X(cuMemcpyHtoDAsync_v2, (Address to, const void* from, std::size_t size, Stream stream))     \
+  X(cuMemcpy, (Address to, Address from, std::size_t size))
+
+struct Functions {
+#define BPS_CUDA_MEMBER(name, parameters) Result(*name) parameters = nullptr;
+  BPS_CUDA_FUNCTIONS(BPS_CUDA_MEMBER)
+#undef BPS_CUDA_MEMBER
+};
+
+}  // namespace bps::device::cuda

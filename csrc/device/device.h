@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+// One GPU: whose memory a pointer is, what a caller's stream has reached, and host memory that its copy engines use.
+//
+// All of it works in the device's primary context, which torch and CuPy use as well. A thread that calls the driver
+// holds a Current meanwhile, because work for one loop may be done by several threads in turn.
+//
+// Threading: any thread. A device lives as long as the process. Errors: set-up throws kTransport.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "device/driver.h"
+
+namespace bps::device {
+
+class Device;
+
+// A point in a stream, which copies can wait for. Copies of it are the same point. The device uses the event again when
+// the last copy is gone, so that no operation creates one.
+class Ready {
+ public:
+  Ready() = default;
+  Ready(const Ready& other) : point_(other.point_) {
+    if (point_ != nullptr) point_->users.fetch_add(1, std::memory_order_relaxed);
+  }
+  Ready(Ready&& other) noexcept : point_(std::exchange(other.point_, nullptr)) {}
+  Ready& operator=(Ready other) noexcept {
+    std::swap(point_, other.point_);
+    return *this;
+  }
+  ~Ready() {
+    if (point_ != nullptr && point_->users.fetch_sub(1, std::memory_order_acq_rel) == 1) give_back();
+  }
+
+  // False: there is nothing to wait for.
+  explicit operator bool() const { return point_ != nullptr; }
+  cuda::Event event() const { return point_->event; }
+
+ private:
+  friend class Device;
+  struct Point {
+    Device* device = nullptr;
+    cuda::Event event = nullptr;
+    std::atomic<std::uint32_t> users{0};
+  };
+  void give_back();
+
+  Point* point_ = nullptr;
+};
+
+class Device {
+ public:
+  Device(const Driver& driver, cuda::Ordinal ordinal);
+  Device(const Device&) = delete;
+  Device& operator=(const Device&) = delete;
+
+  // The device that the memory belongs to; nothing for memory of the host, and for what CUDA does not know.
+  static std::optional<cuda::Ordinal> owner_of(const Driver& driver, const void* memory);
+
+  // For its lifetime, the calling thread works in the device's context.
+  class Current {
+   public:
+    explicit Current(const Device& device);
+    ~Current();
+    Current(const Current&) = delete;
+    Current& operator=(const Current&) = delete;
+
+   private:
+    const Device& device_;
+  };
+
+  // The point that this stream has reached now. `stream`: a CUstream as a number, as __cuda_array_interface__ has it
+  // (1: the legacy default stream). Throws kInvalidArgument for one that is being captured into a CUDA graph.
+  Ready record(std::uintptr_t stream);
+
+  // Makes host memory usable for copies that do not stop the caller. Takes some 100 us; once per block.
+  void pin(std::span<std::byte> memory) const;
+  void unpin(std::span<std::byte> memory) const;
+
+  // Copies at once; each side may be memory of the host or of the device. Not for the data path.
+  void copy(std::byte* to, const std::byte* from, std::size_t size) const;
+
+  const Driver& driver() const { return driver_; }
+  cuda::Ordinal ordinal() const { return ordinal_; }
+
+ private:
+  friend class Ready;
+  Ready::Point* take_point();
+
+  const Driver& driver_;
+  const cuda::Ordinal ordinal_;
+  cuda::Context context_ = nullptr;  // kept: it is the process's
+  std::mutex mutex_;                 // guards the next two
+  std::vector<std::unique_ptr<Ready::Point>> points_;
+  std::vector<Ready::Point*> free_;
+};
+
+}  // namespace bps::device

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+// CUDA's driver, opened at run time: one build runs with and without a GPU.
+//
+// Threading: any thread. A driver that was opened stays open. A child that was forked must not call it: CUDA does not
+// survive a fork.
+// Errors: open() and check() throw kTransport with CUDA's own words.
+#pragma once
+
+#include <string>
+
+#include "device/cuda.h"
+
+namespace bps::device {
+
+class Driver {
+ public:
+  static constexpr const char* kLibrary = "libcuda.so.1";  // by the name of its ABI version
+
+  // Throws when the library cannot be opened, lacks a function, or finds no usable device.
+  static Driver open(const std::string& library = kLibrary);
+
+  const cuda::Functions& call() const { return functions_; }
+  int devices() const { return devices_; }
+  // "an illegal memory access was encountered (CUDA error 700)"
+  std::string describe(cuda::Result result) const;
+  // Throws unless it is a success; `what` is as in "cannot create a stream".
+  void check(cuda::Result result, const std::string& what) const;
+
+ private:
+  cuda::Functions functions_;
+  int devices_ = 0;
+};
+
+}  // namespace bps::device

@@ -1,0 +1,339 @@
+// SPDX-License-Identifier: Apache-2.0
+// See fake_cuda.h. This is a shared library, loaded in the place of CUDA's driver.
+#include "device/fake_cuda.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <random>
+#include <set>
+#include <thread>
+#include <vector>
+
+#include "device/cuda.h"
+
+using namespace bps::device::cuda;  // NOLINT: the driver's own words
+
+namespace bps::device::cuda {
+
+struct OpaqueContext {};
+struct OpaqueEvent {
+  std::atomic<std::uint64_t> recorded{0};  // how often; an event that was never recorded has happened
+  std::atomic<std::uint64_t> happened{0};
+};
+
+}  // namespace bps::device::cuda
+
+namespace {
+
+constexpr Result kInvalidValue = 1;
+constexpr Result kInvalidContext = 201;
+constexpr Result kIllegalAddress = 700;
+constexpr Result kAlreadyRegistered = 712;
+constexpr Result kNotPermitted = 800;
+
+std::mutex mutex;                                                          // guards the next three
+std::map<std::uintptr_t, std::pair<std::byte*, std::size_t>> allocations;  // address of the device -> where it lies
+std::map<std::uintptr_t, std::size_t> pinned;
+std::set<Stream> streams;
+std::atomic<unsigned> most_delay{0};
+std::atomic<bool> broken{false};
+std::atomic<int> events{0};
+OpaqueContext only_context;
+thread_local std::vector<Context> contexts;
+thread_local bool in_host_function = false;
+
+std::byte* find(std::uintptr_t at, std::size_t size) {
+  const std::lock_guard lock(mutex);
+  auto next = allocations.upper_bound(at);
+  if (next == allocations.begin()) return nullptr;
+  const auto& [begin, block] = *std::prev(next);
+  return at + size <= begin + block.second ? block.first + (at - begin) : nullptr;
+}
+
+bool is_pinned(const void* memory, std::size_t size) {
+  const auto at = reinterpret_cast<std::uintptr_t>(memory);
+  const std::lock_guard lock(mutex);
+  auto next = pinned.upper_bound(at);
+  return next != pinned.begin() && at + size <= std::prev(next)->first + std::prev(next)->second;
+}
+
+// What every call but those that look at a device begins with.
+Result usable() {
+  if (in_host_function) return kNotPermitted;
+  if (contexts.empty()) return kInvalidContext;
+  return broken ? kIllegalAddress : kSuccess;
+}
+
+}  // namespace
+
+struct bps::device::cuda::OpaqueStream {
+  OpaqueStream() : thread([this] { run(); }) {}
+  ~OpaqueStream() {
+    {
+      const std::lock_guard lock(own);
+      ends = true;
+    }
+    changed.notify_all();
+    thread.join();
+  }
+  void put(std::function<void()> work) {
+    {
+      const std::lock_guard lock(own);
+      queue.push_back(std::move(work));
+    }
+    changed.notify_all();
+  }
+  bool is_idle() {
+    const std::lock_guard lock(own);
+    return queue.empty();
+  }
+  void run() {
+    std::minstd_rand random(static_cast<unsigned>(reinterpret_cast<std::uintptr_t>(this)));
+    std::unique_lock lock(own);
+    for (;;) {
+      changed.wait(lock, [this] { return ends || !queue.empty(); });
+      if (queue.empty()) return;
+      const auto work = queue.front();
+      lock.unlock();
+      if (const unsigned most = most_delay; most > 0) {
+        std::this_thread::sleep_for(std::chrono::microseconds(random() % most));
+      }
+      if (!broken) work();
+      lock.lock();
+      queue.pop_front();  // it counts until it has ended
+    }
+  }
+
+  std::mutex own;
+  std::condition_variable changed;
+  std::deque<std::function<void()>> queue;
+  bool ends = false;
+  bool captures = false;
+  std::thread thread;
+};
+
+namespace {
+
+void wait_until(const std::function<bool()>& happened) {
+  while (!happened() && !broken) std::this_thread::sleep_for(std::chrono::microseconds(20));
+}
+
+}  // namespace
+
+extern "C" {
+
+Result cuInit(unsigned) {
+  return kSuccess;
+}
+Result cuGetErrorString(Result error, const char** text) {
+  *text = error == kIllegalAddress ? "an illegal memory access was encountered" : "an error of the fake";
+  return kSuccess;
+}
+Result cuDeviceGetCount(int* count) {
+  *count = 1;
+  return kSuccess;
+}
+Result cuDeviceGetName(char* name, int size, Ordinal) {
+  std::strncpy(name, "fake", static_cast<std::size_t>(size));
+  return kSuccess;
+}
+Result cuDevicePrimaryCtxRetain(Context* context, Ordinal device) {
+  *context = &only_context;
+  return device == 0 ? kSuccess : kInvalidValue;
+}
+Result cuCtxPushCurrent_v2(Context context) {
+  if (in_host_function) return kNotPermitted;
+  contexts.push_back(context);
+  return kSuccess;
+}
+Result cuCtxPopCurrent_v2(Context* context) {
+  if (contexts.empty()) return kInvalidContext;
+  *context = contexts.back();
+  contexts.pop_back();
+  return kSuccess;
+}
+Result cuPointerGetAttribute(void* value, int attribute, Address pointer) {
+  if (find(pointer, 0) == nullptr) return kInvalidValue;
+  if (attribute == kPointerMemoryType) *static_cast<unsigned*>(value) = kMemoryOfDevice;
+  if (attribute == kPointerOrdinal) *static_cast<Ordinal*>(value) = 0;
+  return kSuccess;
+}
+Result cuStreamCreateWithPriority(Stream* stream, unsigned flags, int) {
+  if (const Result result = usable(); result != kSuccess) return result;
+  if (flags != kStreamNonBlocking) return kInvalidValue;
+  *stream = new OpaqueStream;
+  const std::lock_guard lock(mutex);
+  streams.insert(*stream);
+  return kSuccess;
+}
+Result cuStreamDestroy_v2(Stream stream) {
+  {
+    const std::lock_guard lock(mutex);
+    streams.erase(stream);
+  }
+  delete stream;
+  return kSuccess;
+}
+Result cuStreamQuery(Stream stream) {
+  if (broken) return kIllegalAddress;
+  return stream->is_idle() ? kSuccess : kNotReady;
+}
+Result cuStreamWaitEvent(Stream stream, Event event, unsigned) {
+  if (const Result result = usable(); result != kSuccess) return result;
+  const std::uint64_t number = event->recorded;  // as of now
+  stream->put([event, number] { wait_until([&] { return event->happened >= number; }); });
+  return kSuccess;
+}
+Result cuStreamIsCapturing(Stream stream, int* status) {
+  if (const Result result = usable(); result != kSuccess) return result;
+  *status = stream->captures ? 1 : kCaptureNone;
+  return kSuccess;
+}
+Result cuStreamWriteValue32_v2(Stream stream, Address at, std::uint32_t value, unsigned) {
+  if (const Result result = usable(); result != kSuccess) return result;
+  auto* flag = reinterpret_cast<std::uint32_t*>(at);
+  if (!is_pinned(flag, sizeof value)) return kInvalidValue;
+  stream->put([flag, value] { __atomic_store_n(flag, value, __ATOMIC_RELEASE); });
+  return kSuccess;
+}
+Result cuLaunchHostFunc(Stream stream, HostFunction function, void* argument) {
+  if (const Result result = usable(); result != kSuccess) return result;
+  stream->put([function, argument] {
+    in_host_function = true;
+    function(argument);
+    in_host_function = false;
+  });
+  return kSuccess;
+}
+Result cuEventCreate(Event* event, unsigned) {
+  if (const Result result = usable(); result != kSuccess) return result;
+  *event = new OpaqueEvent;
+  ++events;
+  return kSuccess;
+}
+Result cuEventRecord(Event event, Stream stream) {
+  if (const Result result = usable(); result != kSuccess) return result;
+  const std::uint64_t number = ++event->recorded;
+  stream->put([event, number] { event->happened = number; });
+  return kSuccess;
+}
+Result cuMemHostAlloc(void** memory, std::size_t size, unsigned) {
+  if (const Result result = usable(); result != kSuccess) return result;
+  *memory = new std::byte[size];
+  const std::lock_guard lock(mutex);
+  pinned[reinterpret_cast<std::uintptr_t>(*memory)] = size;
+  return kSuccess;
+}
+Result cuMemFreeHost(void* memory) {
+  {
+    const std::lock_guard lock(mutex);
+    pinned.erase(reinterpret_cast<std::uintptr_t>(memory));
+  }
+  delete[] static_cast<std::byte*>(memory);
+  return kSuccess;
+}
+Result cuMemHostGetDevicePointer_v2(Address* at, void* memory, unsigned) {
+  *at = reinterpret_cast<Address>(memory);
+  return usable();
+}
+Result cuMemHostRegister_v2(void* memory, std::size_t size, unsigned) {
+  if (const Result result = usable(); result != kSuccess) return result;
+  if (is_pinned(memory, size)) return kAlreadyRegistered;
+  const std::lock_guard lock(mutex);
+  pinned[reinterpret_cast<std::uintptr_t>(memory)] = size;
+  return kSuccess;
+}
+Result cuMemHostUnregister(void* memory) {
+  const std::lock_guard lock(mutex);
+  return pinned.erase(reinterpret_cast<std::uintptr_t>(memory)) == 1 ? kSuccess : kInvalidValue;
+}
+Result cuMemcpyDtoHAsync_v2(void* to, Address from, std::size_t size, Stream stream) {
+  if (const Result result = usable(); result != kSuccess) return result;
+  const std::byte* source = find(from, size);
+  if (source == nullptr || !is_pinned(to, size)) return kInvalidValue;
+  stream->put([=] { std::memcpy(to, source, size); });
+  return kSuccess;
+}
+Result cuMemcpyHtoDAsync_v2(Address to, const void* from, std::size_t size, Stream stream) {
+  if (const Result result = usable(); result != kSuccess) return result;
+  std::byte* target = find(to, size);
+  if (target == nullptr || !is_pinned(from, size)) return kInvalidValue;
+  stream->put([=] { std::memcpy(target, from, size); });
+  return kSuccess;
+}
+Result cuMemcpy(Address to, Address from, std::size_t size) {
+  if (const Result result = usable(); result != kSuccess) return result;
+  std::byte* target = find(to, size);
+  const std::byte* source = find(from, size);
+  std::memcpy(target != nullptr ? target : reinterpret_cast<std::byte*>(to),
+              source != nullptr ? source : reinterpret_cast<const std::byte*>(from), size);
+  return kSuccess;
+}
+
+// ---- For tests
+
+void* fake_allocate(std::size_t size) {
+  const int file = ::memfd_create("fake_cuda", MFD_CLOEXEC);
+  if (file < 0 || ::ftruncate(file, static_cast<off_t>(size)) != 0) return nullptr;
+  void* lies = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+  void* shown = ::mmap(nullptr, size, PROT_NONE, MAP_SHARED, file, 0);
+  ::close(file);
+  if (lies == MAP_FAILED || shown == MAP_FAILED) return nullptr;
+  const std::lock_guard lock(mutex);
+  allocations[reinterpret_cast<std::uintptr_t>(shown)] = {static_cast<std::byte*>(lies), size};
+  return shown;
+}
+void fake_free(void* memory) {
+  const std::lock_guard lock(mutex);
+  const auto found = allocations.find(reinterpret_cast<std::uintptr_t>(memory));
+  ::munmap(found->second.first, found->second.second);
+  ::munmap(memory, found->second.second);
+  allocations.erase(found);
+}
+void fake_read(const void* memory, void* into, std::size_t size) {
+  std::memcpy(into, find(reinterpret_cast<std::uintptr_t>(memory), size), size);
+}
+void fake_write(void* memory, const void* from, std::size_t size) {
+  std::memcpy(find(reinterpret_cast<std::uintptr_t>(memory), size), from, size);
+}
+void* fake_stream() {
+  return new OpaqueStream;
+}
+void fake_kernel(void* stream, void* memory, int value, std::size_t size, const std::uint32_t* gate) {
+  std::byte* target = find(reinterpret_cast<std::uintptr_t>(memory), size);
+  static_cast<Stream>(stream)->put([=] {
+    wait_until([&] { return __atomic_load_n(gate, __ATOMIC_ACQUIRE) != 0; });
+    std::memset(target, value, size);
+  });
+}
+void fake_begin_capture(void* stream) {
+  static_cast<Stream>(stream)->captures = true;
+}
+void fake_delay(unsigned most_us) {
+  most_delay = most_us;
+}
+void fake_break(void) {
+  broken = true;
+}
+int fake_streams(void) {
+  const std::lock_guard lock(mutex);
+  return static_cast<int>(streams.size());
+}
+int fake_events(void) {
+  return events;
+}
+int fake_pinned(void) {
+  const std::lock_guard lock(mutex);
+  return static_cast<int>(pinned.size());
+}
+
+}  // extern "C"

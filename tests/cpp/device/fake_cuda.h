@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the fake driver has beside CUDA's functions, for tests. Its streams are threads that take their time; memory of
+// its device is at addresses where the processor faults, so that only copies of the driver reach it. It refuses what
+// CUDA refuses, or does badly: calls without a context, asynchronous copies of memory that is not pinned, and calls
+// from a host function.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+extern "C" {
+// Makes memory of the device; null when there is none.
+void* fake_allocate(std::size_t size);
+void fake_free(void* memory);
+// What the processor may not do itself.
+void fake_read(const void* memory, void* into, std::size_t size);
+void fake_write(void* memory, const void* from, std::size_t size);
+// A stream of a caller. `kernel`: writes this byte, in the stream, once `gate` is not zero.
+void* fake_stream();
+void fake_kernel(void* stream, void* memory, int value, std::size_t size, const std::uint32_t* gate);
+void fake_begin_capture(void* stream);
+// Each thing that a stream does takes up to so long, by chance.
+void fake_delay(unsigned most_us);
+// From now on the device has failed: all that is in streams is dropped, and each call says so.
+void fake_break(void);
+// Objects that exist: streams, events, and blocks of pinned memory.
+int fake_streams(void);
+int fake_events(void);
+int fake_pinned(void);
+}
