@@ -22,6 +22,7 @@ from bps_rdma.torch.joining import Call, Joining, joined, scale
 from bps_rdma.torch.membership import AnyGroup
 from bps_rdma.torch.parameters import FixedParameters, names_of
 from bps_rdma.torch.plan import StrategyName
+from bps_rdma.torch.same_values import check_same_values
 from bps_rdma.torch.synchronizer import SynchronizerOptions
 from bps_rdma.torch.wrapped import WrappedOptimizer
 from bps_rdma.torch.wrapping import rebase
@@ -130,6 +131,7 @@ class SynchronousOptimizer(WrappedOptimizer):
         self._bps_done = self._bps_skip = False
         self._bps_joining: Joining | None = None  # within join()
         self._bps_announced = self._bps_scales = False
+        self._bps_compared = False  # the values of all ranks, before the first step
 
     def _bps_arrived(self, parameter: torch.nn.Parameter) -> None:
         trained = self._bps_trained
@@ -188,7 +190,7 @@ class SynchronousOptimizer(WrappedOptimizer):
 
         Raises:
             PeerLostError: a rank was lost. DeadlineError: a rank did not send its gradients in time; names it.
-            MismatchError: ranks train different parameters; names the first one.
+            MismatchError: ranks train different parameters, or begin with different values; names the first one.
         """
         if self._bps_done and not self._bps_trained.is_open:
             return
@@ -196,6 +198,9 @@ class SynchronousOptimizer(WrappedOptimizer):
         self._bps_settle()
         try:
             self._bps_trained.finish()
+            if not self._bps_compared:
+                check_same_values(self._bps_named(), f"{self._bps_trained.prefix}.values", self._bps_arguments["group"])
+                self._bps_compared = True
         finally:
             self._bps_left.clear()
             self._bps_backwards = 0

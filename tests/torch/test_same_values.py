@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A script that forgets broadcast_parameters() learns of it in its first step, before any weight changes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import harness
+import pytest
+import torch
+from torch import nn
+
+from bps_rdma.errors import MismatchError
+from bps_rdma.torch import DistributedOptimizer, broadcast_parameters
+
+
+def train(bps: Any, broadcasts: bool, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 1)).to(dtype)
+    if bps.rank() == 1:
+        with torch.no_grad():
+            model[1].bias.add_(1)
+    optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+    if broadcasts:
+        broadcast_parameters(model.state_dict(), root_rank=0)
+    before = [each.detach().clone() for each in model.parameters()]
+    value = model(torch.ones(2, 3, dtype=dtype)).abs().sum()
+    if broadcasts:
+        value.backward()
+        optimizer.step()
+        return
+    with pytest.raises(MismatchError, match=r"'?1\.bias.* = .*broadcast_parameters"):
+        value.backward()
+    for one, other in zip(before, model.parameters(), strict=True):
+        assert torch.equal(one, other)
+    bps.barrier()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.complex64])
+@pytest.mark.parametrize("broadcasts", [False, True])
+def test_values_that_differ_are_refused_by_name(broadcasts, dtype):
+    harness.run(train, broadcasts, dtype, workers=2)
