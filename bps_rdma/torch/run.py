@@ -19,7 +19,7 @@ import runpy
 import sys
 import types
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch.distributed as dist
 
@@ -46,29 +46,63 @@ def main(arguments: list[str] | None = None) -> None:
         _check(given.script, given.is_module)
         make_group(given.backend)
     except BpsError as error:
-        print_error(error.message, error.hint)
-        sys.exit(2 if isinstance(error, InvalidArgumentError) else 1)
+        _end(error)
     sys.argv = given.script
     sys.excepthook = functools.partial(_show, sys.excepthook)
-    if given.is_module:
-        runpy.run_module(given.script[0], run_name="__main__", alter_sys=True)
-    else:
-        runpy.run_path(given.script[0], run_name="__main__")
+    if given.is_module and not _exists(given.script[0]):  # only now, because this runs the code of packages
+        _end(_no_module(given.script[0]))
+    try:
+        if given.is_module:
+            runpy.run_module(given.script[0], run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(given.script[0], run_name="__main__")
+    except SystemExit as end:
+        if not end.code:
+            _leave()
+        raise
+    _leave()
+
+
+def _leave() -> None:
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+def _end(error: BpsError) -> NoReturn:
+    print_error(error.message, error.hint)
+    sys.exit(2 if isinstance(error, InvalidArgumentError) else 1)
 
 
 def _check(script: list[str], is_module: bool) -> None:
     if not script:
         raise InvalidArgumentError("the script to run is missing", "python -m bps_rdma.torch.run SCRIPT [ARGUMENTS]")
     if is_module:
-        sys.path[0] = str(Path.cwd())
-        if importlib.util.find_spec(script[0]) is None:
-            raise InvalidArgumentError(f"there is no module {script[0]!r}", "name one that `python -m` would run")
+        _look_first_in(Path.cwd())
+        if not _exists(script[0].partition(".")[0]):
+            raise _no_module(script[0])
     elif not Path(script[0]).is_file():
         raise InvalidArgumentError(f"there is no file {script[0]!r}", "name a script, or a module after -m")
     else:
-        sys.path[0] = str(Path(script[0]).resolve().parent)
+        _look_first_in(Path(script[0]).resolve().parent)
+
+
+def _look_first_in(folder: Path) -> None:
+    """Puts the folder where Python has put that of this module, unless it was told not to (`python -P`)."""
+    if not getattr(sys.flags, "safe_path", False):  # from 3.11 on
+        sys.path[0] = str(folder)
+
+
+def _exists(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError as error:
+        if error.name is not None and f"{module}.".startswith(f"{error.name}."):
+            return False
+        raise  # one of its packages misses another module
+
+
+def _no_module(module: str) -> InvalidArgumentError:
+    return InvalidArgumentError(f"there is no module {module!r}", "name one that `python -m` would run")
 
 
 def make_group(backend: str = "bps") -> None:
@@ -90,7 +124,7 @@ def make_group(backend: str = "bps") -> None:
         elif arguments or options:
             _log.info("init_process_group() has no effect: bps_rdma.torch.run has made the group")
 
-    for place in (dist, dist.distributed_c10d):
+    for place in (dist, dist.distributed_c10d, dist.device_mesh):
         setattr(place, make.__name__, keep)
 
 

@@ -35,7 +35,10 @@ for _ in range(8):
     total = loss.detach().clone()
     torch.distributed.all_reduce(total)
     losses.append(total.item())
+with deepspeed.zero.GatheredParameters(list(model.parameters())):  # stage 3 has them in parts
+    weights = sum(one.detach().double().sum().item() for one in model.parameters())
 if engine.global_rank == 0:
     print("losses:", *losses)
+    print("weights:", float(weights).hex())
     print("backend:", torch.distributed.get_backend())
 torch.distributed.destroy_process_group()

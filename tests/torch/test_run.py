@@ -36,7 +36,7 @@ print("again", dist.get_backend())
 def run(*words: str, launched: bool = True, cwd: Path | str = "/", **env: Any) -> subprocess.CompletedProcess[str]:
     port = str(harness.free_port())
     place = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port} if launched else {}
-    command = [sys.executable, "-P", "-m", "bps_rdma.torch.run", *words]
+    command = [sys.executable, "-m", "bps_rdma.torch.run", *words]
     return harness.run_command(command, env=harness.clean_env(**place, **env), cwd=cwd)
 
 
@@ -61,8 +61,30 @@ def test_a_module(script):
     assert done.stdout.startswith(f"__main__ {[str(script), '-m', '--backend', 'gloo']} {script.parent} bps")
 
 
+def test_a_package_finds_the_group_when_it_is_imported(tmp_path):
+    package = tmp_path / "package"
+    package.mkdir()
+    package.joinpath("__init__.py").write_text(
+        "import torch.distributed as dist\nfrom torch.distributed import init_process_group\n"
+        "print(dist.get_backend())\n"
+    )
+    package.joinpath("train.py").write_text("from package import init_process_group\ninit_process_group('gloo')\n")
+    done = run("-m", "package.train", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "bps\n"), done.stderr
+
+
+def test_a_mesh_makes_no_group_of_another_backend(script):
+    script.write_text(
+        "import torch.distributed as dist\ndist.destroy_process_group()\n"
+        "dist.init_device_mesh('cpu', (1,))\nprint(dist.get_backend())\n"
+    )
+    done = run(str(script))
+    assert (done.returncode, done.stdout) == (0, "bps\n"), done.stderr
+
+
 @pytest.mark.parametrize(
-    ("last", "status"), [("sys.exit(7)", 7), ("sys.exit('no')", 1), ("raise OSError(2, 'x', 'y')", 1)]
+    ("last", "status"),
+    [("sys.exit(7)", 7), ("sys.exit()", 0), ("sys.exit('no')", 1), ("raise OSError(2, 'x', 'y')", 1)],
 )
 def test_it_ends_as_the_script_does(script, last, status):
     script.write_text(f"import sys\ndef fail():\n    {last}\nfail()\n")
@@ -79,6 +101,9 @@ def test_it_ends_as_the_script_does(script, last, status):
         ([], True, "the script to run is missing"),
         (["nowhere.py"], True, "there is no file 'nowhere.py'"),
         (["-m", "nowhere"], True, "there is no module 'nowhere'"),
+        (["-m", "nowhere.train"], True, "there is no module 'nowhere.train'"),
+        (["-m", "json.nowhere"], True, "there is no module 'json.nowhere'"),
+        (["-m", "this.nowhere"], True, "there is no module 'this.nowhere'"),
         (["/dev/null"], False, "there is no file '/dev/null'"),
         ([__file__], False, "start this with torchrun, or with bps run"),
     ],
