@@ -9,7 +9,7 @@ import torch
 
 from bps_rdma import Group, job
 from bps_rdma.errors import MismatchError
-from bps_rdma.torch.check_alike import check_alike
+from bps_rdma.torch.check_alike import check_alike, tensor_line
 
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}  # by the size of an element
 
@@ -17,7 +17,8 @@ _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}  # by the size of an e
 def check_same_values(named: Iterable[tuple[str, torch.nn.Parameter]], name: str, group: Group | None) -> None:
     """Compares the parameters of all ranks, by a sum of their bits. Costs one small all_gather; all ranks call it.
 
-    In a job that goes on without lost ranks (BPS_MIN_WORKERS) this has no effect: new ranks get their values later.
+    In a job that goes on without lost ranks (BPS_MIN_WORKERS) this has no effect: new ranks get their values later. The
+    names of buckets then tell of shapes that differ; see Sent.marks_shapes.
 
     Raises:
         MismatchError: names the first parameter that differs.
@@ -26,7 +27,7 @@ def check_same_values(named: Iterable[tuple[str, torch.nn.Parameter]], name: str
         return
     pairs = list(named)
     sums = [_sum_of_bits(parameter) for _, parameter in pairs]
-    lines = [f"{each} = {int(total):x}" for (each, _), total in zip(pairs, sums, strict=True)]
+    lines = [f"{tensor_line(*pair)} = {int(total):x}" for pair, total in zip(pairs, sums, strict=True)]
     try:
         check_alike(lines, name, group)
     except MismatchError as error:

@@ -94,7 +94,14 @@ class GradientSynchronizer:
         running = job.current()
         method = running.compression(Dtype.float32, 1 << 60, compression)
         compressed = method not in ("", EXACT)
-        self.sent = Sent(prefix, group, compression, running.min_compress_bytes, keeps_flags=not compressed)
+        self.sent = Sent(
+            prefix,
+            group,
+            compression,
+            running.min_compress_bytes,
+            not compressed,
+            marks_shapes=running.may_lose_members,
+        )
         self.is_exact = method == EXACT
         self._sparse = sparse
         if self.is_exact:
