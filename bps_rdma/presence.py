@@ -75,6 +75,13 @@ def arrive(job: Job) -> None:
         become(Stage.AHEAD if _presence.stage is Stage.UNTOLD and not job.goes_on else Stage.INSIDE, job)
 
 
+def tell(job: Job) -> None:
+    """The caller is about to be told that `job` is in the next view. Another thread may have told it, and gone on."""
+    with _lock:
+        if _presence.stage is Stage.AHEAD and _presence.job is job:
+            become(Stage.INSIDE, job)
+
+
 def raised(error: BaseException) -> BaseException:
     """Returns an error that was kept, which the caller is about to raise: see kept_errors.py."""
     if isinstance(error, RoundAbortedError) and not keeping:

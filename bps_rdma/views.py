@@ -43,7 +43,7 @@ def _renewed() -> Job:
     if stage is Stage.INSIDE or (stage is Stage.AHEAD and keeping):
         return job
     if stage is Stage.AHEAD:
-        presence.become(Stage.INSIDE, job)
+        presence.tell(job)
         raise RoundAbortedError("a member was lost or has entered, and the view has ended", _REPEAT)
     if keeping and not job.process.survives_servers:
         raise RoundAbortedError("the view has ended", _REPEAT)

@@ -152,7 +152,8 @@ class ReceiveFromAny(PythonHandle[Any]):
         self._turn = threading.RLock()
         self._hanging = threading.Lock()  # of the bell
         if taken is None:
-            self._find()
+            with keeping:
+                self._find()
 
     def __del__(self) -> None:
         if hasattr(self, "_waiting"):

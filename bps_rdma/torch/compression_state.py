@@ -124,4 +124,4 @@ def _pieces_that_remember(name: str, like: torch.Tensor, wanted: str | None) -> 
 
 
 def _short(unit: Unit, sent: Sent) -> str:
-    return unit.name.removeprefix(sent.prefix).removesuffix(unit.mark)
+    return unit.name.removeprefix(sent.prefix)

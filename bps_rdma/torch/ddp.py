@@ -99,7 +99,7 @@ class DistributedDataParallel(torch.nn.Module):
             ours = self._arguments["group"]
             state = itertools.chain(module.named_parameters(), module.named_buffers())
             broadcast_parameters(state, ours.ranks[0] if ours else 0, prefix=f"{prefix}.initial.", group=ours)
-        self._trained.begin(module.named_parameters())
+        self._trained.begin(module.named_parameters(), agreed=True)  # they have just been broadcast
 
     def _set_up(self) -> None:
         self._trained = TrainedParameters(

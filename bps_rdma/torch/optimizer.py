@@ -22,7 +22,6 @@ from bps_rdma.torch.joining import Call, Joining, joined, scale
 from bps_rdma.torch.membership import AnyGroup
 from bps_rdma.torch.parameters import FixedParameters, names_of
 from bps_rdma.torch.plan import StrategyName
-from bps_rdma.torch.same_values import check_same_values
 from bps_rdma.torch.synchronizer import SynchronizerOptions
 from bps_rdma.torch.wrapped import WrappedOptimizer
 from bps_rdma.torch.wrapping import rebase
@@ -131,7 +130,6 @@ class SynchronousOptimizer(WrappedOptimizer):
         self._bps_done = self._bps_skip = False
         self._bps_joining: Joining | None = None  # within join()
         self._bps_announced = self._bps_scales = False
-        self._bps_compared = False  # the values of all ranks, before the first step
 
     def _bps_arrived(self, parameter: torch.nn.Parameter) -> None:
         trained = self._bps_trained
@@ -190,7 +188,7 @@ class SynchronousOptimizer(WrappedOptimizer):
 
         Raises:
             PeerLostError: a rank was lost. DeadlineError: a rank did not send its gradients in time; names it.
-            MismatchError: ranks train different parameters, or begin with different values; names the first one.
+            MismatchError: ranks train different parameters, or their first values differ; names the first one.
         """
         if self._bps_done and not self._bps_trained.is_open:
             return
@@ -198,9 +196,6 @@ class SynchronousOptimizer(WrappedOptimizer):
         self._bps_settle()
         try:
             self._bps_trained.finish()
-            if not self._bps_compared:
-                check_same_values(self._bps_named(), f"{self._bps_trained.prefix}.values", self._bps_arguments["group"])
-                self._bps_compared = True
         finally:
             self._bps_left.clear()
             self._bps_backwards = 0
@@ -228,7 +223,6 @@ class SynchronousOptimizer(WrappedOptimizer):
             return
         self._bps_settle()
         prefix, group = self._bps_trained.prefix, self._bps_arguments["group"]
-        joining = Joining(prefix, group, stops=throw_on_early_termination)
         self._bps_scales = not divide_by_initial_world_size
 
         def attach(one: Joining | None) -> None:
@@ -243,6 +237,7 @@ class SynchronousOptimizer(WrappedOptimizer):
             broadcast_parameters(self._bps_named(), last, f"{prefix}.joined.", group)
             broadcast_optimizer_state(self, last, f"{prefix}.joined state.", group)
 
+        joining = Joining(prefix, group, stops=throw_on_early_termination)
         with joined(joining, attach, {Call.gradients: shadow}, finish):
             yield
 

@@ -34,8 +34,6 @@ class Rows:
     While backward runs, the ranks tell each other how many rows they have. They exchange the rows after it.
     """
 
-    mark = ""  # the end of the name that tells of the shape; see Bucket
-
     def __init__(self, entry: IndexedParameter, sent: Sent) -> None:
         self.entries = [entry]
         self.name = f"{sent.prefix}.{entry.name}.rows"

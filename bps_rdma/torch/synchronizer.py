@@ -94,14 +94,7 @@ class GradientSynchronizer:
         running = job.current()
         method = running.compression(Dtype.float32, 1 << 60, compression)
         compressed = method not in ("", EXACT)
-        self.sent = Sent(
-            prefix,
-            group,
-            compression,
-            running.min_compress_bytes,
-            not compressed,
-            marks_shapes=running.may_lose_members,
-        )
+        self.sent = Sent(prefix, group, compression, running.min_compress_bytes, keeps_flags=not compressed)
         self.is_exact = method == EXACT
         self._sparse = sparse
         if self.is_exact:

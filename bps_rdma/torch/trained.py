@@ -3,7 +3,8 @@
 
 Parameters may train later than the wrapper was made: unfrozen, added, replaced, or of another dtype. At the beginning
 of each pass every rank looks at its own. One that finds something new tells the other ranks, which must have found the
-same: then gradients are averaged from this pass on. Otherwise all of these ranks raise an error.
+same: then gradients are averaged from this pass on. Otherwise all of these ranks raise an error. In the first pass all
+ranks compare what they train, and its values: a script may have forgotten to broadcast them.
 """
 
 from __future__ import annotations
@@ -67,10 +68,17 @@ class TrainedParameters:
         self._changes = 0  # in this view
         self._view: tuple[int, Names] | None = None  # in which that is so
         self._compares = True  # values of new parameters; not in a process that has just entered
+        self._agreed = False  # all ranks have compared what they train
         weakref.finalize(owner, self.close)
 
-    def begin(self, named: Named) -> None:
-        """Makes what averages the gradients of those that require them: all ranks do, or this one has entered late."""
+    def begin(self, named: Named, agreed: bool = False) -> None:
+        """Makes what averages the gradients of those that require them: all ranks do, or this one has entered late.
+
+        Args:
+            named: all of the owner, trained or not.
+            agreed: all ranks have the same ones, with the same values.
+        """
+        self._agreed = agreed
         pairs = list(named)
         self._kept = [parameter for _, parameter in pairs]
         self.watch(self._kept)
@@ -162,11 +170,15 @@ class TrainedParameters:
         pairs = list(named())
         wanted = [(name, each) for name, each in pairs if each.requires_grad or id(each) in self._entries]
         new = [(name, each) for name, each in wanted if not self._has(each)]
-        if new or anew:
-            if not anew:
+        if new or anew or not self._agreed:
+            if self._agreed and not anew:
                 self._meet(wanted, rebuilds)
-            self._agree(wanted, new if self._compares else [])
-            self._replace(wanted, 0 if anew else self._changes + 1)
+            # In another view some ranks may have agreed in the one before.
+            compared = new if self._agreed or anew else wanted
+            self._agree(wanted, compared if self._compares else [])
+            if new or anew:
+                self._replace(wanted, 0 if anew else self._changes + 1)
+            self._agreed = True
         self._seen, self._kept = seen, parameters
         return bool(new or anew)
 
@@ -188,7 +200,13 @@ class TrainedParameters:
                 lines.append(tensor_line(name, parameter) + (f", {_digest(parameter)}" if name in names else ""))
         except InvalidTensorError as error:
             failure = error
-        check_alike(lines, f"{self.prefix} parameters", self._group, failure)
+        try:
+            check_alike(lines, f"{self.prefix} parameters", self._group, failure)
+        except MismatchError as error:
+            raise MismatchError(
+                error.message,
+                "make the same model on all ranks, and call broadcast_parameters() before you train it",
+            ) from None
 
     def name_of(self, parameter: torch.nn.Parameter) -> str:
         """The name of a parameter in messages."""

@@ -9,7 +9,6 @@ then contributes zeros, and the unit can tell afterwards whether any rank had on
 from __future__ import annotations
 
 import math
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -40,8 +39,6 @@ class Sent:
         method: how gradients travel between hosts, or "exact"; None: what BPS_COMPRESSION and BPS_EXACT say.
         smallest: bytes from which on a tensor is compressed.
         keeps_flags: buckets carry a flag for each parameter; not if a method would mix them with gradients.
-        marks_shapes: the name of a bucket tells of what it is, so that those of different models never meet. Where it
-            does not, another check finds such models sooner: see same_values.py.
     """
 
     prefix: str
@@ -49,7 +46,6 @@ class Sent:
     method: str | None
     smallest: int = 0
     keeps_flags: bool = True
-    marks_shapes: bool = False
 
     def options(self, name: str, priority: int, dtype: torch.dtype, elements: int) -> OperationOptions:
         """The options of the operation that averages a tensor of this name."""
@@ -88,8 +84,6 @@ def _changed(*entries: IndexedParameter) -> BpsError:
 
 class Single:
     """One parameter's gradient, synchronised in place: nothing is copied, unless it has holes."""
-
-    mark = ""  # the end of the name that tells of the shape; see Bucket
 
     def __init__(self, entry: IndexedParameter, sent: Sent) -> None:
         self.entries = [entry]
@@ -167,9 +161,7 @@ class Bucket:
 
     def __init__(self, number: str, entries: Sequence[IndexedParameter], sent: Sent) -> None:
         self.entries = list(entries)
-        shapes = repr([(entry.name, entry.parameter.shape) for entry in self.entries])
-        self.mark = f" of {zlib.crc32(shapes.encode()):08x}" if sent.marks_shapes else ""
-        self.name = f"{sent.prefix}.bucket {number}{self.mark}"
+        self.name = f"{sent.prefix}.bucket {number}"
         self.priority = -min(entry.index for entry in entries)
         first = entries[0].parameter
         dtype, factor = as_real_numbers(first.dtype, 1)

@@ -30,7 +30,7 @@ class CopyStream {
   CopyStream(const CopyStream&) = delete;
   CopyStream& operator=(const CopyStream&) = delete;
 
-  // What follows in the stream begins when the caller's stream has come so far.
+  // Holds up what follows in the stream until the caller's stream has come so far.
   cuda::Result wait_for(const Ready& ready);
   cuda::Result to_host(std::byte* to, const std::byte* from, std::size_t size);
   cuda::Result to_device(std::byte* to, const std::byte* from, std::size_t size);

@@ -29,7 +29,7 @@ def train(bps: Any, broadcasts: bool, dtype: torch.dtype) -> None:
         value.backward()
         optimizer.step()
         return
-    with pytest.raises(MismatchError, match=r"'?1\.bias.* = .*broadcast_parameters"):
+    with pytest.raises(MismatchError, match=r"1\.bias .*values.*broadcast_parameters"):
         value.backward()
     for one, other in zip(before, model.parameters(), strict=True):
         assert torch.equal(one, other)

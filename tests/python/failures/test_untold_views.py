@@ -69,3 +69,19 @@ def test_only_an_error_that_is_raised_ends_a_view(begin, servers):
         job.await_marks("running", [0, 2])
         job.kill("rank 1")
         job.values(but=[1])
+
+
+def test_a_thread_that_tells_late_does_not_undo_a_later_view():
+    """A thread stops between learning what to tell the caller and telling it; the others go on meanwhile."""
+    from bps_rdma import presence
+    from bps_rdma.presence import Presence, Stage
+
+    before = presence.now()
+    earlier, later = object(), object()
+    try:
+        presence.become(Stage.AHEAD, earlier)  # type: ignore[arg-type]
+        presence.become(Stage.INSIDE, later)  # type: ignore[arg-type]
+        presence.tell(earlier)  # type: ignore[arg-type]
+        assert presence.now() == Presence(Stage.INSIDE, later)  # type: ignore[arg-type]
+    finally:
+        presence.become(*before)
