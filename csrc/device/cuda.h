@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What we use of CUDA's driver interface, declared by us, so that nothing of CUDA is needed to build: its types, the
+// Declares what we use of CUDA's driver interface, so that nothing of CUDA is needed to build: its types, the
 // numbers that it gives a meaning, and its functions under the names that its library exports. Names that end in _v2
 // are those that programs compiled today call.
 #pragma once
