@@ -92,22 +92,28 @@ void Admission::admit(Operation& operation) {
   set_pace(operation);
 }
 
-// In two phases an answer is not the end of a partition, and servers take turns there.
+// In two phases an answer is not the end of a partition, and servers take turns there. A relay's answer is that of the
+// server that the host's contribution goes on to.
 void Admission::set_pace(Operation& operation) {
-  if (!operation.paces) return;
+  if (!operation.paces || operation.request.two_phase) return;
   const std::uint8_t number = cancellation_.loop();
-  std::uint64_t parts = 0;
-  std::uint64_t servers = 0;
+  std::size_t servers = 0;
+  meets_.assign(connections_.places(), false);
+  const auto meet = [&](std::size_t place) {
+    if (!meets_[place]) ++servers;
+    meets_[place] = true;
+  };
   for (std::size_t place = 0; place < connections_.places(); ++place) {
     Portion& portion = cancellation_.portion(operation, place);
-    portion.pace = Transfer::kNoPace;
-    if (portion.parts.empty() || portion.finality != Finality::kAnswer || !connections_.at(place).needs_slots())
-      continue;
+    if (portion.parts.empty()) continue;
     portion.pace = number;
-    parts += portion.parts.size();
-    ++servers;
+    if (!portion.parts.front().for_host()) {
+      if (connections_.at(place).needs_slots()) meet(place);
+    } else if (!operation.tensor->is_on_one_host) {
+      for (const Part& part : portion.parts) meet(part.place);
+    }
   }
-  operation.paces[number].begin(servers > 1 ? parts : 0, servers * operation.tensor->ahead);
+  operation.paces[number].begin(servers > 1 ? servers * operation.tensor->ahead : Pace::kNone);
 }
 
 void Admission::admit(Portion& portion, ServerConnection& server) {

@@ -108,6 +108,19 @@ const tensor::KeyMapConfig& Places::key_map_of(const van::Group& group) const {
   return found->second;
 }
 
+// The order in which the partitions of a tensor go out, so that each server has some all the time: where servers sum
+// whole shards, the first partition of each shard comes first.
+std::vector<std::uint32_t> Places::order_of(const tensor::Partitioning& cut, bool by_shard) {
+  std::vector<std::uint32_t> order(cut.count());
+  std::iota(order.begin(), order.end(), 0U);
+  const auto in_shard = [&](std::uint32_t i) {
+    const tensor::Partitioning::Piece piece = cut.piece(i);
+    return piece.offset - cut.shard_offset(piece.shard);
+  };
+  if (by_shard) std::ranges::stable_sort(order, {}, in_shard);
+  return order;
+}
+
 Plan Places::plan(const Tensor& tensor, const tensor::Partitioning& cut, bool own_shards,
                   std::span<const std::uint64_t> load, std::size_t worker_loops) const {
   const tensor::KeyMapConfig& key_map = key_map_of(*tensor.group);
@@ -119,10 +132,12 @@ Plan Places::plan(const Tensor& tensor, const tensor::Partitioning& cut, bool ow
   for (std::uint32_t server = 0; server < by_relay.size(); ++server) {
     by_relay[server] = needs_relay(*tensor.group, server);
   }
-  for (std::uint32_t i = 0; i < cut.count(); ++i) {
+  const bool by_shard = own_shards && own_server_.size() == key_map_.servers;
+  std::vector<std::uint32_t> turns(worker_loops);
+  for (const std::uint32_t i : order_of(cut, by_shard)) {
     const tensor::Partitioning::Piece piece = cut.piece(i);
     std::uint32_t server;
-    if (own_shards && own_server_.size() == key_map_.servers) {
+    if (by_shard) {
       server = own_server_[tensor.group->ranks[piece.shard]];
     } else if (!load.empty()) {
       server = tensor::owner_of(key_map, balanced.slot(i), tensor.id, i);
@@ -132,11 +147,13 @@ Plan Places::plan(const Tensor& tensor, const tensor::Partitioning& cut, bool ow
     const std::uint32_t spread = tensor::spread_of(tensor.id, i);
     const std::size_t worker_loop = spread % worker_loops;
     const std::size_t place = servers_.first(server) + spread % servers_.loops(server);
+    Part part{.partition = i, .turn = turns[worker_loop]++};
     if (by_relay[server]) {
+      part.place = static_cast<std::uint32_t>(place);
       const std::uint32_t relay = hosts_.relay(hosts_.host_of(rank_), server, tensor::relay_hash(spread));
-      plan[worker_loop * width + of_relay(relay, worker_loop)].push_back({i, static_cast<std::uint32_t>(place)});
+      plan[worker_loop * width + of_relay(relay, worker_loop)].push_back(part);
     } else {
-      plan[worker_loop * width + place].push_back({i});
+      plan[worker_loop * width + place].push_back(part);
     }
   }
   return plan;

@@ -64,6 +64,7 @@ class Places {
   Deal deal(std::span<const std::shared_ptr<Tensor>> tensors) const;
 
  private:
+  static std::vector<std::uint32_t> order_of(const tensor::Partitioning& cut, bool by_shard);
   static bool meets(std::size_t worker_loop, std::size_t worker_loops, std::size_t shard, std::size_t shards);
   std::size_t of_relay(std::uint32_t worker_rank, std::size_t worker_loop) const;
   bool needs_relay(const van::Group& group, std::uint32_t server) const;

@@ -27,8 +27,17 @@ class SendQueue {
     std::pop_heap(heap_.begin(), heap_.end(), later);
     heap_.pop_back();
   }
-  // Takes one out, if it is there: for one that is cancelled.
+  // The most urgent contribution of a host, or nullptr. Looks at all.
+  Transfer* find_contribution() const {
+    Transfer* found = nullptr;
+    for (Transfer* one : heap_) {
+      if (one->operation == nullptr && (found == nullptr || later(found, one))) found = one;
+    }
+    return found;
+  }
+  // Takes one out, if it is there.
   void remove(const Transfer* transfer) {
+    if (!heap_.empty() && transfer == top()) return pop();
     if (std::erase(heap_, transfer) > 0) std::make_heap(heap_.begin(), heap_.end(), later);
   }
   // All transfers, in no order.

@@ -62,17 +62,26 @@ bool Sender::fill(ServerConnection& server) {
   batch_.bytes = 0;
   batch_.endpoint = server.paths.next();
   while (batch_.size < Batch::kMost && batch_.bytes < server.queue.most_per_turn && !server.queue.empty()) {
-    Transfer& transfer = *server.queue.top();
-    if (transfer.operation != nullptr && transfer.operation->is_failing()) {
+    Transfer* transfer = server.queue.top();
+    if (transfer->operation != nullptr && transfer->operation->is_failing()) {
       // On another loop: this one is about to be told to cancel its part.
       server.queue.pop();
       continue;
     }
-    if (!add(server, transfer)) return false;
-    if (transfer.unsent() == 0) server.queue.pop();
+    // The answers that the pace waits for may need what this process contributes for its host.
+    if (is_paced(*transfer) && (transfer = server.queue.find_contribution()) == nullptr) return false;
+    if (!add(server, *transfer)) return false;
+    if (transfer->unsent() == 0) server.queue.remove(transfer);
     // A host's contribution has just been summed: the network carries it while the next one is.
-    if (transfer.operation == nullptr) break;
+    if (transfer->operation == nullptr) break;
   }
+  return true;
+}
+
+bool Sender::is_paced(const Transfer& transfer) {
+  if (transfer.pace == Transfer::kNoPace) return false;
+  if (transfer.operation->paces[transfer.pace].allows(transfer.parts[transfer.next].turn)) return false;
+  is_paced_ = true;
   return true;
 }
 
@@ -82,11 +91,6 @@ bool Sender::add(ServerConnection& server, Transfer& transfer) {
   tensor::Placement placement = transfer.place(part);
   const std::size_t n = batch_.size;
 
-  if (transfer.pace != Transfer::kNoPace &&
-      !transfer.operation->paces[transfer.pace].allows(transfer.next, transfer.parts.size())) {
-    is_paced_ = true;
-    return false;
-  }
   bool yields = false;  // both limits at once, or each would wait for the other one to yield
   const std::uint64_t travels = placement.payload_bytes();
   if (!is_within_budget(server, travels, yields)) return false;

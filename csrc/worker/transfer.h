@@ -32,6 +32,7 @@ struct Part {
   static constexpr std::uint32_t kDirect = ~std::uint32_t{0};
   std::uint32_t partition = 0;
   std::uint32_t place = kDirect;  // for the relay: the server loop that the host's contribution goes on to
+  std::uint32_t turn = 0;         // how many partitions of its worker loop come before it
 
   bool for_host() const { return place != kDirect; }
 };

@@ -158,7 +158,8 @@ std::shared_ptr<Tensor> Worker::make_tensor(const van::TensorSpec& spec, const v
   tensor->id = id.id;
   tensor->group = members;
   tensor->position = static_cast<std::uint16_t>(position);
-  tensor->is_on_one_host = options_.two_phase && van::hosts_of(*members, options_.hosts) == 1;
+  tensor->is_on_one_host =
+      (options_.two_phase || options_.hosts.active()) && van::hosts_of(*members, options_.hosts) == 1;
   tensor->dtype = dtype;
   tensor->bytes = bytes;
   tensor->shape = spec.shape;

@@ -33,12 +33,14 @@ struct Ones final : tensor::ContributionSource {
 
 class RelayingLoop : public ::testing::Test {
  protected:
-  RelayingLoop() {
+  // Only the first of the places has a server.
+  explicit RelayingLoop(std::size_t places = 1) {
     data.put_on_same_host();
     data.takes_descriptors = true;
     data.fenced = false;
     worker_loop.emplace(
-        WorkerLoopOptions{.index = 0, .places = 1, .largest_partition = kBytes, .staging_bytes = 4 * kBytes}, reactor);
+        WorkerLoopOptions{.index = 0, .places = places, .largest_partition = kBytes, .staging_bytes = 4 * kBytes},
+        reactor);
     ServerConnection& server = worker_loop->add_server(0, 1, "server", transport);
     control.sink = &server;
     data.sink = &server;

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a worker loop does when the pace of an operation says "not now".
+#include <gtest/gtest.h>
+
+#include "worker/relaying_loop.h"
+
+namespace bps::worker {
+namespace {
+
+constexpr std::uint32_t kPartitions = 4;
+
+class PacedLoop : public RelayingLoop {
+ protected:
+  PacedLoop() : RelayingLoop(2) {}
+  // An operation whose partitions go by this process, as the relay, to two servers. One may be under way to each.
+  std::shared_ptr<Operation> submit_by_relay() {
+    const tensor::Partitioning cut(kBytes, 4, kBytes / kPartitions);
+    auto made = std::make_shared<Tensor>(cut, cut);
+    made->name = "tensor";
+    made->group = std::make_shared<const van::Group>(van::Group{0, {0}});
+    made->dtype = Dtype::kFloat32;
+    made->bytes = kBytes;
+    made->ahead = 1;
+    made->plans.whole.resize(2);
+    for (std::uint32_t i = 0; i < kPartitions; ++i) {
+      made->plans.whole[0].push_back({.partition = i, .place = i % 2, .turn = i});
+    }
+    Request request;
+    request.input = request.output = memory.data();
+    request.input_allocation = request.output_allocation = {memory, 1};
+    auto operation = std::make_shared<Operation>(made, request, 0, 0, 1, 2);
+    worker_loop->submit(operation, true);
+    worker_loop->step();
+    return operation;
+  }
+  // Answers the push that was sent as number `nth`.
+  void answer(std::size_t nth) {
+    const auto push = codec::decode<tensor::PushHeader>(data.headers.at(nth));
+    data.sink->on_write(data, push.value().immediate, kBytes / kPartitions);
+    worker_loop->step();
+  }
+};
+
+TEST_F(PacedLoop, AnAnswerLetsTheNextPartitionGo) {
+  const auto operation = submit_by_relay();
+  EXPECT_EQ(data.posted, 2U);
+  answer(0);
+  EXPECT_EQ(data.posted, 3U);
+  for (std::size_t nth = 1; nth < kPartitions; ++nth) answer(nth);
+  EXPECT_TRUE(operation->done());
+}
+
+// Its answers may be what the pace waits for: all would wait for each other.
+TEST_F(PacedLoop, WhatTheHostContributesDoesNotWaitForThePace) {
+  const auto operation = submit_by_relay();
+  ASSERT_EQ(data.posted, 2U);
+  worker_loop->relay().contribute(0, header, 0, 0);
+  worker_loop->step();
+  worker_loop->step();
+  EXPECT_EQ(data.posted, 3U);
+  worker_loop->leave(Error(ErrorCode::kRoundAborted, "the test is over", ""));
+}
+
+}  // namespace
+}  // namespace bps::worker
