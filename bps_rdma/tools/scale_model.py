@@ -10,7 +10,7 @@ to simulate than 4.
 
 The model has no congestion inside the network, no unfairness among the flows of a link, and no processors except for
 the rate at which a server sums. It does not know how the ranks of a host take turns at its link, and is too pessimistic
-by a tenth where such hosts have spare hosts beside them. bench/link_lab.py measures small clusters;
+by a fifth where such hosts have a spare host beside them. bench/link_lab.py measures small clusters;
 bench/scale_model.py compares and plots.
 """
 
