@@ -97,23 +97,25 @@ void Admission::admit(Operation& operation) {
 void Admission::set_pace(Operation& operation) {
   if (!operation.paces || operation.request.two_phase) return;
   const std::uint8_t number = cancellation_.loop();
-  std::size_t servers = 0;
+  std::size_t servers = 0, over_network = 0;
   meets_.assign(connections_.places(), false);
-  const auto meet = [&](std::size_t place) {
-    if (!meets_[place]) ++servers;
+  const auto meet = [&](std::size_t place, bool by_network) {
+    if (meets_[place]) return;
     meets_[place] = true;
+    ++servers;
+    over_network += by_network;
   };
   for (std::size_t place = 0; place < connections_.places(); ++place) {
     Portion& portion = cancellation_.portion(operation, place);
     if (portion.parts.empty()) continue;
     portion.pace = number;
     if (!portion.parts.front().for_host()) {
-      if (connections_.at(place).needs_slots()) meet(place);
-    } else if (!operation.tensor->is_on_one_host) {
-      for (const Part& part : portion.parts) meet(part.place);
+      meet(place, connections_.at(place).needs_slots());
+    } else {
+      for (const Part& part : portion.parts) meet(part.place, !operation.tensor->is_on_one_host);
     }
   }
-  operation.paces[number].begin(servers > 1 ? servers * operation.tensor->ahead : Pace::kNone);
+  operation.paces[number].begin(over_network > 1 ? servers * operation.tensor->ahead : Pace::kNone);
 }
 
 void Admission::admit(Portion& portion, ServerConnection& server) {
