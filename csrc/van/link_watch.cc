@@ -147,7 +147,9 @@ std::optional<double> LinkWatch::judge(Host& host, double ratio, double rate, bo
     if (host.state == State::kSlow) host.faster = kLooks;  // it may be faster still
   }
   if (host.state != State::kSlow || !may_change) return std::nullopt;
-  if (host.faster < kLooks && host.calm < host.pause) return std::nullopt;
+  // One that has seemed fast before and was not is believed later.
+  const int doubt = host.pause == kFirstPause ? 0 : std::max(kFirstPause, host.pause / 4);
+  if ((host.faster < kLooks || host.calm < doubt) && host.calm < host.pause) return std::nullopt;
   host.state = State::kTried;
   return used(host) * kTry;
 }
