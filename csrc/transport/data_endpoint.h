@@ -13,6 +13,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "core/error.h"
 #include "transport/endpoint.h"
@@ -155,6 +156,32 @@ class DataEndpoint : public Endpoint {
   DirectAccess* direct_;  // no virtual function: a server asks several times for each push
   // A longer write is cut into pieces of this length, of whose last one alone on_write() tells.
   std::uint64_t longest_piece_ = ~std::uint64_t{0};
+};
+
+// The tokens of writes whose source is read no more, until the sink is told.
+class WrittenTokens {
+ public:
+  void reserve(std::size_t most) {
+    waiting_.reserve(most);
+    told_.reserve(most);
+  }
+  void add(std::uint64_t token) {
+    if (token != kNoToken) waiting_.push_back(token);
+  }
+  bool empty() const { return waiting_.empty(); }
+  // Tells the sink, which may write meanwhile. Returns how many.
+  int tell(DataEndpoint& to) {
+    if (waiting_.empty()) return 0;
+    waiting_.swap(told_);
+    for (const std::uint64_t token : told_) to.sink->on_written(to, token);
+    const auto told = static_cast<int>(told_.size());
+    told_.clear();
+    return told;
+  }
+
+ private:
+  std::vector<std::uint64_t> waiting_;
+  std::vector<std::uint64_t> told_;
 };
 
 }  // namespace bps::transport

@@ -2,39 +2,25 @@
 // The data endpoint of shm. Set-up is in shm_transport.cc, the hot part in shm_data_path.cc. Threading: the loop's.
 #pragma once
 
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
-#include <unordered_set>
 #include <vector>
 
 #include "core/event_loop.h"
 #include "core/turn_budget.h"
+#include "transport/shm/announcements.h"
 #include "transport/shm/descriptor_ring.h"
 #include "transport/shm/local_socket.h"
 #include "transport/shm/options.h"
 #include "transport/shm/peer_memory.h"
 #include "transport/shm/peer_process.h"
 #include "transport/shm/record.h"
+#include "transport/shm/ring_out.h"
 #include "transport/shm/shared_memory.h"
 #include "transport/transport.h"
 
 namespace bps::transport::shm {
-
-class ShmRegion final : public Region {
- public:
-  ShmRegion(std::span<std::byte> bytes, std::uint64_t key, std::shared_ptr<SharedMemory> behind,
-            std::function<void()> withdraw)
-      : Region(bytes), piece(std::move(behind)), withdraw_(std::move(withdraw)) {
-    key_ = key;
-  }
-  ~ShmRegion() override { withdraw_(); }
-  const std::shared_ptr<SharedMemory> piece;  // null: plain memory
-
- private:
-  std::function<void()> withdraw_;
-};
 
 class ShmData final : public DataEndpoint, public DirectAccess {
  public:
@@ -64,19 +50,16 @@ class ShmData final : public DataEndpoint, public DirectAccess {
   void fence() override;
 
  private:
-  void set_rings(bool caller);
+  void set_rings(std::shared_ptr<SharedMemory> rings, bool caller, Fd doorbell);
   ShmRecord probe_record(ShmRecord::Kind kind) const;
   void on_socket();
   bool take_record();
   bool take_record(const ShmRecord& record, std::vector<Fd>& fds);
   bool refuse(std::uint64_t key);
   bool announce(const Region& region);
-  void note_shortage(int error);
   static std::string why_lost(int error);
   const PeerMemory::Region* find(const RemoteSpan& span);
-  void publish();
-  void ring_if_late();
-  void ring();
+  Status copy(const RemoteSpan& span, std::byte* here, bool reads);
   bool may_end() const { return options_.end_lost_peers && process_.has_handle(); }
   void sever() override;
   void on_loss_noted() override;
@@ -90,18 +73,13 @@ class ShmData final : public DataEndpoint, public DirectAccess {
   PeerProcess::Probe probe_{};
   bool peer_reaches_plain_ = false;
   bool watched_ = false;
-  bool said_short_ = false;
 
   std::shared_ptr<SharedMemory> rings_;
-  std::optional<RingProducer> out_;
+  std::optional<RingOut> out_;
   std::optional<RingConsumer> in_;
-  Fd doorbell_;            // the peer's
-  bool ring_due_ = false;  // the peer slept when something was published
-  Clock::time_point ring_due_since_{};
   RecordReader records_{codec::kSize<ShmRecord>};
-  std::unordered_set<std::uint64_t> announced_;
-  std::vector<std::uint64_t> written_;  // tokens for the next poll
-  std::vector<std::uint64_t> written_now_;
+  Announcements announcements_;
+  WrittenTokens written_;
 };
 
 }  // namespace bps::transport::shm

@@ -1,13 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The hot part of shm: descriptors out, descriptors in, and the peer's memory.
-#include <unistd.h>
-
 #include <cerrno>
 #include <cstring>
 
 #include "core/limits.h"
-#include "core/log.h"
-#include "transport/shm/local_socket.h"
 #include "transport/shm/shm_data.h"
 
 namespace bps::transport::shm {
@@ -19,7 +15,6 @@ constexpr int kPollBudget = 64;
 // has come meanwhile: an urgent operation, or the answer to one, should not wait until a whole window is summed.
 constexpr std::uint64_t kPollBytes = 256 << 10;
 constexpr int kMostAwaited = 1 << 14;  // records that the socket's buffer holds
-constexpr auto kWakeDelay = std::chrono::microseconds(15);
 
 }  // namespace
 
@@ -31,42 +26,10 @@ bool ShmData::peer_maps(const Region& region) const {
   return static_cast<const ShmRegion&>(region).piece != nullptr;
 }
 
-// The peer must know a region before an entry names it. Its socket holds the record by the time it sees the entry,
-// because the record is sent first.
 bool ShmData::announce(const Region& region) {
-  if (announced_.contains(region.key())) return true;
-  const auto& shm = static_cast<const ShmRegion&>(region);
-  ShmRecord record{};
-  record.key = region.key();
-  record.size = region.bytes().size();
-  Status status;
-  if (shm.piece) {
-    record.kind = ShmRecord::kMapped;
-    record.base = static_cast<std::uint64_t>(region.bytes().data() - shm.piece->bytes().data());
-    record.file_size = shm.piece->bytes().size();
-    const int fd = shm.piece->fd();
-    status = send_record(socket_.get(), codec::encode(record), {&fd, 1});
-  } else {
-    record.kind = ShmRecord::kPlain;
-    record.base = reinterpret_cast<std::uint64_t>(region.bytes().data());
-    status = send_record(socket_.get(), codec::encode(record), {});
-  }
-  const int error = errno;
-  if (status == Status::kOk) announced_.insert(region.key());
-  if (status == Status::kPeerLost) lose(why_lost(error));
-  if (status == Status::kAgain && is_shortage(error)) note_shortage(error);
+  const Status status = announcements_.announce(region);
+  if (status == Status::kPeerLost) lose(why_lost(errno));
   return status == Status::kOk;
-}
-
-// The loop looks again every millisecond, for as long as the operation may take.
-void ShmData::note_shortage(int error) {
-  if (std::exchange(said_short_, true)) return;
-  const auto limit = limit_behind(error);
-  log_warning("process " + std::to_string(process_.number()) + " cannot be sent memory at the moment (" +
-              std::strerror(error) + "), and what needs that waits" +
-              (limit ? ": " + limit->what +
-                           ", and as many are on their way to processes that have not taken them yet; " + limit->hint
-                     : ""));
 }
 
 std::string ShmData::why_lost(int error) {
@@ -76,12 +39,7 @@ std::string ShmData::why_lost(int error) {
 }
 
 void ShmData::withdraw(std::uint64_t key) {
-  if (announced_.erase(key) == 0 || is_lost()) return;
-  ShmRecord record{};
-  record.kind = ShmRecord::kWithdrawn;
-  record.key = key;
-  // A full socket only means that the peer keeps a mapping until it closes: keys are never used twice.
-  if (send_record(socket_.get(), codec::encode(record), {}) == Status::kPeerLost) lose(why_lost(errno));
+  if (!is_lost() && announcements_.withdraw(key) == Status::kPeerLost) lose(why_lost(errno));
 }
 
 const PeerMemory::Region* ShmData::find(const RemoteSpan& span) {
@@ -97,28 +55,23 @@ std::byte* ShmData::map(const RemoteSpan& span) {
   return region == nullptr || region->mapped == nullptr ? nullptr : region->mapped + span.address;
 }
 
-Status ShmData::get(const RemoteSpan& span, std::byte* into) {
+Status ShmData::copy(const RemoteSpan& span, std::byte* here, bool reads) {
   const PeerMemory::Region* region = find(span);
   if (region == nullptr) return Status::kProtocol;
   counters_.copies.add();
   counters_.copied_bytes.add(span.length);
-  if (region->mapped != nullptr) {
-    std::memcpy(into, region->mapped + span.address, span.length);
-    return Status::kOk;
-  }
-  return process_.copy(true, into, region->base + span.address, span.length);
+  if (region->mapped == nullptr) return process_.copy(reads, here, region->base + span.address, span.length);
+  std::byte* const there = region->mapped + span.address;
+  std::memcpy(reads ? here : there, reads ? there : here, span.length);
+  return Status::kOk;
+}
+
+Status ShmData::get(const RemoteSpan& span, std::byte* into) {
+  return copy(span, into, true);
 }
 
 Status ShmData::put(const RemoteSpan& span, const std::byte* from) {
-  const PeerMemory::Region* region = find(span);
-  if (region == nullptr) return Status::kProtocol;
-  counters_.copies.add();
-  counters_.copied_bytes.add(span.length);
-  if (region->mapped != nullptr) {
-    std::memcpy(region->mapped + span.address, from, span.length);
-    return Status::kOk;
-  }
-  return process_.copy(false, const_cast<std::byte*>(from), region->base + span.address, span.length);
+  return copy(span, const_cast<std::byte*>(from), false);
 }
 
 std::size_t ShmData::write(std::span<const WriteOp> ops) {
@@ -153,10 +106,10 @@ std::size_t ShmData::write(std::span<const WriteOp> ops) {
     entry.header_size = 0;
     counters_.data_writes.add();
     counters_.data_bytes.add(op.length);
-    if (op.token != kNoToken) written_.push_back(op.token);
+    written_.add(op.token);
     ++accepted;
   }
-  if (accepted > 0) publish();
+  if (accepted > 0) out_->publish();
   return accepted;
 }
 
@@ -176,49 +129,19 @@ std::size_t ShmData::post(std::span<const Descriptor> descriptors) {
     counters_.data_bytes.add(o.length);
     ++accepted;
   }
-  if (accepted > 0) publish();
+  if (accepted > 0) out_->publish();
   return accepted;
-}
-
-// A peer that sleeps is not woken at once: between two calls of a caller that makes progress itself (progress.h) it
-// sleeps for a few microseconds only, and waking its thread costs both processes more than that. It is woken when we
-// have nothing left to do, or a moment later.
-void ShmData::publish() {
-  if (!out_->publish() || ring_due_) return;
-  ring_due_ = true;
-  ring_due_since_ = Clock::now();
-}
-
-void ShmData::ring_if_late() {
-  if (!out_->has_sleeper() || out_->is_drained()) {
-    ring_due_ = false;
-  } else if (Clock::now() - ring_due_since_ >= kWakeDelay) {
-    ring();
-  }
-}
-
-void ShmData::ring() {
-  ring_due_ = false;
-  if (!out_->claim_sleeper()) return;
-  const std::uint64_t one = 1;
-  [[maybe_unused]] const auto n = ::write(doorbell_.get(), &one, sizeof one);
 }
 
 int ShmData::poll() {
   memory_.drop_retired();
-  int found = 0;
-  if (!written_.empty()) {  // also of a peer that is lost: nobody reads the source any more
-    std::swap(written_, written_now_);
-    for (const std::uint64_t token : written_now_) sink->on_written(*this, token);
-    found += static_cast<int>(written_now_.size());
-    written_now_.clear();
-  }
+  int found = written_.tell(*this);  // also of a peer that is lost: nobody reads the source any more
   if (is_lost()) {
     tell_loss();
     return found;
   }
-  if (ring_due_) ring_if_late();
   if (!in_) return found;
+  if (out_->is_due()) out_->ring_if_late();
   RingEntry entry;
   bool broken = false;
   std::uint64_t bytes = 0;
@@ -239,7 +162,7 @@ int ShmData::poll() {
 
 bool ShmData::arm() {
   if (is_lost()) return is_loss_told();
-  if (ring_due_) ring();
+  if (out_ && out_->is_due()) out_->ring();
   return written_.empty() && (!in_ || in_->sleep());
 }
 

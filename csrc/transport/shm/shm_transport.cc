@@ -121,7 +121,8 @@ ShmData::ShmData(Fd socket, const Hello& made_by, EventLoop& loop, Counters& cou
       loop_(loop),
       counters_(counters),
       options_(options),
-      process_(socket_.get()) {
+      process_(socket_.get()),
+      announcements_(socket_.get(), process_.number()) {
   ::fcntl(socket_.get(), F_SETFL, ::fcntl(socket_.get(), F_GETFL) | O_NONBLOCK);
   random_bytes(probe_);
 }
@@ -130,10 +131,12 @@ ShmData::~ShmData() {
   if (watched_) loop_.forget(socket_.get());
 }
 
-void ShmData::set_rings(bool caller) {
-  auto* rings = reinterpret_cast<DescriptorRing*>(rings_->bytes().data());
-  out_.emplace(rings + (caller ? 0 : 1));
-  in_.emplace(rings + (caller ? 1 : 0));
+// `doorbell`: the peer's.
+void ShmData::set_rings(std::shared_ptr<SharedMemory> rings, bool caller, Fd doorbell) {
+  rings_ = std::move(rings);
+  auto* const first = reinterpret_cast<DescriptorRing*>(rings_->bytes().data());
+  out_.emplace(first + (caller ? 0 : 1), std::move(doorbell));
+  in_.emplace(first + (caller ? 1 : 0));
 }
 
 ShmRecord ShmData::probe_record(ShmRecord::Kind kind) const {
@@ -146,10 +149,9 @@ ShmRecord ShmData::probe_record(ShmRecord::Kind kind) const {
 }
 
 void ShmData::connect(const Deadline& deadline, const std::string& whom) {
-  rings_ = SharedMemory::create(2 * sizeof(DescriptorRing));
-  set_rings(true);
+  auto rings = SharedMemory::create(2 * sizeof(DescriptorRing));
   const ShmRecord setup = probe_record(ShmRecord::kSetup);
-  const int fds[] = {rings_->fd(), loop_.doorbell()};
+  const int fds[] = {rings->fd(), loop_.doorbell()};
   std::optional<ShmRecord> reply;
   if (send_record(socket_.get(), codec::encode(setup), fds, deadline) == Status::kOk &&
       records_.receive(socket_.get(), deadline) == Status::kOk) {
@@ -160,7 +162,7 @@ void ShmData::connect(const Deadline& deadline, const std::string& whom) {
     throw Error(ErrorCode::kUnreachable, whom + " did not complete the shared-memory set-up",
                 "check that it is still running, or set BPS_TRANSPORT=tcp");
   }
-  doorbell_ = std::move(descriptors[0]);
+  set_rings(std::move(rings), true, std::move(descriptors[0]));
   peer_reaches_plain_ = reply->reaches_plain != 0;
 }
 
@@ -203,9 +205,7 @@ bool ShmData::take_record(const ShmRecord& record, std::vector<Fd>& fds) try {
   switch (record.kind) {
     case ShmRecord::kSetup: {
       if (rings_ || fds.size() != 2 || record.size != 2 * sizeof(DescriptorRing)) return false;
-      rings_ = SharedMemory::map(std::move(fds[0]), record.size);
-      doorbell_ = std::move(fds[1]);
-      set_rings(false);
+      set_rings(SharedMemory::map(std::move(fds[0]), record.size), false, std::move(fds[1]));
       ShmRecord reply = probe_record(ShmRecord::kReply);
       // The kernel's rule for one user's processes is symmetric.
       peer_reaches_plain_ = options_.cross_memory && process_.has_at(record.base, record.probe);

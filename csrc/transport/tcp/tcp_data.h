@@ -72,8 +72,7 @@ class TcpData final : public DataEndpoint {
   std::array<Outgoing, kWindow> out_;
   std::size_t out_head_ = 0;  // oldest
   std::size_t out_count_ = 0;
-  std::vector<std::uint64_t> written_;
-  std::vector<std::uint64_t> written_now_;
+  WrittenTokens written_;
 
   TcpFrame frame_{};
   std::size_t frame_have_ = 0;

@@ -28,7 +28,6 @@ TcpData::TcpData(Fd socket, const Hello& made_by, EventLoop& loop, Counters& cou
     : DataEndpoint(made_by), socket_(std::move(socket)), loop_(loop), counters_(counters), regions_(regions) {
   ::fcntl(socket_.get(), F_SETFL, ::fcntl(socket_.get(), F_GETFL) | O_NONBLOCK);
   written_.reserve(kWindow);
-  written_now_.reserve(kWindow);
 }
 
 TcpData::~TcpData() {
@@ -102,7 +101,7 @@ void TcpData::transmit() {
       out.sent += took;
       left -= took;
       if (out.sent < out.total()) break;
-      if (out.token != kNoToken) written_.push_back(out.token);
+      written_.add(out.token);
       out_head_ = (out_head_ + 1) % kWindow;
       --out_count_;
     }
@@ -248,13 +247,7 @@ void TcpData::end_frame() {
 
 int TcpData::poll() {
   if (is_lost()) give_up_sends();
-  int found = 0;
-  if (!written_.empty()) {
-    std::swap(written_, written_now_);
-    for (const std::uint64_t token : written_now_) sink->on_written(*this, token);
-    found = static_cast<int>(written_now_.size());
-    written_now_.clear();
-  }
+  const int found = written_.tell(*this);
   tell_loss();
   return found;
 }
@@ -262,7 +255,7 @@ int TcpData::poll() {
 // Nothing is sent any more, and so no source is read.
 void TcpData::give_up_sends() {
   for (; out_count_ > 0; --out_count_, out_head_ = (out_head_ + 1) % kWindow) {
-    if (out_[out_head_].token != kNoToken) written_.push_back(out_[out_head_].token);
+    written_.add(out_[out_head_].token);
   }
 }
 
