@@ -45,8 +45,8 @@ void ProgressLock::end_progress() noexcept {
 
 Reactor::Reactor(std::string name, Spin spin)
     : name_(std::move(name)),
-      spin_limit_(std::chrono::microseconds(spin.thread_us)),
-      caller_spin_(std::chrono::microseconds(spin.caller_us)),
+      spin_(std::chrono::microseconds(spin.thread_us)),
+      caller_{.spin = std::chrono::microseconds(spin.caller_us)},
       progress_(std::make_shared<ProgressLock>(*this)) {}
 
 Reactor::~Reactor() {
@@ -90,7 +90,7 @@ bool Reactor::work() {
 // Descriptors are looked at by a system call, so that what can be polled is polled first, and a sleep is the look.
 void Reactor::run() {
   std::unique_lock progress(progress_->mutex_);
-  const bool may_spin = spin_limit_ > Duration::zero();
+  const bool may_spin = spin_.is_allowed();
   Clock::time_point last_work{};
   for (unsigned rounds = 1; !stop_.load(std::memory_order_relaxed); ++rounds) {
     if (work()) {
@@ -98,19 +98,16 @@ void Reactor::run() {
       if (may_spin) last_work = Clock::now();
       continue;
     }
-    if (spin_ > Duration::zero()) {
+    if (spin_.now() > Duration::zero()) {
       const bool found = look(progress) > 0;
       const auto now = Clock::now();
       if (found) last_work = now;
-      if (now - last_work < spin_) continue;
+      if (now - last_work < spin_.now()) continue;
     }
     sleep(progress);
     if (!may_spin) continue;
-    // Learn: a mean gap that fits the limit is worth spinning for, a longer one is not worth spinning at all.
     const auto now = Clock::now();
-    const Duration gap = now - last_work;
-    mean_gap_ = (mean_gap_ * 7 + std::min<Duration>(gap, std::chrono::milliseconds(1))) / 8;
-    spin_ = mean_gap_ * 2 <= spin_limit_ ? mean_gap_ * 2 : Duration::zero();
+    spin_.learn(now - last_work);
     last_work = now;
   }
 }
@@ -161,30 +158,30 @@ void Reactor::sleep(std::unique_lock<std::mutex>& progress) {
 // ---- A caller that holds the progress lock
 
 void Reactor::begin_progress(Duration at_most) {
-  caller_ = std::this_thread::get_id();
+  caller_.id = std::this_thread::get_id();
   disarm();
-  polls_ = 0;
-  caller_stays_ = at_most;
-  caller_leaves_ = {};
+  caller_.polls = 0;
+  caller_.stays = at_most;
+  caller_.leaves = {};
 }
 
 bool Reactor::progress_once(std::unique_lock<std::mutex>& progress, ProgressLock::Outcome& outcome) {
   if (work()) {
-    idle_since_ = {};
-    if (++polls_ % kRoundsPerTurn == 0) loop_.turn(Duration::zero());
-    return polls_ < kLongestStay;
+    caller_.idle_since = {};
+    if (++caller_.polls % kRoundsPerTurn == 0) loop_.turn(Duration::zero());
+    return caller_.polls < kLongestStay;
   }
   // An event of a descriptor that has not been read wakes the thread beside the caller: that would be no gain.
   if (relies_on_descriptors() || stop_.load(std::memory_order_relaxed)) {
     outcome = ProgressLock::Outcome::kElsewhere;
     return false;
   }
-  if (caller_spin_ > Duration::zero()) {
+  if (caller_.spin > Duration::zero()) {
     const auto now = Clock::now();
-    if (idle_since_ == Clock::time_point()) idle_since_ = now;
+    if (caller_.idle_since == Clock::time_point()) caller_.idle_since = now;
     relax();
-    if (now - idle_since_ < caller_spin_) return true;
-    idle_since_ = {};
+    if (now - caller_.idle_since < caller_.spin) return true;
+    caller_.idle_since = {};
   }
   return sleep_in_stead(progress);
 }
@@ -217,18 +214,18 @@ bool Reactor::sleep_in_stead(std::unique_lock<std::mutex>& progress) {
   int found = 0;
   {
     const Asleep asleep(*this);
-    found = loop_.turn(blocked_ ? kBlockedSleep : caller_stays_, &progress);
+    found = loop_.turn(blocked_ ? kBlockedSleep : caller_.stays, &progress);
   }
   if (found == 0 || stop_.load(std::memory_order_relaxed)) return false;
   const auto now = Clock::now();
-  if (caller_leaves_ == Clock::time_point()) caller_leaves_ = now + caller_stays_;
-  return now < caller_leaves_;
+  if (caller_.leaves == Clock::time_point()) caller_.leaves = now + caller_.stays;
+  return now < caller_.leaves;
 }
 
 void Reactor::end_progress() noexcept {
-  idle_since_ = {};
+  caller_.idle_since = {};
   if (!arm() || blocked_ || stop_.load(std::memory_order_relaxed)) loop_.wake();
-  caller_ = std::thread::id();
+  caller_.id = std::thread::id();
 }
 
 bool Reactor::relies_on_descriptors() const {

@@ -9,7 +9,9 @@
 // quarter of a second. It must not call a turn stuck that is_in_set_up().
 #pragma once
 
+#include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <future>
 #include <memory>
 #include <mutex>
@@ -37,6 +39,24 @@ class Actor {
 struct Spin {
   int thread_us = 0;  // at most: it learns
   int caller_us = 0;
+};
+
+// How long the thread of a loop looks for work before it sleeps: it learns from the gaps between arrivals.
+class LearntSpin {
+ public:
+  explicit LearntSpin(Duration limit) : limit_(limit) {}
+  bool is_allowed() const { return limit_ > Duration::zero(); }
+  Duration now() const { return now_; }
+  // A mean gap that fits the limit is worth spinning for, a longer one is not worth spinning at all.
+  void learn(Duration gap) {
+    mean_gap_ = (mean_gap_ * 7 + std::min<Duration>(gap, std::chrono::milliseconds(1))) / 8;
+    now_ = mean_gap_ * 2 <= limit_ ? mean_gap_ * 2 : Duration::zero();
+  }
+
+ private:
+  const Duration limit_;
+  Duration now_{0};
+  Duration mean_gap_{0};
 };
 
 class Reactor {
@@ -84,7 +104,7 @@ class Reactor {
     auto packaged = std::make_shared<std::packaged_task<decltype(task())()>>(std::move(task));
     auto result = packaged->get_future();
     const auto self = std::this_thread::get_id();
-    if (self == runner_.load() || self == caller_.load() || !started_.load()) {
+    if (self == runner_.load() || self == caller_.id.load() || !started_.load()) {
       (*packaged)();
     } else {
       (void)loop_.post([packaged] { (*packaged)(); });
@@ -105,6 +125,16 @@ class Reactor {
  private:
   friend class ProgressLock;
   class Asleep;
+  // The caller that holds the progress lock.
+  struct Caller {
+    const Duration spin;
+    std::atomic<std::thread::id> id{};
+    unsigned polls = 0;              // since it came
+    Clock::time_point idle_since{};  // of these polls; none: they found work
+    Duration stays{0};
+    Clock::time_point leaves{};  // at the latest, as of its first sleep
+  };
+
   [[noreturn]] void throw_ended() const;
   void run();
   bool work();
@@ -121,8 +151,6 @@ class Reactor {
   void end_progress() noexcept;
 
   const std::string name_;
-  const Duration spin_limit_;
-  const Duration caller_spin_;
   EventLoop loop_;
   Counters counters_;
   std::vector<std::unique_ptr<Transport>> transports_;
@@ -132,15 +160,10 @@ class Reactor {
   std::atomic<bool> stop_{false};
   std::atomic<bool> started_{false};
   std::atomic<std::thread::id> runner_{};  // the reactor's thread, until it ends
-  std::atomic<std::thread::id> caller_{};  // the caller that holds the progress lock
+  LearntSpin spin_;
+  Caller caller_;
   const std::shared_ptr<ProgressLock> progress_;
-  Duration spin_{0};  // learnt: long enough for the last gaps between arrivals, or nothing
-  Duration mean_gap_{0};
   bool blocked_ = false;  // as of arm()
-  unsigned polls_ = 0;    // by that caller, and since when they have found nothing
-  Clock::time_point idle_since_{};
-  Duration caller_stays_{0};
-  Clock::time_point caller_leaves_{};  // by then, as of its first sleep
   std::thread thread_;
 };
 
