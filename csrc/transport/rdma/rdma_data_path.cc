@@ -113,9 +113,9 @@ void RdmaData::on_arrived(const ibv_wc& completion) {
 // ---- All endpoints' completions
 
 int RdmaTransport::poll() {
-  closed_.clear();
+  endpoints_.destroy_closed();
   if (!context_) return state_.losses_due ? tell_losses() : 0;
-  int found = state_.in_turn.empty() ? 0 : begin_turn();
+  int found = state_.in_turn.empty() ? 0 : endpoints_.begin_turn();
   found += take_completions(context_->sent.get()) + take_completions(context_->received.get());
   if (found == 0) context_->settle();
   context_->shared_receives.repost();
@@ -139,10 +139,9 @@ int RdmaTransport::take_completions(ibv_cq* cq) {
 void RdmaTransport::dispatch(const ibv_wc& completion) {
   const WrId id(completion.wr_id);
   if (id.kind() == WrId::Kind::kEmptyReceive) context_->shared_receives.count_arrival();
-  const auto at = by_number_.find(completion.qp_num);
-  if (at == by_number_.end()) return;  // of a queue pair that is gone
-  RcEndpoint& endpoint = *at->second;
-  if (endpoint.is_loss_told()) return;
+  RcEndpoint* const found = endpoints_.by_number(completion.qp_num);
+  if (found == nullptr || found->is_loss_told()) return;
+  RcEndpoint& endpoint = *found;
   if (completion.status != IBV_WC_SUCCESS) {
     // The first failure says why; what comes after it is flushed. And a peer that ended may have made others end, whose
     // connections fail now: what the connection manager knows is told before.
@@ -158,7 +157,7 @@ void RdmaTransport::dispatch(const ibv_wc& completion) {
 bool RdmaTransport::arm() {
   if (!context_) return !state_.losses_due;
   if (poll() > 0) return false;  // what we sent a moment ago is often there already
-  context_->arm(std::ranges::any_of(endpoints_, [](const auto& e) { return e->awaits_completions(); }));
+  context_->arm(endpoints_.awaits_completions());
   // What came in before the queues were armed announces itself by nothing.
   return poll() == 0 && !state_.losses_due;
 }

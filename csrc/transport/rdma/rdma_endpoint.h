@@ -45,7 +45,7 @@ class RcEndpoint {
   virtual bool holds_messages() const { return false; }
   // Somebody waits for a request to be finished.
   virtual bool awaits_completions() const = 0;
-  // See RdmaTransport::look_for_silence().
+  // See EndpointTable::look_for_silence().
   virtual void look() = 0;
 
   // After the connection is broken off, from the transport's poll(): what was posted is over, one way or the other.

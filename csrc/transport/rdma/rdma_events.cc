@@ -2,14 +2,11 @@
 // What goes wrong: connections that end, queue pairs that fail, devices that go.
 #include <sys/epoll.h>
 
-#include <algorithm>
-#include <bit>
+#include <string>
 #include <utility>
 
 #include "core/log.h"
 #include "transport/rdma/device.h"
-#include "transport/rdma/rdma_control.h"
-#include "transport/rdma/rdma_data.h"
 #include "transport/rdma/rdma_transport.h"
 
 namespace bps::transport::rdma {
@@ -55,37 +52,6 @@ void RdmaTransport::note_cm_events() {
   }
 }
 
-// Paths that may be lost one by one: does the network still carry what is sent by each of them? The device tries again
-// for longer than anybody wants to wait, on some devices for ever. A write that is not acknowledged shows nothing yet,
-// since a slow link takes its time for a large one, and a peer without receive requests lets it wait. So the control
-// connection of its path is asked, by a message of its own; less and less often, because it takes a buffer of the peer.
-void RdmaTransport::look_for_silence() {
-  if (!context_) return;
-  poll();  // what was acknowledged while the loop slept woke nobody
-  for (const auto& endpoint : endpoints_) {
-    if (endpoint->is_lost()) continue;
-    endpoint->look();
-    const std::uint32_t missed = endpoint->acknowledgements.missed();
-    if (!endpoint->endpoint()->is_data_plane || !std::has_single_bit(missed)) continue;
-    const Hello& data = endpoint->endpoint()->hello;
-    for (const auto& other : endpoints_) {
-      const Hello& control = other->endpoint()->hello;
-      if (other->endpoint()->is_data_plane || control.path != data.path || control.node != data.node ||
-          control.client_loop != data.client_loop || control.server_loop != data.server_loop) {
-        continue;
-      }
-      static_cast<RdmaControl&>(*other).probe();
-    }
-  }
-}
-
-RcEndpoint* RdmaTransport::with(const ibv_qp* queue_pair) {
-  for (const auto& endpoint : endpoints_) {
-    if (endpoint->connection && endpoint->connection.queue_pair().get() == queue_pair) return endpoint.get();
-  }
-  return nullptr;
-}
-
 void RdmaTransport::on_device_events() {
   ibv_async_event event{};
   while (context_ && ::ibv_get_async_event(context_->device(), &event) == 0) {
@@ -96,14 +62,14 @@ void RdmaTransport::on_device_events() {
       case IBV_EVENT_QP_REQ_ERR:
       case IBV_EVENT_QP_ACCESS_ERR:
       case IBV_EVENT_PATH_MIG_ERR:
-        if (RcEndpoint* endpoint = with(event.element.qp)) {
+        if (RcEndpoint* endpoint = endpoints_.by_queue_pair(event.element.qp)) {
           poll();
-          endpoint = with(event.element.qp);
+          endpoint = endpoints_.by_queue_pair(event.element.qp);
           if (endpoint != nullptr) endpoint->lose(name);
         }
         break;
       case IBV_EVENT_COMM_EST:  // bytes were faster than the connection manager's last message
-        if (RcEndpoint* endpoint = with(event.element.qp)) {
+        if (RcEndpoint* endpoint = endpoints_.by_queue_pair(event.element.qp)) {
           ::rdma_notify(endpoint->connection.id(), IBV_EVENT_COMM_EST);
         }
         break;
@@ -129,45 +95,15 @@ void RdmaTransport::on_device_events() {
   }
 }
 
-RcEndpoint* RdmaTransport::next_loss() const {
-  RcEndpoint* next = nullptr;
-  for (const auto& endpoint : endpoints_) {
-    if (!endpoint->is_lost() || endpoint->finished || endpoint->holds_messages()) continue;
-    if (next == nullptr || endpoint->loss < next->loss) next = endpoint.get();
-  }
-  return next;
-}
-
 int RdmaTransport::tell_losses() {
-  int told = 0;
-  // The sinks may close endpoints and note more losses: after each one everything is looked at again.
-  while (RcEndpoint* endpoint = next_loss()) {
-    endpoint->finished = true;
-    ++told;
-    std::erase_if(by_number_, [&](const auto& entry) { return entry.second == endpoint; });
-    if (endpoint->connection) endpoint->connection.break_off();
-    endpoint->give_up_sends();
-    endpoint->drop();
-    endpoint->tell_loss(port_trouble_.empty() ? "" : " (" + port_trouble_ + ")");
-  }
-  state_.losses_due = std::ranges::any_of(
-      endpoints_, [](const auto& one) { return one->is_lost() && !one->finished && one->holds_messages(); });
-  return told;
-}
-
-int RdmaTransport::begin_turn() {
-  int found = 0;
-  turning_.swap(state_.in_turn);  // both keep their capacity
-  for (RcEndpoint* endpoint : turning_) found += endpoint->begin_turn();
-  turning_.clear();
-  return found;
+  return endpoints_.tell_losses(port_trouble_.empty() ? "" : " (" + port_trouble_ + ")");
 }
 
 // Gives everything back, since the kernel may wait for that; what is left of the transport refuses.
 void RdmaTransport::lose_device(const std::string& why) {
   log_warning(why);
-  for (const auto& endpoint : endpoints_) endpoint->lose(why);
-  while (!state_.in_turn.empty()) begin_turn();  // nothing arrives any more
+  endpoints_.lose_all(why);
+  while (!state_.in_turn.empty()) endpoints_.begin_turn();  // nothing arrives any more
   const std::string device = context_->rail().device;
   tell_losses();
   let_go_of_device();
@@ -175,13 +111,7 @@ void RdmaTransport::lose_device(const std::string& why) {
 
 void RdmaTransport::let_go_of_device() {
   for (const int fd : {channel_->fd, context_->channel()->fd, context_->device()->async_fd}) loop_.forget(fd);
-  for (auto* list : {&endpoints_, &closed_}) {
-    for (const auto& endpoint : *list) {
-      if (endpoint->connection) endpoint->connection.break_off();
-      endpoint->drop();
-    }
-  }
-  by_number_.clear();
+  endpoints_.drop_all();
   registrations_->drop_all();
   if (is_removed(*context_->device()) && anchor_->verbs != nullptr) let_go(*anchor_->verbs);
   anchor_.reset();

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "transport/rdma/rdma_transport.h"
 
-#include <algorithm>
-
 #include "transport/control_paths.h"
 #include "transport/rdma/device.h"
 #include "transport/rdma/listener_address.h"
@@ -120,26 +118,20 @@ DataEndpoint* RdmaTransport::accept_data(std::unique_ptr<IncomingConnection> inc
 
 template <typename E>
 E* RdmaTransport::own(std::unique_ptr<E> endpoint) {
-  E* one = endpoint.get();
-  RcEndpoint* shared = one;
-  endpoints_.push_back(std::move(endpoint));
-  by_number_[one->connection.queue_pair().number()] = shared;
-  one->connection.id()->context = shared;
+  E* const one = endpoint.get();
+  endpoints_.add(std::move(endpoint));
   if (one->hello.path != 0 && !silence_check_) {
-    silence_check_ = loop_.every(kPathCheck_s, [this] { look_for_silence(); });
+    silence_check_ = loop_.every(kPathCheck_s, [this] {
+      if (!context_) return;
+      poll();  // what was acknowledged while the loop slept woke nobody
+      endpoints_.look_for_silence();
+    });
   }
   return one;
 }
 
 void RdmaTransport::close(Endpoint* endpoint) {
-  const auto found = std::ranges::find_if(endpoints_, [&](const auto& owned) { return owned->endpoint() == endpoint; });
-  if (found == endpoints_.end()) return;
-  std::erase_if(by_number_, [&](const auto& entry) { return entry.second == found->get(); });
-  (*found)->closed = true;
-  (*found)->connection.break_off();
-  (*found)->drop();
-  closed_.push_back(std::move(*found));
-  endpoints_.erase(found);
+  endpoints_.close(endpoint);
 }
 
 }  // namespace bps::transport::rdma

@@ -6,17 +6,16 @@
 // shared by all queue pairs and are empty, since a write brings its own address; what wakes us is the immediate. Bytes
 // are looked at only after that completion, so that writes may land in any order.
 //
-// rdma_transport.cc: connections; rdma_events.cc: losses, and the end of the device; rdma_data_path.cc: the hot part.
+// rdma_transport.cc: connections; rdma_events.cc: what goes wrong; rdma_data_path.cc: the hot part.
 #pragma once
 
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <unordered_map>
-#include <vector>
+#include <string>
 
+#include "transport/rdma/endpoint_table.h"
 #include "transport/rdma/rdma.h"
-#include "transport/rdma/rdma_endpoint.h"
 
 namespace bps::transport::rdma {
 
@@ -53,17 +52,13 @@ class RdmaTransport final : public Transport {
   E* accept(std::unique_ptr<IncomingConnection> incoming, S& sink);
   template <typename E>
   E* own(std::unique_ptr<E> endpoint);
-  int begin_turn();
   int take_completions(ibv_cq* cq);
   void dispatch(const ibv_wc& completion);
 
   void watch();
   void note_cm_events();
   void on_device_events();
-  RcEndpoint* with(const ibv_qp* queue_pair);
-  void look_for_silence();
   int tell_losses();
-  RcEndpoint* next_loss() const;
   void lose_device(const std::string& why);
   void let_go_of_device();
 
@@ -78,10 +73,7 @@ class RdmaTransport final : public Transport {
   CmId anchor_;  // bound to our address: shows that the connection manager knows it, and holds its view of the device
   std::string removal_;       // what the connection manager said when the device went
   std::string port_trouble_;  // the last bad news of the port, for the reports of losses
-  std::vector<std::unique_ptr<RcEndpoint>> endpoints_;
-  std::vector<std::unique_ptr<RcEndpoint>> closed_;  // until no callback of theirs can be running
-  std::unordered_map<std::uint32_t, RcEndpoint*> by_number_;
-  std::vector<RcEndpoint*> turning_;  // in begin_turn()
+  EndpointTable endpoints_{state_};
   Timer device_check_;
   std::optional<Timer> silence_check_;  // once there are paths
 };
