@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The messages between nodes and the scheduler.
+// The messages between nodes and the scheduler; those of inquiries and of shifts have files of their own.
 //
 // On the stream, a message is a 32-bit length, then what encode() returns: one byte of type and the fields
 // (core/codec.h).
@@ -7,7 +7,6 @@
 // `call` is a number that a node gives to a request; the reply repeats it. Call 0 is the join.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -17,17 +16,18 @@
 
 #include "core/bytes.h"
 #include "core/error.h"
+#include "van/inquiry_messages.h"
 #include "van/membership.h"
 #include "van/origin.h"
 #include "van/roll.h"
+#include "van/shift_messages.h"
 
 namespace bps::van {
 
 inline constexpr std::size_t kMostMessageBytes = 16U << 20;
 inline constexpr std::size_t kMostTextBytes = 16384;  // an error text quotes a name and two shapes
 inline constexpr std::uint32_t kNoGroup = ~0U;
-inline constexpr std::uint32_t kMostEpochs = 1U << 31;     // of a view that is reported: there are numbers after it
-inline constexpr std::size_t kMostReportBytes = 1U << 20;  // of one member, see Ask
+inline constexpr std::uint32_t kMostEpochs = 1U << 31;  // of a view that is reported: there are numbers after it
 
 struct Join {  // node -> scheduler: the ranks are requests
   Node node;
@@ -239,50 +239,6 @@ struct ViewEnded {
   bool operator==(const ViewEnded&) const = default;
 };
 
-// These tell people what the members of a job are doing. Somebody asks the scheduler, which asks each member and passes
-// on what they reply. Who asks need not be a member, but has to know the job's secret.
-struct Ask {  // -> scheduler; the reply is Asked, and then a Told of each member that replies
-  std::uint32_t call = 0;
-  bool stacks = false;  // also where the threads of Python programs are
-  static constexpr void fields(auto& io, auto& m) { io(m.call, m.stacks); }
-  bool operator==(const Ask&) const = default;
-};
-struct Asked {
-  std::uint32_t call = 0;
-  std::uint32_t members = 0;  // so many have been asked
-  std::string state;          // of the scheduler, as JSON
-  static constexpr void fields(auto& io, auto& m) {
-    io(m.call, m.members);
-    io.bounded(m.state, kMostReportBytes);
-  }
-  bool operator==(const Asked&) const = default;
-};
-struct Question {  // scheduler -> member; the reply is Reply
-  std::uint64_t number = 0;
-  bool stacks = false;
-  static constexpr void fields(auto& io, auto& m) { io(m.number, m.stacks); }
-  bool operator==(const Question&) const = default;
-};
-struct Reply {
-  std::uint64_t number = 0;
-  std::string report;  // as JSON
-  static constexpr void fields(auto& io, auto& m) {
-    io(m.number);
-    io.bounded(m.report, kMostReportBytes);
-  }
-  bool operator==(const Reply&) const = default;
-};
-struct Told {  // scheduler -> who asked
-  std::uint32_t call = 0;
-  std::uint32_t node = 0;
-  std::string report;
-  static constexpr void fields(auto& io, auto& m) {
-    io(m.call, m.node);
-    io.bounded(m.report, kMostReportBytes);
-  }
-  bool operator==(const Told&) const = default;
-};
-
 // Node -> a scheduler that was started in the place of one that was lost: what the node knows of the job. The reply is
 // ViewEnded, once all members have come, or as many as there are; before it, the answers that the lost scheduler has
 // given to other members, and not to this one.
@@ -317,57 +273,6 @@ struct Rejoin {
   }
   const Node& self() const { return *membership.by_id(you); }
   bool operator==(const Rejoin&) const = default;
-};
-
-// These give servers other weights while the job runs, at a round of each tensor that all ranks agree on: see shift.h.
-struct TensorRound {
-  std::uint32_t group = 0;
-  std::uint32_t tensor = 0;
-  std::uint32_t round = 0;
-  static constexpr void fields(auto& io, auto& m) { io(m.group, m.tensor, m.round); }
-  bool operator==(const TensorRound&) const = default;
-  // Lists of them are sorted by this, without two that are equal.
-  std::uint64_t key() const { return (std::uint64_t{group} << 32) | tensor; }
-  static bool are_sorted(const std::vector<TensorRound>& all) {
-    return std::ranges::adjacent_find(all, [](const auto& a, const auto& b) { return a.key() >= b.key(); }) ==
-           all.end();
-  }
-};
-struct LinkUse {  // member -> scheduler, with its heartbeats: what its data connections over a network have carried
-  struct Peer {
-    std::uint32_t node = 0;
-    std::uint64_t bytes = 0;    // that have gone out to this node since it was told last
-    std::uint64_t busy_us = 0;  // while some of the busiest of these connections were on their way or waited
-    static constexpr void fields(auto& io, auto& m) { io(m.node, m.bytes, m.busy_us); }
-    bool operator==(const Peer&) const = default;
-  };
-  std::vector<Peer> peers;
-  static constexpr void fields(auto& io, auto& m) { io(m.peers); }
-  bool operator==(const LinkUse&) const = default;
-};
-struct BeginShift {  // scheduler -> workers: rounds that begin from here on wait; the reply is Rounds
-  std::uint32_t number = 0;
-  static constexpr void fields(auto& io, auto& m) { io(m.number); }
-  bool operator==(const BeginShift&) const = default;
-};
-struct Rounds {  // worker -> scheduler: the next round of each tensor that has begun one
-  std::uint32_t number = 0;
-  std::vector<TensorRound> next;
-  static constexpr void fields(auto& io, auto& m) {
-    io(m.number, m.next);
-    io.require([&] { return TensorRound::are_sorted(m.next); });
-  }
-  bool operator==(const Rounds&) const = default;
-};
-struct EndShift {  // scheduler -> workers: the rounds that wait go on
-  std::uint32_t number = 0;
-  std::vector<std::uint64_t> links;  // of all nodes, bytes per second; empty: the shift is called off
-  std::vector<TensorRound> from;     // the first round of a tensor that is placed by them; others: the next one
-  static constexpr void fields(auto& io, auto& m) {
-    io(m.number, m.links, m.from);
-    io.require([&] { return TensorRound::are_sorted(m.from); });
-  }
-  bool operator==(const EndShift&) const = default;
 };
 
 // The position in this list is the type on the wire: append only.
