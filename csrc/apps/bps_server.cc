@@ -92,7 +92,7 @@ void end_by_signals() {
 }
 
 void say_why(node::Process& process) {
-  const std::string why = process.van().why_ended();
+  const std::string why = process.van().end().why();
   if (!why.empty()) std::fprintf(stderr, "bps-server: %s\n", why.c_str());
 }
 
@@ -122,20 +122,20 @@ int run(SettingValues values, std::int32_t rank) {
                counted(startup.workers, "worker").c_str(), counted(startup.servers, "server").c_str());
   auto process = node::Process::start(settings, startup);
   std::fprintf(stderr, "bps-server: ready; this is %s\n", process->van().self().describe().c_str());
-  bool well = process->wait_for_end();
+  bool well = process->van().wait_for_end();
   while (process->view_ended()) {
-    const bool was_suspended = process->van().resume_patience_s() > 0;
+    const bool was_suspended = process->van().end().resume_patience_ms() > 0;
     if (was_suspended) say_why(*process);
     try {
       process = node::Process::renew(*process);
     } catch (const Error&) {
-      if (!process->wait_for_end()) throw;
+      if (!process->van().wait_for_end()) throw;
       say_why(*process);
       return 0;  // all workers have left meanwhile, as they should, and no other view begins for this server
     }
     const std::string self = process->van().self().describe();
     if (was_suspended) std::fprintf(stderr, "bps-server: ready again; this is %s\n", self.c_str());
-    well = process->wait_for_end();
+    well = process->van().wait_for_end();
   }
   process->shutdown(1);
   if (!well) std::fputs("bps-server: the job ended early: a member was lost\n", stderr);

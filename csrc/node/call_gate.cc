@@ -6,7 +6,7 @@
 #include "compress/codec_call.h"
 #include "core/error.h"
 #include "core/fork.h"
-#include "van/van.h"
+#include "van/session_end.h"
 
 namespace bps::node {
 namespace {
@@ -25,7 +25,7 @@ CallGate::Call::Call(CallGate& gate) : gate_(gate), outer_(t_innermost) {
   }
   if (const std::uint32_t state = gate_.state_.fetch_add(1); (state & kClosed) != 0) {
     gate_.leave();
-    if ((state & kGoesOn) != 0) throw Error(ErrorCode::kRoundAborted, "the view has ended", van::kRepeat);
+    if ((state & kGoesOn) != 0) throw van::view_ended_error();
     throw Error(ErrorCode::kNotInitialized, "this process has left the job",
                 "end the threads that use bps_rdma before shutdown(), or call init() again");
   }

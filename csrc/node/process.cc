@@ -86,19 +86,19 @@ std::unique_ptr<Process> Process::bring_up(std::unique_ptr<Process> process, con
 // A peer that could not be reached may be a member whose loss the scheduler has not told yet.
 bool Process::awaits_next_view() const {
   if (!van_ || !van_->joined()) return false;
-  if (van_->view_ended()) return true;
+  if (van_->end().view_ended()) return true;
   if (options_.settings.job.min_workers == 0) return false;
   const Deadline verdict = Deadline::after(options_.settings.deadlines.heartbeat + kVerdict_s);
-  while (!van_->view_ended() && (!verdict.passed() || van_->awaits_scheduler())) sleep_until(Deadline::after(kLook_s));
-  return van_->view_ended();
+  while (!van_->end().view_ended() && (!verdict.passed() || van_->awaits_scheduler())) sleep_until(Deadline::after(kLook_s));
+  return van_->end().view_ended();
 }
 
 // Throws when the view that this process joins, or is in, is not to be. Once it has joined, the scheduler speaks to it
 // and no more to what it was before.
 void Process::check_view(const Process* before) const {
   const bool has_joined = van_ && van_->joined();
-  if (before != nullptr && !has_joined) before->van_->require_next_view();
-  if (has_joined && van_->view_ended()) throw Error(ErrorCode::kRoundAborted, "the view has ended", van::kRepeat);
+  if (before != nullptr && !has_joined) before->van_->end().require_next_view();
+  if (has_joined && van_->end().view_ended()) throw van::view_ended_error();
 }
 
 Process::Process(const Settings& settings, const Startup& startup)
@@ -108,7 +108,7 @@ Process::Process(Process& ended)
     : options_(ended.options_.settings, startup_after(ended.options_.startup, ended.van_->self())),
       secret_(ended.secret_),
       renews_(ended.van_->self().id),
-      resume_patience_s_(ended.van_->resume_patience_s()),
+      resume_patience_s_(ended.van_->end().resume_patience_ms() / 1e3),
       identity_(ended.identity_),
       scheduler_(std::move(ended.scheduler_)) {}
 
@@ -154,7 +154,7 @@ void Process::inspect() {
   auto inspection =
       std::make_unique<Inspection>(Inspection::Source{.report = [this](bool with_stacks) { return dump(with_stacks); },
                                                       .job = [this](bool with_stacks) { return dump_job(with_stacks); },
-                                                      .reply = [this](const van::Reply& reply) { van_->reply(reply); },
+                                                      .reply = [this](const van::Reply& reply) { van_->tell(reply); },
                                                       .dump_dir = options_.settings.dump_dir});
   const std::lock_guard lock(inspection_mutex_);
   inspection_ = std::move(inspection);
@@ -285,7 +285,7 @@ void Process::use(const transport::ViewId& view) {
 
 void Process::end_view(const std::string& why) {
   const std::lock_guard lock(mutex_);
-  if (view_) view_->end_view(Error(ErrorCode::kRoundAborted, why, van::kRepeat));
+  if (view_) view_->end_view(van::view_ended_error(why));
 }
 
 worker::Worker& Process::worker() {
@@ -303,7 +303,7 @@ const van::Membership& Process::membership() const {
 bool Process::view_ended() {
   const std::lock_guard lock(mutex_);
   const worker::Worker* const worker = view_ ? view_->worker() : nullptr;
-  return van_->view_ended() || (worker != nullptr && worker->view_ended());
+  return van_->end().view_ended() || (worker != nullptr && worker->view_ended());
 }
 
 std::vector<std::string> Process::transports() const {

@@ -72,7 +72,7 @@ bool Process::depart(double timeout_s) {
     van_->announce_leaving(timeout_s, last_failure());
     // A program may end at once now, without Python's help. The others get the results that are due to them.
     const Deadline deadline = Deadline::after(std::min(timeout_s, kQuietPatience_s));
-    while (!view_->loops().are_servers_quiet(deadline) && !deadline.passed() && !van_->has_ended()) {
+    while (!view_->loops().are_servers_quiet(deadline) && !deadline.passed() && van_->end().so_far() == van::SessionEnd::How::kNotYet) {
       sleep_until(Deadline::after(kQuietLook_s));
     }
   } catch (const Error& error) {
@@ -112,9 +112,8 @@ void Process::retire() {
   if (!calls_.close(CallGate::After::kNextView)) {
     throw Error(ErrorCode::kNotInitialized, "this process has left the job", "call init() again");
   }
-  const Error ended(ErrorCode::kRoundAborted, "the view has ended", van::kRepeat);
   // Another member may have told us before the scheduler did.
-  if (view_ && view_->worker()) view_->worker()->end_view(ended);
+  if (view_ && view_->worker()) view_->worker()->end_view(van::view_ended_error());
   end_operations();
   calls_.run_when_empty(
       [this] {

@@ -14,6 +14,7 @@
 #include "node/stacks.h"
 #include "node/view.h"
 #include "van/ask_scheduler.h"
+#include "van/pending_calls.h"
 #include "van/server_weights.h"
 #include "van/van.h"
 #include "worker/worker.h"
@@ -137,7 +138,7 @@ std::string Process::describe_job() const {
   char incarnation[17];
   (void)std::snprintf(incarnation, sizeof incarnation, "%016llx", static_cast<unsigned long long>(incarnation_.load()));
   job.add("id", options_.startup.job).add("incarnation", std::string(incarnation));
-  job.add("scheduler", options_.startup.scheduler_host).add("why_scheduler_lost", van_->why_lost());
+  job.add("scheduler", options_.startup.scheduler_host).add("why_scheduler_lost", van_->end().why_scheduler_lost());
   if (!van_->joined()) return job.add("joined", false).end();
   const van::Membership& members = van_->membership();
   job.add("joined", true).add("epoch", members.epoch).add("workers", members.workers).add("servers", members.servers);
@@ -205,7 +206,7 @@ std::string Process::dump(bool with_stacks) const {
 }
 
 std::string Process::dump_job(bool with_stacks) const {
-  const van::JobState state = van::ask_scheduler(van_->scheduler_host(), van_->scheduler_ports(), secret_.credentials,
+  const van::JobState state = van::ask_scheduler(van_->options().scheduler_host, van_->options().scheduler_ports, secret_.credentials,
                                                  with_stacks, Deadline::after(kPatienceForJob_s));
   JsonList members;
   for (const auto& [node, report] : state.told) members.add_raw(report);

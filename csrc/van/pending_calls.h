@@ -14,9 +14,14 @@
 
 #include "core/clock.h"
 #include "van/messages.h"
-#include "van/van.h"
 
 namespace bps::van {
+
+// A call of this process that the scheduler has not answered.
+struct WaitingCall {
+  std::string what;
+  std::int64_t since_ms = 0;
+};
 
 class PendingCalls {
  public:

@@ -23,7 +23,7 @@
 #include "van/rejoin_report.h"
 #include "van/scheduler_search.h"
 #include "van/session_end.h"
-#include "van/van.h"
+#include "van/van_events.h"
 
 namespace bps::van {
 
@@ -64,7 +64,6 @@ class SchedulerSession {
   SchedulerSession(const SchedulerSession&) = delete;
   SchedulerSession& operator=(const SchedulerSession&) = delete;
 
-  EventLoop& loop() { return loop_; }
   PendingCalls& calls() { return calls_; }
   // How it has ended so far; any thread may ask, and wait.
   SessionEnd& end() { return end_; }

@@ -5,6 +5,11 @@
 
 namespace bps::van {
 
+Error view_ended_error(const std::string& why) {
+  return {ErrorCode::kRoundAborted, why,
+          "catch RoundAbortedError and repeat the step; rank(), size() and groups are then those of the next view"};
+}
+
 void SessionEnd::set(How how, const std::string& why) {
   const std::lock_guard lock(mutex_);
   if (how_ != How::kNotYet && how_ != How::kViewEnded) return;
@@ -48,6 +53,14 @@ std::string SessionEnd::why_scheduler_lost() const {
   const std::lock_guard lock(mutex_);
   if (!why_scheduler_lost_.empty()) return why_scheduler_lost_;
   return how_ == How::kSchedulerLost ? why_ : "";
+}
+
+void SessionEnd::require_next_view() const {
+  const std::lock_guard lock(mutex_);
+  if (how_ == How::kNotYet || how_ == How::kViewEnded) return;
+  const bool is_lost = how_ == How::kSchedulerLost;
+  throw Error(ErrorCode::kPeerLost, why_.empty() ? "every worker has left the job" : why_,
+              is_lost ? "look into the log of the scheduler" : "start the job again");
 }
 
 }  // namespace bps::van

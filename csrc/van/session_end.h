@@ -12,8 +12,12 @@
 #include <utility>
 
 #include "core/clock.h"
+#include "core/error.h"
 
 namespace bps::van {
+
+// What every call fails with once the view has ended.
+Error view_ended_error(const std::string& why = "the view has ended");
 
 class SessionEnd {
  public:
@@ -45,6 +49,8 @@ class SessionEnd {
   // The workers of the view have suspended the job: how long the next one may take to begin; 0: they have not.
   void note_patience(std::uint32_t ms) { resume_patience_ms_ = ms; }
   std::uint32_t resume_patience_ms() const { return resume_patience_ms_; }
+  // Throws kPeerLost when no next view will follow this one.
+  void require_next_view() const;
 
  private:
   mutable std::mutex mutex_;

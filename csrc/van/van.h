@@ -3,24 +3,25 @@
 //
 // A van belongs to one view; in the next one the process has another.
 //
-// Threading: the van has a thread of its own with an event loop (loop()). Public calls come from application threads,
-// block up to their time-out without spinning, can be interrupted (core/interrupt.h), and throw Error. Callbacks run on
-// the van's thread and must not block.
-// Errors: once a peer or the scheduler is lost, or has left, calls that need it throw kPeerLost naming it. With
+// Threading: the van has a thread of its own, which tells the process (van_events.h). Public calls come from
+// application threads, block up to their time-out without spinning, can be interrupted (core/interrupt.h), and throw
+// Error. Errors: once a peer or the scheduler is lost, or has left, calls that need it throw kPeerLost naming it. With
 // VanOptions::outlives_scheduler the loss of the scheduler concerns these calls only.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
-#include "core/event_loop.h"
+#include "core/clock.h"
 #include "transport/handshake.h"
 #include "van/membership.h"
 #include "van/messages.h"
+#include "van/session_end.h"
+#include "van/van_events.h"
 
 namespace bps::van {
 
@@ -41,65 +42,24 @@ struct VanOptions {
   double scheduler_patience_s = 0;
 };
 
-struct VanEvents {
-  // The scheduler has been found, and this is the view that it tells: before the node asks to join.
-  std::function<void(const transport::ViewId&)> on_view = nullptr;
-  // A node can no longer be used; `node` 0 is the scheduler. `why` is a sentence for people that names the first cause:
-  // this node, or the one whose loss made this one leave. Reported once per node.
-  std::function<void(std::uint32_t node, const std::string& why)> on_lost;
-  // Workers: this worker has left the job as it should. What it has contributed to still completes; `why` says so of
-  // what waits for more.
-  std::function<void(std::uint32_t node, const std::string& why)> on_left;
-  // A node that inquire() asked about has been heard of since: it runs, and can reach the scheduler.
-  std::function<void(std::uint32_t node)> on_reachable;
-  // The job goes on as another view, which this node has to join by another van: everything that is under way fails
-  // with kRoundAborted, and so does every further call.
-  std::function<void(const std::string& why)> on_view_ended = nullptr;
-  // Somebody wants to know what this process does; answer with Van::reply().
-  std::function<void(const Question&)> on_question = nullptr;
-  // Servers: a group exists. No worker uses it before `known` is called, by any thread. Null for the group of all,
-  // which is told before this node has joined.
-  std::function<void(const Group&, std::function<void()> known)> on_group;
-  // Workers: ranks disagree about this tensor; operations on it cannot complete.
-  std::function<void(std::uint32_t tensor, const std::string& why)> on_tensor_failed;
-  // A heartbeat is sent: what this node's links carry may be told with it, by Van::tell().
-  std::function<void()> on_beat = nullptr;
-  // Workers: servers are about to get other weights; answer with Van::tell(). Then what has become of that.
-  std::function<void(const BeginShift&)> on_shift_begun = nullptr;
-  std::function<void(const EndShift&)> on_shift_ended = nullptr;
-  // Asked before each heartbeat, which proves more than that the van's thread lives: what of this node has made no
-  // progress since this answered "" last, `silence` ago. Without an answer of "" no heartbeat is sent, and the node is
-  // lost in the end.
-  std::function<std::string(Duration silence)> find_stuck = nullptr;
-  // Asked of a server once the scheduler is lost: whether a worker is still connected to it. The last one ends it.
-  std::function<bool()> is_in_use = nullptr;
-};
-
-// A call of this process that the scheduler has not answered.
-struct WaitingCall {
-  std::string what;
-  std::int64_t since_ms = 0;
-};
-
-// The advice that goes with kRoundAborted.
-inline constexpr const char* kRepeat =
-    "catch RoundAbortedError and repeat the step; rank(), size() and groups are then those of the next view";
+class SchedulerSession;
+struct FoundScheduler;
+struct WaitingCall;
 
 class Van {
  public:
-  // Starts the van's thread; nothing is sent yet, so that listeners can be opened on loop() first.
+  // Starts the van's thread; nothing is sent before join().
   Van(VanOptions options, transport::Credentials credentials, VanEvents events);
   ~Van();
   Van(const Van&) = delete;
   Van& operator=(const Van&) = delete;
 
-  EventLoop& loop();
-  const transport::Credentials& credentials() const;
-
+  const VanOptions& options() const { return options_; }
   // Joins the job. self.worker_rank / server_rank: the wanted rank, kAnyRank, or kNoRank. Returns
   // when all have joined. Throws kUnreachable, kAuthentication, kVersion, kMismatch (rank taken, counts differ),
   // kTimeout (says how many are missing).
-  void join(Node self, std::uint32_t workers, std::uint32_t servers);
+  void join(const Node& self, std::uint32_t workers, std::uint32_t servers);
+  bool joined() const;
   const Membership& membership() const;
   const Node& self() const;
 
@@ -119,9 +79,7 @@ class Van {
   // Any thread: this node is silent, though the connection to it is open. If the scheduler loses it, on_lost
   // follows as always; if the scheduler hears it, on_reachable.
   void inquire(std::uint32_t node);
-
-  // Any thread may reply.
-  void reply(const Reply& reply);
+  // Any thread: what no answer is expected to.
   void tell(const Message& message);
 
   // Leaves the job, telling the scheduler if that is because of a loss, and waits until every worker has left; false
@@ -132,40 +90,37 @@ class Van {
   bool leave(double timeout_s, const std::string& failure = "", bool suspends = false);
   // The first half of it: returns when those who wait for this process are being told.
   void announce_leaving(double timeout_s, const std::string& failure);
-  // True when the job, the view or the connection to the scheduler has ended.
-  bool has_ended() const;
   // Leaves the job because this process ends with an exception, which everybody is told of; waits only until the
   // scheduler has heard it, for a second at most. `exception`: "ValueError: no such file".
   void abort(const std::string& exception);
   // Blocks a server until every worker has left, the job is lost, or the view has ended; true when it ended well.
   bool wait_for_end();
-  bool view_ended() const;
-  // Tells a server whose workers have suspended the job how long the next view may take to begin; 0: they have not.
-  double resume_patience_s() const;
-  // The words of the scheduler about the end of the job, or of the view.
-  std::string why_ended() const;
-  // Throws kPeerLost when the view has ended and no next one will follow.
-  void require_next_view() const;
-  bool joined() const;
+  // Lets wait_for_end() return.
+  void give_up();
+  // How the job, the view or the connection to the scheduler has ended so far.
+  const SessionEnd& end() const;
   // The process has joined the next view by another van: this one needs the scheduler no more.
   void retire();
-  // The address at which it looks for the scheduler.
-  const std::string& scheduler_host() const;
-  const std::vector<std::uint16_t>& scheduler_ports() const;
-  // How the scheduler was lost, or nothing.
-  std::string why_lost() const;
+
   // True when the scheduler is lost, and this node waits for one in its place.
   bool awaits_scheduler() const;
   // The calls that wait for the scheduler.
   std::vector<WaitingCall> waiting_calls() const;
   // When the scheduler was heard last; of a node that has not joined, long ago.
   Clock::time_point heard() const;
-  // Lets wait_for_end() return.
-  void give_up();
 
  private:
-  class Impl;
-  std::unique_ptr<Impl> impl_;
+  void require_joined() const;
+  void require_worker(const std::string& what) const;
+  std::uint64_t barrier(const Group& group, double timeout_s, std::uint64_t partition_bytes, bool ends_step);
+  void say_goodbye(std::string exception, std::string failure, bool suspends, const Deadline& deadline);
+  FoundScheduler find(const Deadline& deadline) const;
+  bool try_to_join(const Node& self, std::uint32_t workers, std::uint32_t servers, const Deadline& deadline);
+
+  const VanOptions options_;
+  const transport::Credentials credentials_;
+  std::atomic<bool> left_{false};
+  const std::unique_ptr<SchedulerSession> session_;
 };
 
 }  // namespace bps::van

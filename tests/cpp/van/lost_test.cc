@@ -270,19 +270,19 @@ TEST(Lost, AStopWhileTheNextViewBeginsIsForgiven) {
   ChildProcess child([port] {
     TestNode before({port});
     before.join(kNoRank, 0, 1, 1);
-    if (!soon([&] { return before->view_ended(); })) throw std::runtime_error("the job was not suspended");
+    if (!soon([&] { return before->end().view_ended(); })) throw std::runtime_error("the job was not suspended");
     TestNode next({port}, kJob, 20, before->self().id);
     std::thread joining([&] { next.join(kNoRank, 0, 1, 1); });
     std::this_thread::sleep_for(std::chrono::milliseconds(500));
     ::raise(SIGSTOP);
     joining.join();
     std::this_thread::sleep_for(std::chrono::milliseconds(500));
-    before->require_next_view();
+    before->end().require_next_view();
     before->inquire(1);  // too late, and no harm
     std::this_thread::sleep_for(std::chrono::milliseconds(500));
-    before->require_next_view();
+    before->end().require_next_view();
     before.destroy();
-    if (!next->wait_for_end()) throw std::runtime_error(next->why_ended());
+    if (!next->wait_for_end()) throw std::runtime_error(next->end().why());
   });
   const auto scheduler = make_scheduler(1, 1, [port](auto& options) {
     options.ports = {port};
