@@ -11,7 +11,12 @@
 namespace bps::van {
 
 SchedulerSession::SchedulerSession(VanEvents events, Options options)
-    : events_(std::move(events)), options_(std::move(options)), thread_(start_thread([this] { run(); })) {}
+    : events_(std::move(events)),
+      options_(std::move(options)),
+      line_(
+          loop_, [this](Message&& message) { receive(std::move(message)); },
+          [this](const std::string& why) { lose_scheduler(why); }),
+      thread_(start_thread([this] { run(); })) {}
 
 SchedulerSession::~SchedulerSession() {
   stopping_ = true;
@@ -27,7 +32,7 @@ void SchedulerSession::run() {
     log_line(LogLevel::kError, std::string("the van failed: ") + error.what());
     finish(End::kSchedulerLost, std::string("the connection to the scheduler failed: ") + error.what());
   }
-  line_.open.reset();
+  line_.close();
   search_.reset();
 }
 
@@ -39,8 +44,8 @@ void SchedulerSession::open(FoundScheduler scheduler, Join join) {
   loop_.post([this, shared, join] {
     identity_ = join.node.identity;
     if (events_.on_view) events_.on_view(shared->session.view);  // before anybody can learn where this node listens
-    connect(std::move(*shared));
-    line_.open->send(join);
+    line_.connect(std::move(*shared));
+    line_.send(join);
   });
 }
 
@@ -48,18 +53,16 @@ void SchedulerSession::retire() {
   loop_.post([this] {
     if (!state_.is(SessionState::kRetired)) state_.enter(SessionState::kRetired);
     search_.reset();
-    line_.open.reset();
+    line_.close();
   });
 }
 
 void SchedulerSession::hang_up() {
-  loop_.post([this] { line_.open.reset(); });
+  loop_.post([this] { line_.close(); });
 }
 
 void SchedulerSession::post(const Message& message) {
-  loop_.post([this, bytes = encode(message)] {
-    if (line_.open) line_.open->send_encoded(bytes);
-  });
+  loop_.post([this, bytes = encode(message)] { line_.send_encoded(bytes); });
 }
 
 void SchedulerSession::ask(PendingCalls::Call& call, const Message& message) {
@@ -70,7 +73,7 @@ void SchedulerSession::ask(PendingCalls::Call& call, const Message& message) {
 void SchedulerSession::leave(const Leave& message) {
   loop_.post([this, message] {
     report_.note_leaving(message);
-    if (line_.open) line_.open->send(message);
+    line_.send(message);
   });
 }
 
@@ -78,7 +81,7 @@ void SchedulerSession::suspect(std::uint32_t node, const std::string& why) {
   loop_.post([this, node, why] {
     if (peers_.is_lost(node)) return;
     peers_.add(node, why);
-    if (line_.open) return line_.open->send(Suspect{node, true});
+    if (line_.is_open()) return line_.send(Suspect{node, true});
     if (peers_.is_lost(0)) return lose(node, end_.why());  // this node is out itself
     if (is_away()) return;                                 // the next scheduler will find out
     answer_suspicion(node);
@@ -87,17 +90,7 @@ void SchedulerSession::suspect(std::uint32_t node, const std::string& why) {
 
 // ---- What the scheduler says
 
-void SchedulerSession::connect(FoundScheduler&& scheduler) {
-  line_.where = scheduler.where;
-  ++line_.number;
-  line_.open = std::make_unique<Connection>(
-      loop_, std::move(scheduler.socket), transport::MessageKeys::of_client(scheduler.session.key),
-      [this](Message&& message) { receive(std::move(message)); },
-      [this](const std::string& why) { lose_scheduler(why); });
-}
-
 void SchedulerSession::receive(Message&& message) {
-  heard_ns_ = Clock::now().time_since_epoch().count();
   if (auto* first = std::get_if<Welcome>(&message); first != nullptr && !joined()) return welcome(std::move(*first));
   if (const auto* refused = std::get_if<Refused>(&message)) {
     if (joined()) return expel(refused->text);
@@ -178,14 +171,13 @@ void SchedulerSession::welcome(Welcome&& welcome) {
   }
   // A scheduler with a longer time-out sends heartbeats less often: a shorter one here would find it lost too early.
   const double told_silence_s = welcome.silence_ms / 1e3;
-  const Duration silence = to_duration(std::max(options_.heartbeat_timeout_s, told_silence_s));
-  line_.silence = silence;
-  heartbeats_.emplace(loop_, welcome.beat_ms / 1e3, silence,
+  seat_.silence = to_duration(std::max(options_.heartbeat_timeout_s, told_silence_s));
+  heartbeats_.emplace(loop_, welcome.beat_ms / 1e3, seat_.silence,
                       Heartbeats::Events{.find_stuck = events_.find_stuck,
-                                         .can_send = [this] { return line_.open != nullptr; },
+                                         .can_send = [this] { return line_.is_open(); },
                                          .send =
                                              [this] {
-                                               line_.open->send(Heartbeat{});
+                                               line_.send(Heartbeat{});
                                                if (events_.on_beat) events_.on_beat();
                                              },
                                          .on_due = [this](bool was_stopped) { on_beat(was_stopped); }});
@@ -195,8 +187,8 @@ void SchedulerSession::welcome(Welcome&& welcome) {
 void SchedulerSession::learn(const Group& group) {
   if (group.ranks.back() >= membership().workers) return expel("it announced a group of ranks that do not exist");
   // The van's thread does not wait for the loops. Another scheduler may have given the group's number to others.
-  const auto known = [this, group = group.id, number = line_.number] {
-    if (line_.open && number == line_.number) line_.open->send(GroupAck{group});
+  const auto known = [this, group = group.id, number = line_.number()] {
+    if (number == line_.number()) line_.send(GroupAck{group});
   };
   if (!events_.on_group) return known();
   events_.on_group(group, [this, known] { loop_.post(known); });
@@ -229,20 +221,21 @@ void SchedulerSession::answer_suspicion(std::uint32_t node) {
   const std::string name = peer == nullptr ? "a peer" : peer->describe();
   const std::string text = "the connection to " + name + " was lost: " + *suspected;
   const bool is_alone = state_.is(SessionState::kAlone);
-  lose(node, is_alone ? text + "; no other view can follow, because " + line_.why_lost : text);
-}
-
-void SchedulerSession::finish(End how, const std::string& why) {
-  end_.set(how, why);
-  if (how == End::kSchedulerLost) calls_.break_all(scheduler_lost(why));
+  lose(node, is_alone ? text + "; no other view can follow, because " + end_.why_scheduler_lost() : text);
 }
 
 void SchedulerSession::on_beat(bool was_stopped) {
-  if (!line_.open) return end_if_unused();
+  if (!line_.is_open()) {
+    // Without a scheduler nobody else tells a server that the last worker has left.
+    const bool is_used = !events_.is_in_use || events_.is_in_use();
+    const bool is_unused_server = self().worker_rank == kNoRank && !is_used;
+    if (state_.is(SessionState::kAlone) && is_unused_server) finish(End::kSchedulerLost, end_.why_scheduler_lost());
+    return;
+  }
   heartbeats_->send();
-  if (was_stopped) line_.open->forgive_silence();
-  const auto silent = Clock::now() - line_.open->heard();
-  if (silent <= line_.silence || end_.resume_patience_ms() != 0) return;  // who only waits may be stopped
+  if (was_stopped) line_.forgive_silence();
+  const Duration silent = line_.silence();
+  if (silent <= seat_.silence || end_.resume_patience_ms() != 0) return;  // who only waits may be stopped
   lose_scheduler("silent for " + in_seconds(silent));
 }
 

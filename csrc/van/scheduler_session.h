@@ -15,12 +15,11 @@
 #include <thread>
 
 #include "core/state.h"
-#include "van/connection.h"
-#include "van/find_scheduler.h"
 #include "van/heartbeats.h"
 #include "van/peer_suspicions.h"
 #include "van/pending_calls.h"
 #include "van/rejoin_report.h"
+#include "van/scheduler_line.h"
 #include "van/scheduler_search.h"
 #include "van/session_end.h"
 #include "van/van_events.h"
@@ -80,27 +79,22 @@ class SchedulerSession {
   void leave(const Leave& message);
   void suspect(std::uint32_t node, const std::string& why);
   bool joined() const { return !state_.is(SessionState::kJoining); }
-  Clock::time_point heard() const { return Clock::time_point(Duration(heard_ns_)); }
+  Clock::time_point heard() const { return line_.heard(); }
   const Membership& membership() const { return seat_.membership; }  // once joined
   const Node& self() const { return *seat_.self; }                   // once joined
   // True while it looks for another scheduler.
   bool is_away() const { return state_.is(SessionState::kSearching); }
 
  private:
+  // What is told at the welcome.
   struct Seat {
     Membership membership;
     const Node* self = nullptr;
-  };
-  // The connection, the one before it, and so on.
-  struct Line {
-    std::unique_ptr<Connection> open;
-    std::uint64_t number = 0;  // of the last one
-    std::string where;
-    std::string why_lost;  // the last one, in words; kAlone: as a sentence
-    Duration silence{0};   // after which the scheduler counts as lost; once joined
+    Duration silence{0};  // after which the scheduler counts as lost
   };
 
   void run();
+  // ---- What the scheduler says
   void receive(Message&& message);
   bool receive_news(const Message& message);
   void receive_answer(Message&& message);
@@ -108,26 +102,23 @@ class SchedulerSession {
   void welcome(Welcome&& welcome);
   void learn(const Group& group);
   void end_view(const ViewEnded& ended);
+  // ---- Losses
   void lose(std::uint32_t node, const std::string& why);
-  void lose_scheduler(const std::string& why);
-  void expel(const std::string& why);
-  void connect(FoundScheduler&& scheduler);
-  void search(const std::string& why);
-  void come_back(FoundScheduler&& scheduler);
-  void give_up_search();
-  void go_on_alone(const std::string& why);
-  void end_if_unused();
   void answer_suspicion(std::uint32_t node);
-  void finish(End how, const std::string& why);
   void on_beat(bool was_stopped);
-  std::string describe_loss(const std::string& why) const;
-  static Error scheduler_lost(const std::string& why);
+  void lose_scheduler(const std::string& why);
+  void search(const std::string& why);
+  void give_up_search(std::string why);
+  void come_back(FoundScheduler&& scheduler);
+  void go_on_alone(const std::string& why);
+  void expel(const std::string& why);
+  void finish(End how, const std::string& why);
 
   const VanEvents events_;
   const Options options_;
   EventLoop loop_;
   PendingCalls calls_;
-  Line line_;
+  SchedulerLine line_;
   std::uint64_t identity_ = 0;
   Seat seat_;
   std::optional<Heartbeats> heartbeats_;  // once joined
@@ -135,7 +126,6 @@ class SchedulerSession {
   RejoinReport report_;
   std::unique_ptr<SchedulerSearch> search_;  // kSearching
   State<SessionState, std::atomic<SessionState>> state_;
-  std::atomic<Duration::rep> heard_ns_{0};
   std::atomic<bool> stopping_{false};
   SessionEnd end_;
   std::thread thread_;
