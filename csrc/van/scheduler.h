@@ -4,16 +4,24 @@
 // Small messages only; no tensor byte ever comes here. Runs on a thread of its own, started by the constructor.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
+#include <future>
 #include <memory>
+#include <mutex>
 #include <string>
+#include <thread>
 #include <vector>
 
+#include "core/event_loop.h"
 #include "tensor/partition.h"
 #include "transport/handshake.h"
+#include "transport/listener.h"
+#include "van/job.h"
 #include "van/origin.h"
-#include "van/server_weights.h"
+#include "van/peers.h"
+#include "van/terms.h"
 
 namespace bps::van {
 
@@ -45,12 +53,12 @@ class Scheduler {
   Scheduler(const Scheduler&) = delete;
   Scheduler& operator=(const Scheduler&) = delete;
 
-  std::uint16_t port() const;
+  std::uint16_t port() const { return port_; }
   // Blocks until every node has left or the job failed; true when it ended well.
-  bool wait();
+  bool wait() const { return ended_well_.get(); }
   // True when it has ended because it was silent for so long that members may have gone on without it. The job may be
   // running, so another scheduler may be started in its place.
-  bool stepped_down() const;
+  bool stepped_down() const { return life_ == Life::kSteppedDown; }
   // Ends it at once, from any thread: wait() then returns false, unless the job was over.
   void stop();
   // Gives the servers the weights that follow from these links, of all nodes, if that is possible just now: see
@@ -58,19 +66,50 @@ class Scheduler {
   void shift(std::vector<std::uint64_t> links);
   // Tells people what the job does, as JSON; {"error"} when the scheduler's thread does not answer soon. From any
   // thread.
-  std::string dump() const;
+  std::string dump();
   // The counts of the scheduler: declares, barriers, lost nodes, refused callers; and what is not a counter: members,
   // the number of the view, and for how long the most silent member has said nothing, as of the last look (four in the
   // time-out of heartbeats).
   struct Counters {
-    std::uint64_t messages, declared, barriers, lost, refused;
-    std::uint64_t members, epoch, silence_ms;
+    std::uint64_t messages = 0, declared = 0, barriers = 0, lost = 0, refused = 0;
+    std::uint64_t members = 0, epoch = 1, silence_ms = 0;
   };
   Counters counters() const;
 
  private:
-  class Impl;
-  std::unique_ptr<Impl> impl_;
+  enum class Life : std::uint8_t { kRunning, kStopped, kSteppedDown };
+
+  void run();
+  Duration time_to_join_deadline() const;
+  Duration time_to_news() const;
+  void tell_departed();
+  void begin(std::uint32_t epoch);
+  void close_listener();
+  void post_entry(transport::AuthenticatedSocket&& socket);
+  void receive(Peer peer, Message&& message);
+  void send(Peer peer, const Message& message);
+  void cut_off(Peer peer, const std::string& why);
+  void beat();
+  void cut_off_silent();
+  bool step_down();
+  void publish();
+
+  const SchedulerOptions options_;
+  transport::Credentials credentials_;  // of the listener's thread, once that runs
+  EventLoop loop_;
+  transport::ListenerLoop listener_loop_;
+  std::unique_ptr<transport::Listener> listener_;
+  std::uint16_t port_ = 0;
+  Peers peers_;
+  Job job_;
+  Clock::time_point last_news_{};  // of who is gone
+  std::uint64_t messages_ = 0;
+  std::atomic<Life> life_{Life::kRunning};
+  mutable std::mutex mutex_;
+  Counters counters_;  // guarded by mutex_
+  std::promise<bool> end_;
+  const std::shared_future<bool> ended_well_;
+  std::thread thread_;
 };
 
 }  // namespace bps::van
