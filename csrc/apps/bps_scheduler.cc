@@ -19,6 +19,7 @@
 #include "core/unknown_settings.h"
 #include "core/words.h"
 #include "node/job_secret.h"
+#include "node/metrics_server.h"
 #include "node/scheduler_metrics.h"
 #include "node/startup.h"
 #include "transport/listener.h"
@@ -160,7 +161,7 @@ int run(SettingValues values, const std::string& address) {
   std::fprintf(stderr, "bps-scheduler: waiting for %s and %s on port %u%s\n",
                counted(startup.workers, "worker").c_str(), counted(startup.servers, "server").c_str(), scheduler.port(),
                known.has_begun ? ", in the place of a scheduler that was lost" : "");
-  const auto metrics = node::serve_scheduler(settings.metrics, scheduler);
+  const auto metrics = node::serve(settings.metrics, 0, [&scheduler] { return node::scheduler_families(scheduler); });
   signals.take_for(scheduler);
   const bool well = scheduler.wait();
   switch (signals.finish()) {

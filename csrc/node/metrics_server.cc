@@ -6,13 +6,18 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <exception>
+#include <iterator>
+#include <limits>
 #include <string_view>
 #include <utility>
 
+#include "core/error.h"
 #include "core/log.h"
 #include "core/threads.h"
+#include "node/system_metrics.h"
 #include "transport/listener.h"
 
 namespace bps::node {
@@ -125,6 +130,30 @@ std::string MetricsServer::answer_to(const std::string& request) const {
 void MetricsServer::close(Connections::iterator connection) {
   loop_.forget(connection->socket.get());
   connections_.erase(connection);
+}
+
+std::unique_ptr<MetricsServer> serve(const MetricsSettings& settings, std::uint32_t offset,
+                                     std::function<MetricFamilies()> families) {
+  if (!settings.port) return nullptr;
+  const std::uint32_t port = *settings.port + offset;
+  const auto text = [families = std::move(families)] {
+    MetricFamilies all = families();
+    std::ranges::move(process_families(), std::back_inserter(all));
+    return to_text(all);
+  };
+  try {
+    if (port > std::numeric_limits<std::uint16_t>::max()) {
+      throw Error(ErrorCode::kInvalidArgument, "there is no port " + std::to_string(port),
+                  "set BPS_METRICS_PORT lower");
+    }
+    const std::string host = settings.host == "*" ? "" : settings.host;
+    auto server = std::make_unique<MetricsServer>(host, static_cast<std::uint16_t>(port), text);
+    log_info("metrics are served at port " + std::to_string(port));
+    return server;
+  } catch (const Error& error) {
+    log_warning(std::string("no metrics are served: ") + error.what() + " (" + error.hint() + ")");
+  }
+  return nullptr;
 }
 
 }  // namespace bps::node

@@ -13,11 +13,14 @@
 #include <cstdint>
 #include <functional>
 #include <list>
+#include <memory>
 #include <string>
 #include <thread>
 
 #include "core/event_loop.h"
+#include "core/exposition.h"
 #include "core/fd.h"
+#include "core/settings.h"
 
 namespace bps::node {
 
@@ -61,5 +64,10 @@ class MetricsServer {
   std::atomic<bool> stopping_{false};
   std::thread thread_;
 };
+
+// Serves these families, and those of any process, where BPS_METRICS_PORT wants it, at that port plus `offset`. Without
+// a free port nothing is served, and the log says so: a job does not fail because nobody can watch it.
+std::unique_ptr<MetricsServer> serve(const MetricsSettings& settings, std::uint32_t offset,
+                                     std::function<MetricFamilies()> families);
 
 }  // namespace bps::node

@@ -135,7 +135,9 @@ void Process::bring_up(const Process* before) {
   if (before != nullptr) before->van_->retire();
   set_log(options_.settings.log_level, van_->self().describe());
   view_->start(*van_);
-  serve_metrics();
+  metrics_server_ = serve(options_.settings.metrics,
+                          options_.startup.is_worker() ? options_.settings.job.local_rank.value_or(0) : 0,
+                          [this] { return metric_families(); });
   if (trace_) start_trace();
 }
 

@@ -149,7 +149,6 @@ class Process {
   void end_view(const std::string& why);
   void end_operations();
 
-  void serve_metrics();
   void start_trace();
 
   std::vector<transport::tcp::TcpRail> tcp_rails() const;

@@ -171,17 +171,4 @@ MetricFamilies Process::metric_families() const {
   return families;
 }
 
-// A job does not fail because nobody can watch it.
-void Process::serve_metrics() {
-  const MetricsSettings& settings = options_.settings.metrics;
-  if (!settings.port) return;
-  const std::uint32_t port =
-      *settings.port + (options_.startup.is_worker() ? options_.settings.job.local_rank.value_or(0) : 0);
-  metrics_server_ = serve(settings, port, [this] {
-    MetricFamilies families = metric_families();
-    append(families, process_families());
-    return to_text(families);
-  });
-}
-
 }  // namespace bps::node

@@ -1,14 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "node/scheduler_metrics.h"
 
-#include <exception>
-#include <limits>
-#include <utility>
-
-#include "core/error.h"
-#include "core/log.h"
-#include "node/system_metrics.h"
-
 namespace bps::node {
 namespace {
 
@@ -38,33 +30,6 @@ MetricFamilies scheduler_families(const van::Scheduler& scheduler) {
       value(now.refused));
   label_all(all, {{"role", "scheduler"}});
   return all;
-}
-
-std::unique_ptr<MetricsServer> serve(const MetricsSettings& settings, std::uint32_t port,
-                                     std::function<std::string()> text) {
-  try {
-    if (port > std::numeric_limits<std::uint16_t>::max()) {
-      throw Error(ErrorCode::kInvalidArgument, "there is no port " + std::to_string(port),
-                  "set BPS_METRICS_PORT lower");
-    }
-    const std::string host = settings.host == "*" ? "" : settings.host;
-    auto server = std::make_unique<MetricsServer>(host, static_cast<std::uint16_t>(port), std::move(text));
-    log_info("metrics are served at port " + std::to_string(port));
-    return server;
-  } catch (const Error& error) {
-    log_warning(std::string("no metrics are served: ") + error.what() + " (" + error.hint() + ")");
-  }
-  return nullptr;
-}
-
-std::unique_ptr<MetricsServer> serve_scheduler(const MetricsSettings& settings, const van::Scheduler& scheduler) {
-  if (!settings.port) return nullptr;
-  return serve(settings, *settings.port, [&scheduler] {
-    MetricFamilies families = scheduler_families(scheduler);
-    MetricFamilies process = process_families();
-    families.insert(families.end(), process.begin(), process.end());
-    return to_text(families);
-  });
 }
 
 }  // namespace bps::node

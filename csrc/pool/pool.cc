@@ -16,8 +16,6 @@
 #include "core/hmac.h"
 #include "core/limits.h"
 #include "core/log.h"
-#include "node/scheduler_metrics.h"
-#include "node/system_metrics.h"
 #include "pool/report.h"
 #include "pool/sealed_secret.h"
 
@@ -86,8 +84,7 @@ Pool::Pool(const Settings& settings)
         [this](const transport::JobId& job) { return credentials_of_job(job); },
         [this](transport::AuthenticatedSocket&& socket) { enter(std::move(socket)); });
   });
-  if (!settings_.metrics.port) return;
-  metrics_ = node::serve(settings_.metrics, *settings_.metrics.port, [this] { return metrics(); });
+  metrics_ = node::serve(settings_.metrics, 0, [this] { return metrics(); });
 }
 
 Pool::~Pool() {
@@ -206,15 +203,9 @@ void Pool::on_signal() {
   }
 }
 
-std::string Pool::metrics() const {
-  MetricFamilies families;
-  {
-    const std::lock_guard lock(mutex_);
-    families = pool_families(jobs_, {refused_requests_, listener_ ? listener_->refused() : 0});
-  }
-  MetricFamilies process = node::process_families();
-  families.insert(families.end(), process.begin(), process.end());
-  return to_text(families);
+MetricFamilies Pool::metrics() const {
+  const std::lock_guard lock(mutex_);
+  return pool_families(jobs_, {refused_requests_, listener_ ? listener_->refused() : 0});
 }
 
 }  // namespace bps::pool

@@ -59,7 +59,7 @@ class Pool {
   void close(Sessions::iterator session);
   void watch_jobs();
   void on_signal();
-  std::string metrics() const;
+  MetricFamilies metrics() const;
 
   const Settings settings_;
   const std::uint16_t port_;
