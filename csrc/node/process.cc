@@ -137,7 +137,7 @@ void Process::bring_up(const Process* before) {
   view_->start(*van_);
   metrics_server_ = serve(options_.settings.metrics,
                           options_.startup.is_worker() ? options_.settings.job.local_rank.value_or(0) : 0,
-                          [this] { return metric_families(); });
+                          [this] { return report().metric_families(); });
   if (trace_) start_trace();
 }
 
@@ -154,8 +154,8 @@ void Process::make_view() {
 // Begins before the process joins: whom a start waits for is worth knowing, too.
 void Process::inspect() {
   auto inspection =
-      std::make_unique<Inspection>(Inspection::Source{.report = [this](bool with_stacks) { return dump(with_stacks); },
-                                                      .job = [this](bool with_stacks) { return dump_job(with_stacks); },
+      std::make_unique<Inspection>(Inspection::Source{.report = [this](bool with_stacks) { return report().dump(with_stacks); },
+                                                      .job = [this](bool with_stacks) { return report().dump_job(with_stacks); },
                                                       .reply = [this](const van::Reply& reply) { van_->tell(reply); },
                                                       .dump_dir = options_.settings.dump_dir});
   const std::lock_guard lock(inspection_mutex_);
@@ -298,21 +298,14 @@ worker::Worker& Process::worker() {
   return *worker;
 }
 
-const van::Membership& Process::membership() const {
-  return van_->membership();
-}
-
 bool Process::view_ended() {
   const std::lock_guard lock(mutex_);
   const worker::Worker* const worker = view_ ? view_->worker() : nullptr;
   return van_->end().view_ended() || (worker != nullptr && worker->view_ended());
 }
 
-std::vector<std::string> Process::transports() const {
-  std::vector<std::string> names;
-  if (!view_) return names;
-  for (const transport::Kind kind : view_->transports()) names.emplace_back(transport::to_string(kind));
-  return names;
+Report Process::report() const {
+  return {options_, secret_.credentials, *van_, *view_, scheduler_.get(), incarnation_};
 }
 
 // Any thread calls this, perhaps with mutex_ held: one that tells the worker of a loss.

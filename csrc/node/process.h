@@ -23,12 +23,12 @@
 #include <utility>
 #include <vector>
 
-#include "core/exposition.h"
 #include "core/trace_writer.h"
 #include "node/call_gate.h"
 #include "node/inspection.h"
 #include "node/job_secret.h"
 #include "node/metrics_server.h"
+#include "node/report.h"
 #include "node/startup.h"
 #include "transport/handshake.h"
 #include "transport/tcp/tcp_rails.h"
@@ -69,7 +69,6 @@ class Process {
 
   worker::Worker& worker();  // throws kInvalidArgument on a process that is not a worker
   van::Van& van() { return *van_; }
-  const van::Membership& membership() const;
   double operation_timeout_s() const { return options_.settings.deadlines.operation; }
 
   // False when the others did not all leave in time, or a member was lost. When the wait is interrupted, everything is
@@ -88,8 +87,6 @@ class Process {
   bool is_down() const { return down_; }
   // Tells everybody that this process ends with an exception ("ValueError: no such file"); shutdown() must follow.
   void abort(const std::string& exception);
-  // Servers: blocks until the job is over; false when it ended early.
-  bool wait_for_end();
   // Takes, when it has been renewed, what was under way, and can go on if the next view has the same workers; and what
   // has failed at its deadline on all ranks, as other ranks may not have been told.
   std::vector<std::shared_ptr<worker::Operation>> take_incomplete() { return std::move(incomplete_); }
@@ -106,24 +103,10 @@ class Process {
   bool can_go_on() const { return can_go_on_; }
   // True when only those who were told a secret can be members.
   bool is_authenticated() const { return secret_.is_secret; }
-  // Counters summed over the loops, then what is not a counter: "slot_bytes", "open_rounds", and "silent_loops", those
-  // that have not answered within two seconds and are not part of the former.
-  std::vector<std::pair<std::string, std::uint64_t>> metrics() const;
-  // The same and more for Prometheus: node/process_metrics.cc. Takes two seconds at most.
-  MetricFamilies metric_families() const;
-  // JSON: what this process waits for, whom the rounds of its servers wait for, its last operations and its counters.
-  // Answers within a second or so, and names the loops that have not answered by then. See docs/troubleshooting.md.
-  std::string dump(bool with_stacks) const;
-  // JSON: what the scheduler knows, and what all members of the job say of themselves. Throws what ask_scheduler()
-  // throws.
-  std::string dump_job(bool with_stacks) const;
-  bool is_traced() const { return trace_ != nullptr; }
-  // Adds what the program did, in one of its steps, to the trace; times are of the monotonic clock, in nanoseconds.
-  void trace_span(const std::string& name, std::uint32_t step, std::uint64_t begin_ns, std::uint64_t end_ns) {
-    if (trace_) trace_->record_span(name, step, begin_ns, end_ns);
-  }
-  // How this process reaches the servers that it is connected to: "self", "shm", "tcp" or "rdma".
-  std::vector<std::string> transports() const;
+  // Of this process, as of now; to be used at once.
+  Report report() const;
+  // Null when nothing is traced.
+  TraceWriter* trace() { return trace_.get(); }
 
  private:
   Process(const Settings& settings, const Startup& startup);
@@ -153,8 +136,6 @@ class Process {
 
   std::vector<transport::tcp::TcpRail> tcp_rails() const;
 
-  std::string describe_job() const;
-  std::string describe_members() const;
   void inspect();
   void note_failure(Failure failure);
 

@@ -166,8 +166,4 @@ void Process::take_down() {
   down_ = true;
 }
 
-bool Process::wait_for_end() {
-  return van_->wait_for_end();
-}
-
 }  // namespace bps::node

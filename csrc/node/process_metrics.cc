@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Process::metrics() and what Prometheus is told. Everything is read when somebody asks: between two questions, metrics
-// cost nothing but the counters.
+// The metrics of a process.
 #include <algorithm>
 #include <chrono>
 #include <iterator>
 #include <map>
 
 #include "core/counter_families.h"
-#include "core/log.h"
-#include "node/process.h"
+#include "node/report.h"
 #include "node/scheduler_metrics.h"
 #include "node/system_metrics.h"
 #include "node/view.h"
@@ -99,13 +97,13 @@ MetricFamilies deal_families(const worker::Deal& deal, const van::Membership& me
 
 }  // namespace
 
-std::vector<std::pair<std::string, std::uint64_t>> Process::metrics() const {
-  auto all = view_->loops().counters();
-  const Sum sum = sum_of(view_->loops().usage(Deadline::after(kPatienceForLoops_s)));
+std::vector<std::pair<std::string, std::uint64_t>> Report::metrics() const {
+  auto all = view_.loops().counters();
+  const Sum sum = sum_of(view_.loops().usage(Deadline::after(kPatienceForLoops_s)));
   all.emplace_back("slot_bytes", static_cast<std::uint64_t>(sum.slot_bytes));
   all.emplace_back("open_rounds", static_cast<std::uint64_t>(sum.open_rounds));
   all.emplace_back("silent_loops", static_cast<std::uint64_t>(sum.silent_loops));
-  if (const worker::Worker* const worker = view_->worker()) {
+  if (const worker::Worker* const worker = view_.worker()) {
     const worker::Deal deal = worker->deal();
     all.emplace_back("dealt_bytes", deal.all());
     all.emplace_back("misdealt_bytes", deal.beyond());
@@ -113,10 +111,10 @@ std::vector<std::pair<std::string, std::uint64_t>> Process::metrics() const {
   return all;
 }
 
-MetricFamilies Process::metric_families() const {
-  const van::Node& self = van_->self();
-  const van::Membership& members = van_->membership();
-  const std::vector<Loops::Usage> loops = view_->loops().usage(Deadline::after(kPatienceForLoops_s));
+MetricFamilies Report::metric_families() const {
+  const van::Node& self = van_.self();
+  const van::Membership& members = van_.membership();
+  const std::vector<Loops::Usage> loops = view_.loops().usage(Deadline::after(kPatienceForLoops_s));
   const Sum sum = sum_of(loops);
   MetricFamilies families;
   families.push_back(gauge("bps_info", "Always 1; its labels are the version and the host of this process.")
@@ -124,9 +122,9 @@ MetricFamilies Process::metric_families() const {
   families.push_back(gauge("bps_epoch", "Number of the view of the job that this process is in.", members.epoch));
   families.push_back(gauge("bps_workers", "Workers of this view.", members.workers));
   families.push_back(gauge("bps_servers", "Servers of this view.", members.servers));
-  const std::chrono::duration<double> silence = Clock::now() - van_->heard();
+  const std::chrono::duration<double> silence = Clock::now() - van_.heard();
   families.push_back(gauge("bps_heartbeat_age_seconds", "Time since the scheduler was heard last.", silence.count()));
-  append(families, counter_families(view_->loops().counters()));
+  append(families, counter_families(view_.loops().counters()));
   MetricFamily up =
       gauge("bps_loop_up", "1: this loop answered within two seconds. 0: it did not, and gauges lack what it uses.");
   for (const Loops::Usage& loop : loops) up.add(loop.answered ? 1 : 0, {{"loop", loop.loop}});
@@ -141,8 +139,8 @@ MetricFamilies Process::metric_families() const {
               "Memory that loops have registered with transports; what two have registered counts twice.",
               sum.registered_bytes));
     append(families, peer_families(sum, members));
-    if (const worker::Worker* const worker = view_->worker()) append(families, deal_families(worker->deal(), members));
-    families.push_back(view_->loops().operation_times());
+    if (const worker::Worker* const worker = view_.worker()) append(families, deal_families(worker->deal(), members));
+    families.push_back(view_.loops().operation_times());
     MetricFamily connections =
         gauge("bps_connections",
               "Connections of loops to loops of servers, by transport: shm, tcp, rdma, or self within the process.");
@@ -156,7 +154,7 @@ MetricFamilies Process::metric_families() const {
                            "Time since the first push of the oldest round that is open.", sum.oldest_round_s));
   families.push_back(gauge("bps_slot_memory_bytes", "Landing slots and room for results.", sum.slot_bytes));
   std::vector<RdmaPort> ports;
-  for (const transport::rdma::Rail& rail : view_->loops().rails()) {
+  for (const transport::rdma::Rail& rail : view_.loops().rails()) {
     const RdmaPort port{rail.device, rail.port};
     if (std::ranges::find(ports, port) == ports.end()) ports.push_back(port);
   }
@@ -167,8 +165,14 @@ MetricFamilies Process::metric_families() const {
                                 : self.worker_rank >= 0 ? "worker"
                                                         : "server"},
                        {"rank", std::to_string(rank)}});
-  if (scheduler_) append(families, scheduler_families(*scheduler_));
+  if (scheduler_ != nullptr) append(families, scheduler_families(*scheduler_));
   return families;
+}
+
+std::vector<std::string> Report::transports() const {
+  std::vector<std::string> names;
+  for (const transport::Kind kind : view_.transports()) names.emplace_back(transport::to_string(kind));
+  return names;
 }
 
 }  // namespace bps::node

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A process's report of itself, as JSON. Everything is read from where it is anyway: the data path does nothing for
-// it.
+#include "node/report.h"
+
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -10,7 +10,6 @@
 
 #include "core/json.h"
 #include "node/local_address.h"
-#include "node/process.h"
 #include "node/stacks.h"
 #include "node/view.h"
 #include "van/ask_scheduler.h"
@@ -133,22 +132,22 @@ std::string describe_loops(const std::vector<Loops::OpenState>& states, JsonObje
 
 }  // namespace
 
-std::string Process::describe_job() const {
+std::string Report::describe_job() const {
   JsonObject job;
   char incarnation[17];
-  (void)std::snprintf(incarnation, sizeof incarnation, "%016llx", static_cast<unsigned long long>(incarnation_.load()));
+  (void)std::snprintf(incarnation, sizeof incarnation, "%016llx", static_cast<unsigned long long>(incarnation_));
   job.add("id", options_.startup.job).add("incarnation", std::string(incarnation));
-  job.add("scheduler", options_.startup.scheduler_host).add("why_scheduler_lost", van_->end().why_scheduler_lost());
-  if (!van_->joined()) return job.add("joined", false).end();
-  const van::Membership& members = van_->membership();
+  job.add("scheduler", options_.startup.scheduler_host).add("why_scheduler_lost", van_.end().why_scheduler_lost());
+  if (!van_.joined()) return job.add("joined", false).end();
+  const van::Membership& members = van_.membership();
   job.add("joined", true).add("epoch", members.epoch).add("workers", members.workers).add("servers", members.servers);
   return job.end();
 }
 
-std::string Process::describe_members() const {
+std::string Report::describe_members() const {
   JsonList list;
-  const worker::Worker* const worker = view_ ? view_->worker() : nullptr;
-  const van::Membership members = worker != nullptr ? worker->membership() : van_->membership();
+  const worker::Worker* const worker = view_.worker();
+  const van::Membership members = worker != nullptr ? worker->membership() : van_.membership();
   const auto weights = van::ServerWeights::of_job(members, van::Hosts(members));
   const std::vector<std::uint32_t> shares = weights ? weights->of(members.all()) : std::vector<std::uint32_t>();
   const worker::Deal deal = worker != nullptr ? worker->deal() : worker::Deal{};
@@ -166,35 +165,35 @@ std::string Process::describe_members() const {
   return list.end();
 }
 
-std::string Process::dump(bool with_stacks) const {
+std::string Report::dump(bool with_stacks) const {
   JsonObject object;
   object.add("version", std::string(BPS_VERSION)).add("pid", ::getpid()).add("host", host_name());
   object.add_raw("job", describe_job());
-  if (van_->joined()) {
-    const van::Node& self = van_->self();
+  if (van_.joined()) {
+    const van::Node& self = van_.self();
     object.add("node", self.id).add("rank", self.worker_rank).add("server_rank", self.server_rank);
     object.add_raw("members", describe_members());
   }
   JsonList calls;
-  for (const van::WaitingCall& call : van_->waiting_calls()) {
+  for (const van::WaitingCall& call : van_.waiting_calls()) {
     calls.add_raw(JsonObject().add("what", call.what).add("since_ms", call.since_ms).end());
   }
   object.add_raw("calls", calls.end());
   object.add_raw("loops",
-                 describe_loops(view_->loops().open_state(kMostPerLoop, Deadline::after(kPatienceForState_s)), object));
+                 describe_loops(view_.loops().open_state(kMostPerLoop, Deadline::after(kPatienceForState_s)), object));
   JsonList recent;
   std::string groups = "[]";  // of these operations
   std::string last_failure;
-  if (const worker::Worker* const worker = view_->worker()) {
+  if (const worker::Worker* const worker = view_.worker()) {
     const auto operations = worker->recent(kMostRecent);
     for (const auto& one : operations) recent.add_raw(to_json(one));
     groups = groups_of(operations);
     last_failure = worker->last_failure();
   }
   JsonObject counters;
-  for (const auto& [name, count] : view_->loops().counters()) counters.add(name, count);
+  for (const auto& [name, count] : view_.loops().counters()) counters.add(name, count);
   JsonList recent_rounds;
-  for (const auto& one : view_->loops().recent_rounds(kMostRecent)) recent_rounds.add_raw(to_json(one));
+  for (const auto& one : view_.loops().recent_rounds(kMostRecent)) recent_rounds.add_raw(to_json(one));
   object.add("last_failure", last_failure)
       .add_raw("recent_rounds", recent_rounds.end())
       .add_raw("recent", recent.end())
@@ -205,9 +204,9 @@ std::string Process::dump(bool with_stacks) const {
   return object.end();
 }
 
-std::string Process::dump_job(bool with_stacks) const {
-  const van::JobState state = van::ask_scheduler(van_->options().scheduler_host, van_->options().scheduler_ports, secret_.credentials,
-                                                 with_stacks, Deadline::after(kPatienceForJob_s));
+std::string Report::dump_job(bool with_stacks) const {
+  const van::JobState state = van::ask_scheduler(van_.options().scheduler_host, van_.options().scheduler_ports,
+                                                 credentials_, with_stacks, Deadline::after(kPatienceForJob_s));
   JsonList members;
   for (const auto& [node, report] : state.told) members.add_raw(report);
   return JsonObject().add_raw("scheduler", state.scheduler).add_raw("members", members.end()).end();

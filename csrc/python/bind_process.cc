@@ -88,16 +88,16 @@ auto as_call(R (*function)(Process&, Args...)) {
 
 std::vector<std::uint64_t> worker_identities(Process& process) {
   std::vector<std::uint64_t> identities;
-  for (std::uint32_t rank = 0; rank < process.membership().workers; ++rank) {
-    identities.push_back(process.membership().worker(rank)->identity);
+  for (std::uint32_t rank = 0; rank < process.van().membership().workers; ++rank) {
+    identities.push_back(process.van().membership().worker(rank)->identity);
   }
   return identities;
 }
 
 std::vector<std::uint64_t> server_identities(Process& process) {
   std::vector<std::uint64_t> identities;
-  for (std::uint32_t rank = 0; rank < process.membership().servers; ++rank) {
-    identities.push_back(process.membership().server(rank)->identity);
+  for (std::uint32_t rank = 0; rank < process.van().membership().servers; ++rank) {
+    identities.push_back(process.van().membership().server(rank)->identity);
   }
   return identities;
 }
@@ -107,7 +107,7 @@ using Family = std::tuple<std::string, std::string, std::string, std::vector<Sam
 
 std::vector<Family> metric_families(Process& process) {
   std::vector<Family> families;
-  for (const MetricFamily& family : process.metric_families()) {
+  for (const MetricFamily& family : process.report().metric_families()) {
     std::vector<Sample> samples;
     for (const MetricFamily::Sample& one : family.samples) {
       samples.emplace_back(one.suffix, std::map<std::string, std::string>(one.labels.begin(), one.labels.end()),
@@ -187,26 +187,26 @@ void bind_facts(ProcessClass& process) {
   process
       .def_property_readonly("address", as_call(+[](Process& p) { return p.address(); }),
                              "By which the other members reach this host.")
-      .def_property_readonly("epoch", as_call(+[](Process& p) { return p.membership().epoch; }))
+      .def_property_readonly("epoch", as_call(+[](Process& p) { return p.van().membership().epoch; }))
       .def_property_readonly("is_late", as_call(+[](Process& p) {
                                const auto has_state = [](const van::Node& node) { return node.has_state; };
                                return !has_state(p.van().self()) &&
-                                      std::ranges::any_of(p.membership().nodes, has_state);
+                                      std::ranges::any_of(p.van().membership().nodes, has_state);
                              }),
                              "Whether others have state of the job, and this process has not.")
       .def_property_readonly("identities", as_call(&worker_identities),
                              "By rank: a number of its process that is the same in all views.")
       .def_property_readonly("server_identities", as_call(&server_identities),
                              "By server rank: a number of its process that is the same in all views.")
-      .def_property_readonly("transports", as_call(+[](Process& p) { return p.transports(); }))
+      .def_property_readonly("transports", as_call(+[](Process& p) { return p.report().transports(); }))
       .def_property_readonly("is_authenticated", as_call(+[](Process& p) { return p.is_authenticated(); }))
       .def_property_readonly("timeout_s", as_call(+[](Process& p) { return p.operation_timeout_s(); }))
-      .def_property_readonly("workers", as_call(+[](Process& p) { return p.membership().workers; }))
-      .def_property_readonly("servers", as_call(+[](Process& p) { return p.membership().servers; }))
+      .def_property_readonly("workers", as_call(+[](Process& p) { return p.van().membership().workers; }))
+      .def_property_readonly("servers", as_call(+[](Process& p) { return p.van().membership().servers; }))
       .def_property_readonly("rank", as_call(+[](Process& p) { return p.worker().rank(); }))
       .def("describe", as_call(+[](Process& p) {
              std::vector<std::string> nodes;
-             for (const van::Node& node : p.membership().nodes) nodes.push_back(node.describe());
+             for (const van::Node& node : p.van().membership().nodes) nodes.push_back(node.describe());
              return nodes;
            }))
       .def("servers_of",
@@ -228,20 +228,22 @@ void bind_end(ProcessClass& process) {
       .def_property_readonly("is_down", &Process::is_down, "After shutdown(): whether nothing of it is left.")
       .def("abort", &Process::abort, py::arg("exception"), MayWait(),
            "Tells all members that this process ends with an exception, before its shutdown.")
-      .def("wait_for_end", as_call(+[](Process& p) { return p.wait_for_end(); }), MayWait());
+      .def("wait_for_end", as_call(+[](Process& p) { return p.van().wait_for_end(); }), MayWait());
 }
 
 // For people.
 void bind_reports(ProcessClass& process) {
-  process.def("metrics", as_call(+[](Process& p) { return p.metrics(); }), MayWait())
+  process.def("metrics", as_call(+[](Process& p) { return p.report().metrics(); }), MayWait())
       .def("metric_families", as_call(&metric_families), MayWait(),
            "(name, type, help, [(suffix, labels, value)]) of each family that Prometheus is told.")
-      .def("dump", as_call(+[](Process& p) { return p.dump(false); }), MayWait(),
+      .def("dump", as_call(+[](Process& p) { return p.report().dump(false); }), MayWait(),
            "JSON: the operations that are not finished, and the rounds that servers of this process have open.")
-      .def_property_readonly("is_traced", as_call(+[](Process& p) { return p.is_traced(); }))
+      .def_property_readonly("is_traced", as_call(+[](Process& p) { return p.trace() != nullptr; }))
       .def("trace_span",
            as_call(+[](Process& p, const std::string& name, std::uint32_t step, std::uint64_t begin_ns,
-                       std::uint64_t end_ns) { p.trace_span(name, step, begin_ns, end_ns); }),
+                       std::uint64_t end_ns) {
+             if (p.trace() != nullptr) p.trace()->record_span(name, step, begin_ns, end_ns);
+           }),
            py::arg("name"), py::arg("step"), py::arg("begin_ns"), py::arg("end_ns"),
            "Adds what the program did in one of its steps to the trace. Times are those of time.monotonic_ns().");
 }

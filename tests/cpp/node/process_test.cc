@@ -65,9 +65,9 @@ class Caller {
   }
   void metrics() {
     const Process::Call call(process_);
-    (void)process_.metrics();
-    (void)process_.metric_families();
-    (void)process_.transports();
+    (void)process_.report().metrics();
+    (void)process_.report().metric_families();
+    (void)process_.report().transports();
   }
 
  private:
@@ -128,7 +128,7 @@ TEST(Process, AShutdownWithinACallOfTheSameThread) {
     const Process::Call call(*process);
     EXPECT_TRUE(process->shutdown(10));
     EXPECT_FALSE(process->is_down()) << "the call goes on";
-    EXPECT_EQ(process->membership().workers, 1U);
+    EXPECT_EQ(process->van().membership().workers, 1U);
   }
   EXPECT_TRUE(process->is_down());
   EXPECT_FALSE(process->shutdown(10)) << "again";

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a process says of itself: a report for people, as JSON, and metrics. Everything is read from where it is anyway
+// when somebody asks: the data path does nothing for it but count.
+//
+// Threading: any thread, while the view lives. Answers within two seconds, and names the loops that have not answered
+// by then.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/exposition.h"
+#include "node/startup.h"
+#include "transport/handshake.h"
+
+namespace bps::van {
+class Scheduler;
+class Van;
+}  // namespace bps::van
+
+namespace bps::node {
+
+class View;
+
+class Report {
+ public:
+  // `credentials`: of the job. `scheduler`: of an embedded job, in the process of rank 0; else null. `incarnation`: of
+  // the scheduler. All outlive the report.
+  Report(const ProcessOptions& options, const transport::Credentials& credentials, const van::Van& van,
+         const View& view, const van::Scheduler* scheduler, std::uint64_t incarnation)
+      : options_(options),
+        credentials_(credentials),
+        van_(van),
+        view_(view),
+        scheduler_(scheduler),
+        incarnation_(incarnation) {}
+
+  // JSON: what this process waits for, whom the rounds of its servers wait for, its last operations and its counters.
+  // See docs/troubleshooting.md.
+  std::string dump(bool with_stacks) const;
+  // JSON: what the scheduler knows, and what all members of the job say of themselves. Throws what ask_scheduler()
+  // throws.
+  std::string dump_job(bool with_stacks) const;
+  // Counters summed over the loops, then what is not a counter: "slot_bytes", "open_rounds", and "silent_loops", those
+  // that have not answered within two seconds and are not part of the former.
+  std::vector<std::pair<std::string, std::uint64_t>> metrics() const;
+  // The same and more for Prometheus.
+  MetricFamilies metric_families() const;
+  // How this process reaches the servers that it is connected to: "self", "shm", "tcp" or "rdma".
+  std::vector<std::string> transports() const;
+
+ private:
+  std::string describe_job() const;
+  std::string describe_members() const;
+
+  const ProcessOptions& options_;
+  const transport::Credentials& credentials_;
+  const van::Van& van_;
+  const View& view_;
+  const van::Scheduler* scheduler_;
+  std::uint64_t incarnation_;
+};
+
+}  // namespace bps::node
