@@ -13,6 +13,7 @@
 // with the object, not even destroy it.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <functional>
@@ -23,20 +24,20 @@
 #include <utility>
 #include <vector>
 
+#include "core/state.h"
 #include "core/trace_writer.h"
 #include "node/call_gate.h"
+#include "node/current_view.h"
 #include "node/inspection.h"
 #include "node/job_secret.h"
 #include "node/metrics_server.h"
 #include "node/report.h"
+#include "node/self.h"
 #include "node/startup.h"
-#include "transport/handshake.h"
-#include "transport/tcp/tcp_rails.h"
 
 namespace bps::van {
 class Scheduler;
 class Van;
-struct VanEvents;
 }  // namespace bps::van
 namespace bps::worker {
 class Operation;
@@ -45,7 +46,21 @@ class Worker;
 
 namespace bps::node {
 
-class View;
+enum class ProcessState : std::uint8_t {
+  kUp,
+  kAborted,  // it has told everybody that it ends with an exception
+  kDown,     // nothing of it is left that peers or threads could use
+};
+constexpr const char* name_of(ProcessState) {
+  return "a process";
+}
+constexpr std::array<std::uint16_t, 3> arrows_of(ProcessState) {
+  return {
+      arrows_to(ProcessState::kAborted, ProcessState::kDown),
+      arrows_to(ProcessState::kAborted, ProcessState::kDown),
+      arrows_to(ProcessState::kDown),
+  };
+}
 
 class Process {
  public:
@@ -70,6 +85,18 @@ class Process {
   worker::Worker& worker();  // throws kInvalidArgument on a process that is not a worker
   van::Van& van() { return *van_; }
   double operation_timeout_s() const { return options_.settings.deadlines.operation; }
+  // True when operations survive the loss of servers (BPS_SERVER_FAILOVER), but for those that Worker::can_go_on()
+  // names.
+  bool two_phase() const { return options_.may_fail_over(); }
+  // The address by which the other members reach this host: that of the first of its interfaces that the job uses.
+  // Numeric, or a name.
+  std::string address() const;
+  // True when only those who were told a secret can be members.
+  bool is_authenticated() const { return secret_.is_secret; }
+  // Of this process, as of now; to be used at once.
+  Report report() const;
+  // Null when nothing is traced.
+  TraceWriter* trace() { return trace_.get(); }
 
   // False when the others did not all leave in time, or a member was lost. When the wait is interrupted, everything is
   // taken down all the same. May be called within a Call of the same thread, which then takes everything down at its
@@ -83,30 +110,16 @@ class Process {
   // After depart(): returns when all others have left, too, or after end_stay(). Everything is taken down then.
   void stay();
   void end_stay();
-  // True when nothing of it is left that peers or threads could use.
-  bool is_down() const { return down_; }
+  bool is_down() const { return state_.is(ProcessState::kDown); }
   // Tells everybody that this process ends with an exception ("ValueError: no such file"); shutdown() must follow.
   void abort(const std::string& exception);
   // Takes, when it has been renewed, what was under way, and can go on if the next view has the same workers; and what
   // has failed at its deadline on all ranks, as other ranks may not have been told.
   std::vector<std::shared_ptr<worker::Operation>> take_incomplete() { return std::move(incomplete_); }
-  // True when the job goes on without this object: renew().
-  bool view_ended();
-
-  // The address by which the other members reach this host: that of the first of its interfaces that the job uses.
-  // Numeric, or a name.
-  std::string address() const { return tcp_rails().front().address; }
-  // True when operations survive the loss of servers (BPS_SERVER_FAILOVER), but for those that Worker::can_go_on()
-  // names.
-  bool two_phase() const { return options_.may_fail_over(); }
   // True, when it has been renewed, if nothing was done in its view that does not survive.
   bool can_go_on() const { return can_go_on_; }
-  // True when only those who were told a secret can be members.
-  bool is_authenticated() const { return secret_.is_secret; }
-  // Of this process, as of now; to be used at once.
-  Report report() const;
-  // Null when nothing is traced.
-  TraceWriter* trace() { return trace_.get(); }
+  // True when the job goes on without this object: renew().
+  bool view_ended() const { return current_.has_ended(); }
 
  private:
   Process(const Settings& settings, const Startup& startup);
@@ -115,47 +128,26 @@ class Process {
   void bring_up(const Process* before);
   void check_view(const Process* before) const;
   bool awaits_next_view() const;
-  bool begin_leaving();
-  std::string last_failure() const;
+  std::optional<std::string> begin_leaving();
   bool leave(const std::function<bool()>& say_goodbye);
+  void end_operations();
+  void retire();
   void take_down();
   void take_down_loops();
-  void retire();
-  void make_van();
-  van::Node describe_self() const;
   void make_view();
-
-  // ---- The van's thread and the loops call these
-  van::VanEvents events();
-  void use(const transport::ViewId& view);
-  void in_view(void (View::*tell)(std::uint32_t, const std::string&), std::uint32_t node, const std::string& why);
-  void end_view(const std::string& why);
-  void end_operations();
-
-  void start_trace();
-
-  std::vector<transport::tcp::TcpRail> tcp_rails() const;
-
   void inspect();
   void note_failure(Failure failure);
 
   CallGate calls_;
   const ProcessOptions options_;
   const JobSecret secret_;
-  const std::uint32_t renews_ = 0;             // the node that it was in the view before
-  const double resume_patience_s_ = 0;         // for workers that resume the job; 0: it was not suspended
-  const std::uint64_t identity_;               // the same in all views
-  std::atomic<std::uint64_t> incarnation_{0};  // of the scheduler; 0: not found yet
+  const Lineage lineage_;
   std::unique_ptr<van::Scheduler> scheduler_;
   std::unique_ptr<van::Van> van_;
   std::unique_ptr<TraceWriter> trace_;        // outlives the loops
   std::unique_ptr<TraceWriter> ended_trace_;  // of this view at its end, or of the one before: is written yet
-  std::atomic<bool> aborted_{false};
-  std::atomic<bool> down_{false};
-  // Guards view_, for the van's thread. Nobody who has the lock waits for a loop, ends a thread, or destroys what
-  // could.
-  mutable std::mutex mutex_;
-  std::unique_ptr<View> view_;
+  CurrentView current_{options_, secret_.credentials};
+  State<ProcessState, std::atomic<ProcessState>> state_;
   std::vector<std::shared_ptr<worker::Operation>> incomplete_;
   bool can_go_on_ = false;
   std::mutex inspection_mutex_;

@@ -7,7 +7,6 @@
 #include "core/interrupt.h"
 #include "core/log.h"
 #include "node/process.h"
-#include "node/trace.h"
 #include "node/view.h"
 #include "van/scheduler.h"
 #include "van/van.h"
@@ -27,15 +26,16 @@ constexpr double kCallPatience_s = 10;  // for calls of other threads to end: al
 // Nobody may write to this process's memory once shutdown() has returned: what is still under way is aborted, and the
 // servers acknowledge that, or are fenced.
 void Process::end_operations() {
-  if (!view_ || !view_->worker()) return;
+  worker::Worker* const worker = current_.worker();
+  if (worker == nullptr) return;
   const Deadline deadline = Deadline::after(options_.settings.deadlines.heartbeat + kFenceGrace_s);
-  (void)view_->worker()->end_operations(ErrorCode::kNotInitialized, "bps_rdma was shut down before it was complete",
-                                        "wait for your handles before shutdown()", deadline);
+  (void)worker->end_operations(ErrorCode::kNotInitialized, "bps_rdma was shut down before it was complete",
+                               "wait for your handles before shutdown()", deadline);
 }
 
 void Process::abort(const std::string& exception) {
   const Call call(*this);
-  aborted_ = true;
+  state_.enter(ProcessState::kAborted);
   try {
     van_->abort(exception);
   } catch (const Error& error) {
@@ -43,36 +43,34 @@ void Process::abort(const std::string& exception) {
   }
 }
 
-// False when this process has left already.
-bool Process::begin_leaving() {
-  if (!calls_.close(CallGate::After::kNothing)) return false;
+// How the last operation failed, or ""; nothing when this process has left already.
+std::optional<std::string> Process::begin_leaving() {
+  if (!calls_.close(CallGate::After::kNothing)) return std::nullopt;
   end_operations();
-  if (view_) view_->begin_leaving();
-  return true;
-}
-
-// How the last operation failed, or nothing.
-std::string Process::last_failure() const {
-  const worker::Worker* const worker = view_ ? view_->worker() : nullptr;
-  return worker == nullptr ? "" : worker->last_failure();
+  if (current_.get() != nullptr) current_.get()->begin_leaving();
+  return current_.worker() == nullptr ? "" : current_.worker()->last_failure();
 }
 
 bool Process::shutdown(double timeout_s, bool suspends) {
-  if (!begin_leaving()) return false;
+  const auto failure = begin_leaving();
+  if (!failure) return false;
   return leave([&] {
     // The others need not end with us after an abort; the scheduler that we host gets the time to tell them.
-    return van_->leave(aborted_ ? std::min(timeout_s, scheduler_ ? kAbortPatience_s : 0.0) : timeout_s, last_failure(),
+    const bool is_aborted = state_.is(ProcessState::kAborted);
+    return van_->leave(is_aborted ? std::min(timeout_s, scheduler_ ? kAbortPatience_s : 0.0) : timeout_s, *failure,
                        suspends);
   });
 }
 
 bool Process::depart(double timeout_s) {
-  if (!begin_leaving()) return false;
+  const auto failure = begin_leaving();
+  if (!failure) return false;
   try {
-    van_->announce_leaving(timeout_s, last_failure());
+    van_->announce_leaving(timeout_s, *failure);
     // A program may end at once now, without Python's help. The others get the results that are due to them.
     const Deadline deadline = Deadline::after(std::min(timeout_s, kQuietPatience_s));
-    while (!view_->loops().are_servers_quiet(deadline) && !deadline.passed() && van_->end().so_far() == van::SessionEnd::How::kNotYet) {
+    while (!current_.get()->loops().are_servers_quiet(deadline) && !deadline.passed() &&
+           van_->end().so_far() == van::SessionEnd::How::kNotYet) {
       sleep_until(Deadline::after(kQuietLook_s));
     }
   } catch (const Error& error) {
@@ -86,8 +84,7 @@ void Process::stay() {
 }
 
 void Process::end_stay() {
-  const std::lock_guard lock(mutex_);
-  if (van_) van_->give_up();
+  current_.give_up();
 }
 
 bool Process::leave(const std::function<bool()>& say_goodbye) {
@@ -102,7 +99,8 @@ bool Process::leave(const std::function<bool()>& say_goodbye) {
   }
   van_->give_up();
   calls_.run_when_empty([this] { take_down(); }, Deadline::after(kCallPatience_s));
-  if (down_ && ended_trace_) ended_trace_->finish();  // here, and not in the destructor: it can be interrupted again
+  if (is_down() && ended_trace_)
+    ended_trace_->finish();  // here, and not in the destructor: it can be interrupted again
   if (interrupt) std::rethrow_exception(interrupt);
   return well;
 }
@@ -113,11 +111,11 @@ void Process::retire() {
     throw Error(ErrorCode::kNotInitialized, "this process has left the job", "call init() again");
   }
   // Another member may have told us before the scheduler did.
-  if (view_ && view_->worker()) view_->worker()->end_view(van::view_ended_error());
+  if (current_.worker() != nullptr) current_.worker()->end_view(van::view_ended_error());
   end_operations();
   calls_.run_when_empty(
       [this] {
-        if (worker::Worker* const worker = view_ ? view_->worker() : nullptr) {
+        if (worker::Worker* const worker = current_.worker()) {
           incomplete_ = worker->take_incomplete();
           can_go_on_ = worker->can_go_on();
         }
@@ -129,7 +127,7 @@ void Process::retire() {
   std::erase_if(incomplete_, [](const auto& operation) {
     return operation->is_suspended() ? operation->completion.is_given_up() : !operation->completion.is_incomplete();
   });
-  if (view_) {
+  if (current_.get() != nullptr) {
     throw Error(ErrorCode::kInternal, "calls of other threads do not end, although the view has ended",
                 "end the threads that use bps_rdma");
   }
@@ -142,13 +140,7 @@ void Process::take_down_loops() {
     ended.swap(inspection_);
   }
   metrics_server_.reset();
-  if (view_) view_->stop();
-  std::unique_ptr<View> ended;  // without the lock
-  {
-    const std::lock_guard lock(mutex_);
-    ended.swap(view_);
-  }
-  ended.reset();
+  current_.end();
   if (!trace_) return;
   trace_->stop();
   ended_trace_ = std::move(trace_);
@@ -156,14 +148,10 @@ void Process::take_down_loops() {
 
 void Process::take_down() {
   take_down_loops();
-  std::unique_ptr<van::Van> ended;
-  {
-    const std::lock_guard lock(mutex_);
-    ended.swap(van_);
-  }
-  ended.reset();
+  current_.set_van(nullptr);
+  van_.reset();
   scheduler_.reset();
-  down_ = true;
+  state_.enter(ProcessState::kDown);
 }
 
 }  // namespace bps::node

@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a process tells the scheduler of itself, and how it looks for the scheduler. Threading: any.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "node/job_secret.h"
+#include "node/startup.h"
+#include "transport/tcp/tcp_rails.h"
+#include "van/membership.h"
+#include "van/van.h"
+
+namespace bps::node {
+
+// Who a process is in all views of its job, and who it was in the view before this one.
+struct Lineage {
+  std::uint64_t identity = 0;
+  std::uint32_t renews = 0;      // the node that it was; 0: it is new
+  double resume_patience_s = 0;  // for workers that resume the job; 0: it was not suspended
+};
+Lineage new_lineage();
+
+// `hosted_port`: where the scheduler in this process listens; 0: it hosts none.
+van::VanOptions van_options(const ProcessOptions& options, const JobSecret& secret, const Lineage& lineage,
+                            std::uint16_t hosted_port);
+// Without what others need to connect to it.
+van::Node describe_self(const ProcessOptions& options, const Lineage& lineage);
+// The devices of this host that TCP uses, and by which the other members reach it.
+std::vector<transport::tcp::TcpRail> tcp_rails(const ProcessOptions& options, const JobSecret& secret);
+
+}  // namespace bps::node
