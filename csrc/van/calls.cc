@@ -66,7 +66,7 @@ std::string Calls::waiting() const {
   for (const auto& [key, state] : new_groups_) add("new_group('" + key.second + "')", state);
   for (const auto& [group, forming] : forming_) {
     JsonList unaware;
-    for (const Member& member : members_.members()) {
+    for (const Member& member : members_.all()) {
       if (std::ranges::count(forming.unaware, member.peer) > 0) unaware.add(member.node->describe());
     }
     JsonObject one;
@@ -150,7 +150,7 @@ void Calls::new_group(const Member& caller, const NewGroup& call) {
 void Calls::announce(const Group& group, std::vector<BarrierState::Caller> callers) {
   Forming& forming = forming_[group.id];
   forming.callers = std::move(callers);
-  for (const Member& member : members_.members()) {
+  for (const Member& member : members_.all()) {
     if (!member.node->sums() || member.fate == Member::Fate::kLost || !member.connected) continue;
     forming.unaware.push_back(member.peer);
     send_(member.peer, GroupInfo{group});

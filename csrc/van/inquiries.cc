@@ -24,7 +24,7 @@ const char* name_of(Member::Fate fate) {
 
 }  // namespace
 
-void Inquiries::ask(Peer from, const Ask& ask, MemberTable* members, const std::function<std::string()>& state) {
+void Inquiries::ask(Peer from, const Ask& ask, MemberTable& members, const std::function<std::string()>& state) {
   const auto now = Clock::now();
   const auto is_old = [now](const Inquiry& one) { return now - one.since > kPatience; };
   std::erase_if(open_, [&](const Inquiry& one) { return one.from == from && is_old(one); });
@@ -34,12 +34,8 @@ void Inquiries::ask(Peer from, const Ask& ask, MemberTable* members, const std::
     open_.pop_front();
   }
   const Question question{++last_number_, ask.stacks};
-  std::vector<Peer> asked;
-  if (members != nullptr) {
-    for (const Member& member : members->members()) {
-      if (member.connected && member.fate == Member::Fate::kHere) asked.push_back(member.peer);
-    }
-  }
+  const std::vector<Peer> asked =
+      members.peers([](const Member& member) { return member.connected && member.is_here(); });
   send_(from, Asked{ask.call, static_cast<std::uint32_t>(asked.size()), state()});
   if (asked.empty()) return;
   open_.push_back({question.number, from, ask.call, asked.size(), now});
@@ -59,7 +55,7 @@ void Inquiries::closed(Peer from) {
 
 std::string describe_members(MemberTable& members, const std::function<std::int64_t(Peer)>& silence_ms) {
   JsonList list;
-  for (const Member& member : members.members()) {
+  for (const Member& member : members.all()) {
     JsonObject one;
     one.add("node", member.node->id).add("rank", member.node->worker_rank);
     one.add("server_rank", member.node->server_rank).add("host", member.node->host).add("pid", member.node->pid);

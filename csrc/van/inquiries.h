@@ -19,9 +19,8 @@ class Inquiries {
  public:
   explicit Inquiries(std::function<void(Peer, const Message&)> send) : send_(std::move(send)) {}
 
-  // `members`: null before all have joined. `state`: of the scheduler, as JSON. Has no effect while members are still
-  // to reply to this peer, or to many others.
-  void ask(Peer from, const Ask& ask, MemberTable* members, const std::function<std::string()>& state);
+  // `state`: of the scheduler, as JSON. Has no effect while members are still to reply to this peer, or to many others.
+  void ask(Peer from, const Ask& ask, MemberTable& members, const std::function<std::string()>& state);
   void reply(const Member& from, const Reply& reply);
   void closed(Peer from);
 

@@ -1,43 +1,102 @@
 // SPDX-License-Identifier: Apache-2.0
-// How one view follows another: after a loss, in the place of a lost scheduler, and with those who enter.
+// How one view follows another: after a loss, in the place of a lost scheduler, with those who enter, and when workers
+// have left to come back.
 #include <algorithm>
+#include <limits>
 
 #include "van/job.h"
+#include "van/server_weights.h"
 
 namespace bps::van {
+namespace {
+
+// A server waits for the scheduler to decide, and then some.
+constexpr std::chrono::milliseconds kGrace{10000};
+
+std::string seconds_text(std::chrono::milliseconds time) {
+  return std::to_string(std::chrono::duration_cast<std::chrono::seconds>(time).count()) + " s";
+}
+
+std::uint32_t to_ms(std::chrono::milliseconds time) {
+  constexpr std::int64_t kMost = std::numeric_limits<std::uint32_t>::max();
+  return static_cast<std::uint32_t>(std::clamp<std::int64_t>(time.count(), 1, kMost));
+}
+
+// What names and groups follow from, in a view of these members.
+Registry::Options registry_of(Registry::Options registry, const Membership& members) {
+  registry.workers = members.workers;
+  registry.servers = static_cast<std::uint32_t>(members.slots.size());
+  registry.balanced = members.nodes.front().terms.key_hash == "balanced";
+  registry.cut.server_loops = members.all_server_loops();
+  const auto weights = ServerWeights::of_job(members, Hosts(members));
+  if (weights && registry.balanced) {
+    registry.weights = [weights = *weights, slots = members.server_of_slot()](const Group& group) {
+      return weights.by_slot(group, slots);
+    };
+  }
+  return registry;
+}
+
+}  // namespace
 
 // ---- From one view to the next
 
-// True when those who are here can be a view.
-bool Job::goes_on() const {
-  if (options_.terms.min_workers == 0 || !members_) return false;
-  std::uint32_t workers = 0;
-  bool any_server = false;
-  for (const Member& member : members_->members()) {
-    if (member.fate != Member::Fate::kHere) continue;
-    if (member.is_worker()) ++workers;
-    any_server |= member.node->server_rank >= 0;
+void Job::start(Rendezvous::Seating seating) {
+  const bool begins_anew = record_.phase.is<Suspended>();
+  for (const Member& member : record_.members->all()) {
+    const bool is_seated = member.renewed_as != 0 && std::ranges::count(seating.peers, member.renewed_as) > 0;
+    if (!begins_anew || !member.is_here() || is_seated) continue;
+    // A server that has come too late, or one more than the workers want: it reads this where it was before.
+    events_.send(member.peer, AllLeft{true, "the workers have resumed the job with fewer servers"});
   }
-  return workers >= options_.terms.min_workers && any_server;
+  record_.phase.begin(Running{});
+  (void)joining_.end_all();
+  suspicions_.clear();
+  is_whole_ = true;
+  add_embedded_servers(seating.membership);
+  seating.membership.epoch = record_.epoch;
+  seating.membership.take_slots(begins_anew ? std::vector<std::uint64_t>() : record_.members->membership().slots);
+  // Who connects from here on will be in the next view, if in any.
+  if (record_.options.terms.min_workers != 0 && events_.on_epoch) events_.on_epoch(record_.epoch + 1);
+  const auto before = std::exchange(record_.members, std::make_unique<MemberTable>(std::move(seating)));
+  // A process that is stopped just now reads that one first, perhaps, and must not find there that it is lost.
+  for (Member& member : record_.members->all()) {
+    const Member* const was = before->find_renewed(member.peer);
+    if (was != nullptr && was->connected) record_.members->set_before(member, was->peer);
+  }
+  const Membership& members = record_.members->membership();
+  const auto group_of = [this](std::uint32_t group) { return calls_->group(group); };
+  links_ = can_shift(members) ? std::make_unique<LinkFollower>(*record_.members, events_.tell, group_of) : nullptr;
+  Registry::Options registry = registry_of(record_.options.registry, members);
+  if (calls_) registry.before = calls_->placements();
+  calls_ = std::make_unique<Calls>(*record_.members, std::move(registry), events_.send, [this] {
+    suspicions_.forget_breaks();
+    let_in();
+  });
+  const Welcome welcome{.silence_ms = record_.options.silence_ms,
+                        .beat_ms = beat_ms(),
+                        .run = record_.options.run,
+                        .membership = members};
+  events_.tell(record_.members->peers([](const Member&) { return true; }), welcome);
 }
 
 void Job::end_view(const std::string& why) {
   tell_departed();
-  phase_.begin(Renewing{.why = why});
+  record_.phase.begin(Renewing{.why = why});
   suspicions_.clear();
-  ++epoch_;
+  ++record_.epoch;
   std::vector<std::uint32_t> left;
-  for (const Member& member : members_->members()) {
-    if (member.fate == Member::Fate::kHere && member.is_worker()) left.push_back(member.rank());
+  for (const Member& member : record_.members->all()) {
+    if (member.is_here() && member.is_worker()) left.push_back(member.rank());
   }
-  const auto is_worker = [](const auto& one) { return one.second.worker_rank != kNoRank; };
-  const std::size_t workers = left.size() + static_cast<std::size_t>(std::ranges::count_if(entering_, is_worker));
-  tell_here(ViewEnded{epoch_, why + "; view " + std::to_string(epoch_ - 1) + " of " +
-                                  std::to_string(members_->membership().workers) + " workers has ended, view " +
-                                  std::to_string(epoch_) + " begins with " + std::to_string(workers) +
-                                  ", among them the former " + name_ranks(left)});
+  const std::size_t workers = left.size() + joining_.entering_workers();
+  const std::string text = why + "; view " + std::to_string(record_.epoch - 1) + " of " +
+                           std::to_string(record_.members->membership().workers) + " workers has ended, view " +
+                           std::to_string(record_.epoch) + " begins with " + std::to_string(workers) +
+                           ", among them the former " + name_ranks(left);
+  events_.tell(record_.members->peers(&Member::is_here), ViewEnded{record_.epoch, text});
   // Who has left waits for the others, which may need its server. In the next view nobody does.
-  for (const Member& member : members_->members()) {
+  for (const Member& member : record_.members->all()) {
     const bool has_done_its_part = member.fate == Member::Fate::kLeft && member.cause.empty();
     if (has_done_its_part && member.connected) events_.send(member.peer, AllLeft{true});
   }
@@ -45,54 +104,25 @@ void Job::end_view(const std::string& why) {
 
 // ---- In the place of a lost scheduler
 
-bool Job::rejoin(Peer peer, const Rejoin& report) {
-  if (phase_.is<Over>() || knows(peer)) return false;
-  const bool may_come = phase_.is<Gathering>() || phase_.is<Reuniting>();
-  if (!may_come || options_.terms.min_workers == 0) {
-    // A process that is in this view was something else in an earlier one, which needs no answer.
-    const Member* known = members_ ? members_->by_identity(report.self().identity) : nullptr;
-    if (known != nullptr && known->connected && members_->membership().epoch > report.membership.epoch) return true;
-    refuse(peer, {ErrorCode::kPeerLost, "the job goes on without this process", "it came back too late"});
-    return true;
-  }
-  auto* reuniting = phase_.in<Reuniting>();
-  Reunion first(options_.run);
-  if (const auto refused = (reuniting != nullptr ? reuniting->reunion : first).add(peer, report)) {
-    refuse(peer, *refused);
-    return true;
-  }
-  if (reuniting == nullptr) begin_reunion(std::move(first));
-  if (phase_.in<Reuniting>()->reunion.complete()) reunite();
-  return true;
-}
-
-// New processes that have come already do not know of which view they will be; they try again.
-void Job::begin_reunion(Reunion&& reunion) {
-  phase_.begin(Reuniting{.reunion = std::move(reunion), .until = Clock::now() + options_.reunion_patience});
-  for (const Peer peer : patience_.end_all()) {
-    if (events_.close) events_.close(peer);
-  }
-}
-
 // The view that was lost with its scheduler is known, as far as it can be; it ends.
 void Job::reunite() {
-  const Reunion reunion = std::move(phase_.in<Reuniting>()->reunion);
+  const Reunion reunion = std::move(record_.phase.in<Reuniting>()->reunion);
   if (reunion.empty()) {  // all are gone again
-    return phase_.begin(
-        Gathering{.rendezvous = {options_.registry.workers, options_.registry.servers, options_.terms}});
+    return record_.phase.begin(Gathering{
+        .rendezvous = {record_.options.registry.workers, record_.options.registry.servers, record_.options.terms}});
   }
-  members_ = std::make_unique<MemberTable>(reunion.seating());
-  epoch_ = members_->membership().epoch;
+  record_.members = std::make_unique<MemberTable>(reunion.seating());
+  record_.epoch = record_.members->membership().epoch;
   std::vector<Member*> lost;
-  for (Member& member : members_->members()) {
+  for (Member& member : record_.members->all()) {
     if (member.peer != 0) continue;
     member.connected = false;
     if (reunion.has_left(member.node->id)) {
-      members_->note_gone(member, Member::Fate::kLeft);
+      record_.members->note_gone(member, Member::Fate::kLeft);
       member.farewell = member.node->describe() + " has left the job";
       continue;
     }
-    members_->note_gone(member, Member::Fate::kLost);
+    record_.members->note_gone(member, Member::Fate::kLost);
     member.farewell = member.cause =
         member.node->describe() + " was lost: it did not come back to the scheduler that was started again";
     ++lost_;
@@ -100,144 +130,130 @@ void Job::reunite() {
     lost.push_back(&member);
   }
   for (const auto& [peer, message] : reunion.owed()) events_.send(peer, message);
-  if (events_.on_epoch) events_.on_epoch(epoch_ + 1);  // before anybody is told to join
+  if (events_.on_epoch) events_.on_epoch(record_.epoch + 1);  // before anybody is told to join
   end_view(lost.empty() ? "the scheduler was lost and started again" : lost.front()->cause);
   for (const Member* member : lost) {
-    depart(*member, true, member->cause, std::nullopt);
+    departures_.add(*member, true, member->cause);
     if (events_.on_lost) events_.on_lost(member->farewell);
   }
   for (const Peer peer : reunion.strangers()) {
-    refuse(peer, {ErrorCode::kPeerLost, "the job goes on without this process", "it was lost before the scheduler"});
+    joining_.refuse(peer,
+                    {ErrorCode::kPeerLost, "the job goes on without this process", "it was lost before the scheduler"});
   }
   for (const auto& [peer, message] : reunion.leaves()) {
-    if (Member* const member = members_->find(peer)) leave(*member, message);
+    if (Member* const member = record_.members->find(peer)) leave(*member, message);
   }
   tell_departed();
-  if (phase_.is<Renewing>()) begin_when_all_are_back();
-  if (!phase_.is<Over>()) end_if_all_left();
+  if (record_.phase.is<Renewing>()) begin_when_all_are_back();
+  if (!record_.phase.is<Over>()) end_if_all_left();
 }
 
-// ---- Those who enter
-
-void Job::enter(Peer peer, const Join& join) {
-  if (!join.node.has_loops() || (join.node.worker_rank == kNoRank && join.node.server_rank == kNoRank)) {
-    return refuse(peer, {ErrorCode::kInvalidArgument, "this process is neither worker nor server",
-                         "install the same bps_rdma version everywhere"});
-  }
-  const Node& first = members_->membership().nodes.front();
-  if (const auto refused = refuse_terms(join.node.terms, first.terms, first.describe())) return refuse(peer, *refused);
-  const Member* const known = members_->by_identity(join.node.identity);
-  const auto is_same = [&](const auto& one) { return one.second.identity == join.node.identity; };
-  if ((known != nullptr && known->fate == Member::Fate::kHere) || std::ranges::any_of(entering_, is_same)) {
-    return refuse(peer, refuse_identity());
-  }
-  entering_.emplace_back(peer, join.node);
-  patience_.begin(peer, Clock::now() + std::chrono::milliseconds(join.patience_ms));
-  if (join.node.worker_rank == kNoRank) let_in();  // a server: the workers' steps do not depend on it
-}
+// ---- Those who enter, and those who come again
 
 void Job::let_in() {
-  if (!phase_.is<Running>() || entering_.empty()) return;
-  std::string names;
-  for (const auto& [peer, node] : entering_) {
-    names += (names.empty() ? "" : ", ") + std::string("a process on ") + node.host + " (pid " +
-             std::to_string(node.pid) + ")";
-  }
-  end_view(names + (entering_.size() == 1 ? " enters the job" : " enter the job"));
+  if (record_.phase.is<Running>() && joining_.has_entrants()) end_view(joining_.describe_entrants());
 }
 
-void Job::join_again(Peer peer, const Join& join) {
-  Member* const member = members_->by_identity(join.node.identity);
-  auto* renewing = phase_.in<Renewing>();
-  const auto given_up = phase_.given_up();
-  const bool is_awaited = renewing != nullptr && member != nullptr && member->is_awaited();
-  if (!is_awaited || given_up) {
-    return refuse(peer, given_up.value_or(Refused{ErrorCode::kPeerLost, "the job goes on without this process",
-                                                  "it was lost, or took too long to join the next view"}));
-  }
-  Node node = join.node;
-  node.worker_rank = member->node->worker_rank;
-  node.server_rank = member->node->server_rank;
-  members_->renew(*member, peer);
-  renewing->rendezvous.add_again(peer, std::move(node));
-  patience_.begin(peer, Clock::now() + std::chrono::milliseconds(join.patience_ms));
-  begin_when_all_are_back();
-}
-
-// Or when nobody can come any more.
+// Or refuses them when nobody can come any more.
 void Job::begin_when_all_are_back() {
-  Renewing& renewing = *phase_.in<Renewing>();
-  if (!goes_on() && !renewing.give_up) {
+  Renewing& renewing = *record_.phase.in<Renewing>();
+  if (!record_.goes_on() && !renewing.give_up) {
     renewing.give_up = Refused{ErrorCode::kPeerLost,
                                renewing.why + "; fewer workers are left than BPS_MIN_WORKERS demands, which is " +
-                                   std::to_string(options_.terms.min_workers),
+                                   std::to_string(record_.options.terms.min_workers),
                                "start the job again from its last checkpoint"};
   }
   if (renewing.give_up) {
-    entering_.clear();
-    for (const Peer peer : patience_.end_all()) {
+    (void)joining_.take_entrants();
+    for (const Peer peer : joining_.end_all()) {
       renewing.rendezvous.remove(peer);
-      refuse(peer, *renewing.give_up);
+      joining_.refuse(peer, *renewing.give_up);
     }
     return;
   }
-  if (std::ranges::any_of(members_->members(), &Member::is_awaited)) return;
-  for (auto& [peer, node] : std::exchange(entering_, {})) renewing.rendezvous.add_new(peer, std::move(node));
+  if (std::ranges::any_of(record_.members->all(), &Member::is_awaited)) return;
+  for (auto& [peer, node] : joining_.take_entrants()) renewing.rendezvous.add_new(peer, std::move(node));
   start(renewing.rendezvous.seat_again());
 }
 
 std::optional<Clock::time_point> Job::join_deadline() const {
   std::optional<Clock::time_point> first;
-  if (const auto* reuniting = phase_.in<Reuniting>()) first = reuniting->until;
-  const auto* suspended = phase_.in<Suspended>();
+  if (const auto* reuniting = record_.phase.in<Reuniting>()) first = reuniting->until;
+  const auto* suspended = record_.phase.in<Suspended>();
   if (suspended != nullptr && !suspended->rendezvous.has_workers()) first = suspended->until;
-  const auto* gathering = phase_.in<Gathering>();
-  const bool is_alone = gathering != nullptr && patience_.empty();
-  if (options_.ends_alone && is_alone) first = gathering->alone_since + options_.join_timeout;
-  if (const auto until = patience_.first()) first = std::min(first.value_or(*until), *until);
+  const auto* gathering = record_.phase.in<Gathering>();
+  const bool is_alone = gathering != nullptr && joining_.is_empty();
+  if (record_.options.ends_alone && is_alone) first = gathering->alone_since + record_.options.join_timeout;
+  if (const auto until = joining_.deadline()) first = std::min(first.value_or(*until), *until);
   return first;
 }
 
-void Job::finish(bool well) {
-  phase_.begin(Over{well});
-  if (events_.on_over) events_.on_over();
-}
-
 void Job::give_up() {
-  if (phase_.is<Over>()) return;
-  if (phase_.is<Reuniting>()) return reunite();
-  if (phase_.is<Suspended>()) return give_up_suspended();
-  const bool was_entering = refuse_late();
-  if (was_entering || phase_.is<Running>()) return;  // it was not for one of the members
-  if (auto* renewing = phase_.in<Renewing>()) {
+  if (record_.phase.is<Over>()) return;
+  if (record_.phase.is<Reuniting>()) return reunite();
+  if (record_.phase.is<Suspended>()) return give_up_suspended();
+  const bool was_entering = joining_.refuse_late();
+  if (was_entering || record_.phase.is<Running>()) return;  // it was not for one of the members
+  if (auto* renewing = record_.phase.in<Renewing>()) {
     std::string awaited;
-    for (const Member& member : members_->members()) {
+    for (const Member& member : record_.members->all()) {
       if (member.is_awaited()) awaited += (awaited.empty() ? "" : ", ") + member.node->describe();
     }
     renewing->give_up = Refused{ErrorCode::kTimeout, "the next view could not begin: it waits for " + awaited,
                                 "look into the logs of these processes, or raise BPS_TIMEOUT"};
     return begin_when_all_are_back();
   }
-  const std::string missing = phase_.in<Gathering>()->rendezvous.missing();
+  const std::string missing = record_.phase.in<Gathering>()->rendezvous.missing();
   finish(false);
-  if (patience_.empty()) events_.on_lost("no member has come within BPS_JOIN_TIMEOUT");
+  if (joining_.is_empty()) events_.on_lost("no member has come within BPS_JOIN_TIMEOUT");
   const Refused refused{ErrorCode::kTimeout, "not all members came in time: " + missing,
                         "start the missing processes, look into their logs, or raise BPS_JOIN_TIMEOUT"};
-  for (const Peer peer : patience_.end_all()) events_.send(peer, refused);
+  for (const Peer peer : joining_.end_all()) events_.send(peer, refused);
 }
 
-// Refuses those who have waited too long to enter. False: there are none.
-bool Job::refuse_late() {
+// ---- A job whose workers have left to come back, and whose servers wait for them
+
+// All workers have left.
+void Job::suspend(bool well) {
+  record_.phase.begin(Suspended{.well = well, .until = Clock::now() + record_.options.resume_timeout});
+  calls_.reset();
+  suspicions_.clear();
+  suspicions_.forget_breaks();
+  ++record_.epoch;
+  if (events_.on_epoch) events_.on_epoch(record_.epoch);  // before anybody is told to join
+  // Who has joined a view that does not begin, or waits to enter the job, tries again and is part of this one.
+  (void)joining_.take_entrants();
+  for (Member& member : record_.members->all()) record_.members->renew(member, 0);
+  for (const Peer peer : joining_.end_all()) {
+    if (events_.close) events_.close(peer);
+  }
+  const std::string what = "the workers have suspended the job; it waits " +
+                           seconds_text(record_.options.resume_timeout) + " for workers that resume it";
+  if (events_.on_suspended) events_.on_suspended(what);
+  const std::uint32_t patience_ms = to_ms(record_.options.resume_timeout + record_.options.join_timeout + kGrace);
+  events_.tell(record_.members->peers(&Member::is_here), ViewEnded{record_.epoch, what, patience_ms});
+  for (const Member& member : record_.members->all()) {
+    if (member.connected && !member.is_here()) events_.send(member.peer, AllLeft{well});
+  }
+}
+
+void Job::give_up_suspended() {
+  const Suspended& suspended = *record_.phase.in<Suspended>();
+  const bool has_workers = suspended.rendezvous.has_workers();
   const std::string why =
-      phase_.is<Running>() ? "the workers have not ended a step" : "the view that it is to be part of has not begun";
-  const auto refused = std::erase_if(entering_, [&, now = Clock::now()](const auto& one) {
-    if (!patience_.is_over(one.first, now)) return false;
-    patience_.end(one.first);
-    refuse(one.first, {ErrorCode::kTimeout, "this process could not enter the job: " + why,
-                       "call commit() at the end of each step, or raise BPS_JOIN_TIMEOUT"});
-    return true;
-  });
-  return refused > 0;
+      has_workers
+          ? "the suspended job was not resumed by all members in time: " + suspended.rendezvous.missing()
+          : "nobody has resumed the job for " + seconds_text(record_.options.resume_timeout) + ", and it is over";
+  const bool well = suspended.well && !has_workers;
+  finish(well);
+  if (events_.on_suspended) events_.on_suspended(why);
+  events_.tell(record_.members->peers(&Member::is_here), AllLeft{well, why});
+  const Refused refused{ErrorCode::kTimeout, why,
+                        "start the missing processes, look into their logs, or raise BPS_JOIN_TIMEOUT"};
+  for (const Peer peer : joining_.end_all()) {
+    const Member* const server = record_.members->find_renewed(peer);
+    if (server == nullptr || !server->connected) events_.send(peer, refused);  // it has not heard it otherwise
+  }
 }
 
 }  // namespace bps::van

@@ -2,6 +2,7 @@
 // The members of a running job, and what has become of each.
 #pragma once
 
+#include <algorithm>
 #include <functional>
 #include <string>
 #include <unordered_map>
@@ -26,13 +27,15 @@ struct Member {
   std::string cause;      // the first loss that led to its end, if one did: its own or that of another member
 
   bool is_worker() const { return node->worker_rank >= 0; }
-  bool is_awaited() const { return fate == Fate::kHere && renewed_as == 0; }  // in the next view
+  bool is_here() const { return fate == Fate::kHere; }
+  bool is_awaited() const { return is_here() && renewed_as == 0; }  // in the next view
   std::string name() const { return is_worker() ? "rank " + std::to_string(rank()) : node->describe(); }
   std::uint32_t rank() const { return static_cast<std::uint32_t>(node->worker_rank); }  // of a worker
 };
 
 class MemberTable {
  public:
+  MemberTable() = default;
   explicit MemberTable(Rendezvous::Seating seating) : membership_(std::move(seating.membership)) {
     members_.reserve(membership_.nodes.size());
     for (std::size_t i = 0; i < membership_.nodes.size(); ++i) {
@@ -45,13 +48,30 @@ class MemberTable {
   MemberTable& operator=(const MemberTable&) = delete;
 
   const Membership& membership() const { return membership_; }
+  // True when those who are here can be a view.
+  bool can_go_on(std::uint32_t min_workers) const {
+    std::uint32_t workers = 0;
+    bool any_server = false;
+    for (const Member& member : members_) {
+      if (!member.is_here()) continue;
+      workers += member.is_worker() ? 1 : 0;
+      any_server |= member.node->server_rank >= 0;
+    }
+    return workers >= min_workers && any_server;
+  }
+  // True when no worker is here any more.
+  bool have_all_left() const {
+    return std::ranges::none_of(members_, [](const Member& one) { return one.is_worker() && one.is_here(); });
+  }
+  // True when one of those that have left is going to come back.
+  bool has_suspended() const { return std::ranges::any_of(members_, &Member::suspends); }
   // It has left, or is lost.
   void note_gone(Member& member, Member::Fate fate) {
     member.fate = fate;
     if (member.went == 0) member.went = ++gone_;
   }
-  std::vector<Member>& members() { return members_; }
-  // The connections of those for whom it holds.
+  std::vector<Member>& all() { return members_; }
+  // The connections of those for whom it holds, as &Member::is_here.
   std::vector<Peer> peers(auto holds) const {
     std::vector<Peer> found;
     for (const Member& member : members_) {
@@ -91,7 +111,7 @@ class MemberTable {
     if (peer != 0) by_peer_.emplace(peer, static_cast<std::size_t>(&member - members_.data()));
   }
 
-  const Membership membership_;
+  const Membership membership_{};
   std::vector<Member> members_;
   std::unordered_map<Peer, std::size_t> by_peer_;  // each connection of a member, in this view, before and after it
   std::unordered_map<std::uint64_t, std::size_t> by_identity_;

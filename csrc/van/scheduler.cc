@@ -193,7 +193,10 @@ void Scheduler::post_entry(transport::AuthenticatedSocket&& socket) {
 
 void Scheduler::receive(Peer peer, Message&& message) {
   if (step_down()) return;
-  ++messages_;
+  {
+    const std::lock_guard lock(mutex_);
+    ++counters_.messages;
+  }
   if (!job_.receive(peer, std::move(message))) cut_off(peer, "it sent an unexpected message");
 }
 
@@ -241,12 +244,13 @@ void Scheduler::cut_off_silent() {
 }
 
 void Scheduler::publish() {
+  const Job::Counts counts = job_.counts();
   const std::lock_guard lock(mutex_);
-  counters_ = {.messages = messages_,
-               .declared = job_.declared(),
-               .barriers = job_.barriers(),
-               .lost = job_.lost(),
-               .refused = job_.refused(),
+  counters_ = {.messages = counters_.messages,
+               .declared = counts.declared,
+               .barriers = counts.barriers,
+               .lost = counts.lost,
+               .refused = counts.refused,
                .members = peers_.members(),
                .epoch = job_.epoch(),
                .silence_ms = peers_.longest_silence_ms()};

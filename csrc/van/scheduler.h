@@ -103,7 +103,6 @@ class Scheduler {
   Peers peers_;
   Job job_;
   Clock::time_point last_news_{};  // of who is gone
-  std::uint64_t messages_ = 0;
   std::atomic<Life> life_{Life::kRunning};
   mutable std::mutex mutex_;
   Counters counters_;  // guarded by mutex_

@@ -18,7 +18,7 @@ void Shift::tell_workers(const Message& message) {
 
 void Shift::begin(std::vector<std::uint64_t> links, Clock::time_point now) {
   const auto is_gone = [](const Member& member) { return member.fate != Member::Fate::kHere; };
-  if (open_ || std::ranges::any_of(members_.members(), is_gone)) return;
+  if (open_ || std::ranges::any_of(members_.all(), is_gone)) return;
   open_ = Open{.links = std::move(links),
                .until = now + kShiftPatience,
                .has_answered = std::vector<bool>(members_.membership().workers),

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "core/clock.h"
-#include "van/rendezvous.h"
+#include "van/member_table.h"
 
 namespace bps::van {
 
@@ -52,10 +52,16 @@ class Suspicions {
   // The connection between two members, told by their identities, broke although both are here. False: that has
   // happened too often since a step was committed.
   bool count_break(std::uint64_t one, std::uint64_t other) { return ++breaks_[std::minmax(one, other)] <= kMostBreaks; }
-  // How many members have lost connections to this one.
-  std::ptrdiff_t broken_pairs_of(std::uint64_t identity) const {
-    return std::ranges::count_if(
-        breaks_, [&](const auto& each) { return each.first.first == identity || each.first.second == identity; });
+  // Chooses a server without which the job goes on, or else the member that has lost more connections.
+  Member& choose_lost(MemberTable& members, Member& one, Member& other) const {
+    const auto is_spare = [&](const Member& member) {
+      return !member.is_worker() && std::ranges::any_of(members.all(), [&](const Member& each) {
+        return &each != &member && each.is_here() && each.node->server_rank >= 0;
+      });
+    };
+    if (is_spare(one) != is_spare(other)) return is_spare(one) ? one : other;
+    if (one.is_worker() != other.is_worker()) return one.is_worker() ? one : other;
+    return broken_pairs_of(one.node->identity) > broken_pairs_of(other.node->identity) ? one : other;
   }
   void forget_breaks() { breaks_.clear(); }
 
@@ -71,6 +77,11 @@ class Suspicions {
   static constexpr std::chrono::milliseconds kFreshAfter{100};
   static constexpr int kMostBreaks = 2;
 
+  // How many members have lost connections to this one.
+  std::ptrdiff_t broken_pairs_of(std::uint64_t identity) const {
+    return std::ranges::count_if(
+        breaks_, [&](const auto& each) { return each.first.first == identity || each.first.second == identity; });
+  }
   static bool is_due(const Suspicion& one, std::uint32_t node, bool is_here, Clock::time_point now) {
     return one.node == node && (!is_here || now - one.since >= kFreshAfter);
   }

@@ -126,7 +126,7 @@ TEST_F(Suspended, AServerIsLostWhileItWaits) {
   suspend();
   job.kill(server(0));
   job.renew(server(1));
-  EXPECT_EQ(job.job().lost(), 1U);
+  EXPECT_EQ(job.job().counts().lost, 1U);
   job.resume(0, 1, 2);
   job.resume(kNoRank, 2, 2);
   expect_view(1, 2, 2);
@@ -141,7 +141,7 @@ TEST_F(Suspended, AServerMayJoinTwice) {
   job.renew(server(1));
   job.resume(0, 1, 2);
   expect_view(1, 2, 2);
-  EXPECT_EQ(job.job().lost(), 0U);
+  EXPECT_EQ(job.job().counts().lost, 0U);
 }
 
 TEST_F(Suspended, OneWordIsEnough) {

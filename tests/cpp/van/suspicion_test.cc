@@ -170,7 +170,7 @@ TEST_F(BrokenConnections, EndTheViewAndNobodyIsLost) {
   EXPECT_EQ(told<ViewEnded>(), (std::vector<Peer>{peers_[0], peers_[1]}));
   EXPECT_TRUE(told<Departed>().empty());
   EXPECT_TRUE(told<Reachable>().empty());
-  EXPECT_EQ(job_.lost(), 0U);
+  EXPECT_EQ(job_.counts().lost, 0U);
 }
 
 TEST_F(BrokenConnections, OverAndOverAreTheLossOfOne) {
@@ -180,7 +180,7 @@ TEST_F(BrokenConnections, OverAndOverAreTheLossOfOne) {
   }
   sent_.clear();
   break_connection();
-  EXPECT_EQ(job_.lost(), 1U);
+  EXPECT_EQ(job_.counts().lost, 1U);
   EXPECT_EQ(told<Refused>(), std::vector<Peer>{peers_[1]}) << "it is told that the job goes on without it";
   EXPECT_EQ(told<ViewEnded>(), std::vector<Peer>{peers_[0]});
 }
@@ -194,7 +194,7 @@ TEST_F(BrokenConnections, CountAnewAfterACommittedStep) {
     ASSERT_TRUE(job_.receive(peer, Barrier{.call = 7, .group = 0, .partition_bytes = 0, .ends_step = true}));
   }
   break_connection();
-  EXPECT_EQ(job_.lost(), 0U);
+  EXPECT_EQ(job_.counts().lost, 0U);
 }
 
 }  // namespace
