@@ -44,8 +44,8 @@ Registry::Options registry_of(Registry::Options registry, const Membership& memb
 void Job::start(Rendezvous::Seating seating) {
   const bool begins_anew = record_.phase.is<Suspended>();
   for (const Member& member : record_.members->all()) {
-    const bool is_seated = member.renewed_as != 0 && std::ranges::count(seating.peers, member.renewed_as) > 0;
-    if (!begins_anew || !member.is_here() || is_seated) continue;
+    if (!begins_anew || !member.is_here()) continue;
+    if (member.renewed_as != 0 && std::ranges::count(seating.peers, member.renewed_as) > 0) continue;
     // A server that has come too late, or one more than the workers want: it reads this where it was before.
     events_.send(member.peer, AllLeft{true, "the workers have resumed the job with fewer servers"});
   }

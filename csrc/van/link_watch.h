@@ -6,8 +6,9 @@
 // rank that is late does not make a link slow: nothing of it is on its way. What a slow link carries is measured while
 // it is busy, and a link is slow only if it carries less than others do of what they should. Two looks in a row must
 // agree. Whether it is faster again is tried: it gets twice as much to do, after a pause, which doubles each time that
-// it was not. When it carries much more than it is counted on for, it is tried at once, or after a quarter of that pause
-// where a trial has failed: a link that limits what is sent by a bucket of tokens seems fast when it has little to do.
+// it was not. When it carries much more than it is counted on for, it is tried at once, or after a quarter of that
+// pause where a trial has failed: a link that limits what is sent by a bucket of tokens seems fast when it has little
+// to do.
 //
 // Belongs to the scheduler's thread.
 #pragma once

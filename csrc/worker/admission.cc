@@ -109,10 +109,9 @@ void Admission::set_pace(Operation& operation) {
     Portion& portion = cancellation_.portion(operation, place);
     if (portion.parts.empty()) continue;
     portion.pace = number;
-    if (!portion.parts.front().for_host()) {
-      meet(place, connections_.at(place).needs_slots());
-    } else {
-      for (const Part& part : portion.parts) meet(part.place, !operation.tensor->is_on_one_host);
+    const bool needs_slots = connections_.at(place).needs_slots();
+    for (const Part& part : portion.parts) {  // a place may be a server and a relay
+      part.for_host() ? meet(part.place, !operation.tensor->is_on_one_host) : meet(place, needs_slots);
     }
   }
   operation.paces[number].begin(over_network > 1 ? servers * operation.tensor->ahead : Pace::kNone);

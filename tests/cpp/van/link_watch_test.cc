@@ -46,7 +46,8 @@ class Cluster {
         if (i == j || bytes == 0) continue;
         // A flow is under way while the busier one of its links is, and a little longer or shorter.
         double busy = std::max(load(shares, i) / links_[i], load(shares, j) / links_[j]) * noise_(random_);
-        if ((i == bursts_ || j == bursts_) && static_cast<double>(used_[bursts_]) < 1.2 * links_[bursts_]) busy /= burst_;
+        if ((i == bursts_ || j == bursts_) && static_cast<double>(used_[bursts_]) < 1.2 * links_[bursts_])
+          busy /= burst_;
         use.peers.push_back({static_cast<std::uint32_t>(j + 1), static_cast<std::uint64_t>(bytes * rounds),
                              static_cast<std::uint64_t>(1e6 * busy * rounds)});
       }
