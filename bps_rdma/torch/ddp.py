@@ -5,29 +5,24 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 from bps_rdma import job
-from bps_rdma.errors import BpsError, InvalidArgumentError
+from bps_rdma.errors import InvalidArgumentError
 from bps_rdma.operations.options import AnyCompression, text_of
 from bps_rdma.spans import spans
 from bps_rdma.torch import membership
-from bps_rdma.torch.backward import EndOfBackward, adds_to
 from bps_rdma.torch.broadcast import broadcast_parameters
 from bps_rdma.torch.buffers import BufferBroadcast
 from bps_rdma.torch.checks import check_module
-from bps_rdma.torch.joining import Call, Joining, joined, scale
+from bps_rdma.torch.joining import Call, UnevenInputs
 from bps_rdma.torch.membership import AnyGroup
+from bps_rdma.torch.module_passes import ModulePasses
 from bps_rdma.torch.plan import StrategyName
-from bps_rdma.torch.sparse import names_of_sparse
 from bps_rdma.torch.synchronizer import GradientSynchronizer, SynchronizerOptions
-from bps_rdma.torch.trained import Named, ParametersOf, TrainedParameters
-from bps_rdma.torch.units import IndexedParameter
 
 
 class DistributedDataParallel(torch.nn.Module):
@@ -82,46 +77,34 @@ class DistributedDataParallel(torch.nn.Module):
             raise InvalidArgumentError("several devices per process are not supported", "start one process per device")
         check_module(module)
         membership.init()
+        ours = membership.group_of(group if group is not None else process_group)
         self.module = module
         self.require_backward_grad_sync = True
         self._arguments: SynchronizerOptions = {
             "strategy": strategy,
             "bucket_mb": bucket_mb,
             "compression": text_of(compression, exact),
-            "group": membership.group_of(group if group is not None else process_group),
+            "group": ours,
             "find_unused": find_unused_parameters,
             "accumulates": None,
         }
         self._spreads_buffers = broadcast_buffers
         self._set_up()
-        prefix = self._trained.prefix
+        prefix = self._passes.trained.prefix
         if not job.current().is_late:  # the others are beyond this; see TrainingState
-            ours = self._arguments["group"]
             state = itertools.chain(module.named_parameters(), module.named_buffers())
             broadcast_parameters(state, ours.ranks[0] if ours else 0, prefix=f"{prefix}.initial.", group=ours)
-        self._trained.begin(module.named_parameters(), agreed=True)  # they have just been broadcast
+        self._passes.trained.begin(module.named_parameters(), agreed=True)  # they have just been broadcast
 
     def _set_up(self) -> None:
-        self._trained = TrainedParameters(
-            self, "ddp", _maker(self.module, self._arguments), self._arrived, self._arguments["group"]
-        )
-        self._parameters_now = ParametersOf(self.module)
-        self._end = EndOfBackward(self._end_of_backward)
+        self._uneven = UnevenInputs()
+        self._passes = ModulePasses(self.module, self._arguments, self._uneven)
         self._buffers_of_root: BufferBroadcast | None = None
-        self._sync = True  # the last forward was outside of no_sync()
-        self._pending = False  # a forward has run, and its gradients have not been synchronised
-        self._backward_began = 0  # time.monotonic_ns()
-        self._order: list[IndexedParameter] | None = None  # in which the gradients of the first pass became ready
-        self._rebuilt = False
-        self._joining: Joining | None = None  # within join()
-        self._announced = False  # the pass, to the ranks without inputs
-        self._scales = False  # means are over the ranks with inputs
-        self._delivered: list[tuple[IndexedParameter, torch.Tensor, int]] = []  # within join(): means, their versions
 
     @property
     def synchronizer(self) -> GradientSynchronizer:
         """The object that averages the gradients."""
-        return self._trained.synchronizer
+        return self._passes.synchronizer
 
     def __getstate__(self) -> dict[str, Any]:
         """The module and the arguments: a copy is synchronised by itself, under names of its own."""
@@ -131,7 +114,7 @@ class DistributedDataParallel(torch.nn.Module):
         """All ranks that train a copy take the first steps of their copies in the same order."""
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._set_up()
-        self._trained.watch(self.module.parameters())
+        self._passes.trained.watch(self.module.parameters())
 
     # ---- Forward and backward
 
@@ -143,85 +126,21 @@ class DistributedDataParallel(torch.nn.Module):
         """
         if not torch.is_grad_enabled():
             return self.module(*inputs, **named_inputs)
-        self._begin()
+        self._passes.begin_forward(self.require_backward_grad_sync)
+        if self.require_backward_grad_sync and self._spreads_buffers and self.training:
+            self._spread_buffers()
         noted = spans()
-        noted.step = self._trained.passes
+        noted.step = self._passes.trained.passes
         with noted.around("forward"):
             outputs = self.module(*inputs, **named_inputs)
-        if self._sync:
-            for tensor in tree_leaves(outputs):
-                if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
-                    tensor.register_hook(self._at_start_of_backward)  # type: ignore[no-untyped-call]
+        self._passes.watch(outputs)
         return outputs
-
-    def _begin(self) -> None:
-        self._sync = self.require_backward_grad_sync
-        if torch._C._current_graph_task_id() == -1:  # not within a backward that computes activations again
-            self._end.forget()
-        if not self._sync:
-            return
-        if self._trained.is_made and not self.synchronizer.begin_again():
-            raise BpsError(
-                "the last backward pass was not finished, so some gradients are still being synchronised",
-                "call finish_gradient_synchronization() on all ranks, or restart the job",
-            )
-        self._pending = True
-        if self._spreads_buffers and self.training:
-            self._spread_buffers()
 
     def _spread_buffers(self) -> None:
         if self._buffers_of_root is None:
-            self._buffers_of_root = BufferBroadcast(self.module, self._trained.prefix, self._arguments["group"])
-        self._spread_from(self._buffers_of_root)
-
-    def _spread_from(self, buffers: BufferBroadcast) -> None:
-        if self._joining is None:
-            buffers.run()
-        elif next(self.module.buffers(), None) is not None:
-            self._joining.announce(Call.buffers)
-            buffers.run(self._joining.root)
-
-    def _at_start_of_backward(self, _: torch.Tensor) -> None:
-        # A backward that only looks at gradients, as of the inputs, is no pass: other ranks need not do the same.
-        if self._sync and not self._end.is_due and adds_to(self.module.parameters()):
-            self._begin_pass()
-
-    def _begin_pass(self) -> None:
-        self._settle()
-        self._backward_began = time.monotonic_ns()
-        self._end.ask()
-
-    def _settle(self) -> None:
-        """Settles what a pass works on, before the pass; not in a forward, which a rank may run alone."""
-        if self._trained.is_open:
-            return
-        if self._joining is not None and not self._announced:
-            self._check_zeroed()
-            self._joining.announce(Call.gradients)
-            self._announced = True
-        order = None if self._rebuilt else self._order  # in the second pass, buckets are filled in that of the first
-        if self._trained.follow(self._parameters_now.now(), self.module.named_parameters, order is not None):
-            self._order, self._rebuilt = None, False
-        elif order is not None:
-            self._trained.rebuild(order)
-            self._rebuilt = True
-
-    def _arrived(self, parameter: torch.nn.Parameter) -> None:
-        trained, sync = self._trained, self._sync
-        entry = trained.entry_of(parameter)
-        if entry is not None:
-            trained.synchronizer.accumulated(entry, not sync)
-        if sync:
-            if not self._end.is_due:
-                self._begin_pass()
-                entry = trained.entry_of(parameter)
-            if entry is not None:
-                trained.ready(entry)
-
-    def _end_of_backward(self) -> None:
-        self._pending = True
-        spans().add("backward", self._backward_began)
-        self.finish_gradient_synchronization()
+            self._buffers_of_root = BufferBroadcast(self.module, self._passes.trained.prefix, self._arguments["group"])
+        if not self._uneven.joined or next(self.module.buffers(), None) is not None:
+            self._buffers_of_root.run(self._uneven.announce_buffers())
 
     def finish_gradient_synchronization(self) -> None:
         """Waits until all gradients are means. backward() calls it at its end; further calls have no effect.
@@ -232,17 +151,7 @@ class DistributedDataParallel(torch.nn.Module):
             PeerLostError: a rank was lost. DeadlineError: a rank did not send its gradients in time; names it.
             MismatchError: ranks train different parameters; names the first one.
         """
-        self._end.forget()
-        if not (self._pending or self._trained.is_open):
-            return
-        self._pending = False
-        self._settle()
-        if self._order is None:
-            self._order = self.synchronizer.arrived
-        self._announced = False
-        self._trained.finish()
-        if self._joining is not None:
-            self._after_pass(self._joining)
+        self._passes.finish()
 
     synchronize = finish_gradient_synchronization  # BytePS's name
 
@@ -252,7 +161,7 @@ class DistributedDataParallel(torch.nn.Module):
         A collective call between passes: every rank must make it, which is why it is not a part of state_dict(). See
         bps_rdma.feedback_state().
         """
-        self._make_first()
+        self._passes.make_first()
         return self.synchronizer.compression_state()
 
     def load_compression_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -261,16 +170,10 @@ class DistributedDataParallel(torch.nn.Module):
         Raises:
             InvalidArgumentError: it is the state of another module, or of another compression.
         """
-        self._make_first()
+        self._passes.make_first()
         if self._spreads_buffers:  # declares its names, as the first forward would: their order counts
             self._spread_buffers()
-        if self.synchronizer.load_compression_state(state):
-            self._order, self._rebuilt = [entry for unit in self.synchronizer.units for entry in unit.entries], True
-
-    def _make_first(self) -> None:
-        """Meets the other ranks for a copy, or in a process that has entered a running job. A collective call."""
-        if not self._trained.is_made:
-            self._settle()
+        self._passes.load_compression_state(state)
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -311,75 +214,24 @@ class DistributedDataParallel(torch.nn.Module):
         if not enable:
             yield
             return
-        self._make_first()
-        prefix, group = self._trained.prefix, self._arguments["group"]
-        joining = Joining(prefix, group, stops=throw_on_early_termination)
-        self._scales = not divide_by_initial_world_size
-
-        def attach(one: Joining | None) -> None:
-            self._joining, self._announced, self._delivered = one, False, []
+        self._passes.make_first()
+        prefix, group = self._passes.trained.prefix, self._arguments["group"]
 
         def finish(last: int) -> None:
             state = itertools.chain(self.module.named_parameters(), self.module.named_buffers())
             broadcast_parameters(state, last, prefix=f"{prefix}.joined.", group=group)
 
-        calls = {Call.buffers: self._spread_buffers, Call.gradients: self._shadow_gradients}
-        with joined(joining, attach, calls, finish):
-            yield
-
-    def _shadow_gradients(self) -> None:
-        self._drop_gradients()
-        self._sync = self._pending = True
-        self.finish_gradient_synchronization()
-        self._drop_gradients()
-
-    def _drop_gradients(self) -> None:
-        self._delivered = []
-        for parameter in self._parameters_now.now():
-            parameter.grad = None
-
-    def _check_zeroed(self) -> None:
-        for entry, gradient, version in self._delivered:
-            if entry.parameter.grad is gradient and gradient._version == version:
-                raise BpsError(
-                    f"in join(), the gradient of {entry.name!r} still is the mean of an earlier pass, which ranks "
-                    "without inputs do not have",
-                    "call zero_grad() after each step, and run all but the last pass of a step inside no_sync()",
-                )
-
-    def _after_pass(self, joining: Joining) -> None:
-        entries = [(entry, entry.parameter.grad) for entry in self.synchronizer.entries]
-        means = [(entry, gradient) for entry, gradient in entries if gradient is not None]
-        if self._scales and joining.share != 1:
-            for _, gradient in means:
-                scale(gradient, joining.share)
-        self._delivered = [(entry, gradient, gradient._version) for entry, gradient in means]
+        calls = {Call.buffers: self._spread_buffers, Call.gradients: self._passes.shadow}
+        try:
+            with self._uneven.join(
+                prefix, group, calls, finish,
+                divide_by_initial_world_size=divide_by_initial_world_size,
+                throw_on_early_termination=throw_on_early_termination,
+            ):  # fmt: skip
+                yield
+        finally:
+            self._passes.forget_means()
 
 
 # These attributes belong to this wrapper; its copies get their own.
-_OWN = frozenset(
-    {
-        "_trained",
-        "_parameters_now",
-        "_end",
-        "_buffers_of_root",
-        "_pending",
-        "_order",
-        "_rebuilt",
-        "_sync",
-        "_backward_began",
-        "_joining",
-        "_announced",
-        "_scales",
-        "_delivered",
-    }
-)
-
-
-def _maker(module: torch.nn.Module, arguments: SynchronizerOptions) -> Callable[[Named, str], GradientSynchronizer]:
-    def make(named: Named, prefix: str) -> GradientSynchronizer:
-        pairs = list(named)
-        known: SynchronizerOptions = {**arguments, "sparse": names_of_sparse(module, pairs)}
-        return GradientSynchronizer(pairs, prefix, **known)
-
-    return make
+_OWN = frozenset({"_uneven", "_passes", "_buffers_of_root"})

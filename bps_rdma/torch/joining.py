@@ -8,7 +8,7 @@ without inputs calls then is the same, so all names and all orders are those of 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import IntEnum
 
 import numpy as np
@@ -37,12 +37,6 @@ class Call(IntEnum):
     none = 0  # it has no inputs any more
     buffers = 1  # a forward pass, which broadcasts buffers
     gradients = 2  # a pass, in which gradients become means
-
-
-def scale(gradient: torch.Tensor, factor: float) -> None:
-    """Multiplies a gradient in place. That of a detached sparse tensor would leave the tensor itself as it is."""
-    values = gradient.detach() if gradient.layout is torch.strided else gradient._values()
-    values.mul_(factor)
 
 
 class Joining:
@@ -108,26 +102,77 @@ class Joining:
         return Call(announced.pop())
 
 
-@contextlib.contextmanager
-def joined(
-    joining: Joining,
-    attach: Callable[[Joining | None], None],
-    calls: Mapping[Call, Callable[[], None]],
-    finish: Callable[[int], None],
-) -> Iterator[None]:
-    """The block of join(): attaches `joining`, and after the block shadows the other ranks.
+class UnevenInputs:
+    """Held by a wrapper: within its join(), what it tells the ranks without inputs, and how it averages."""
 
-    Args:
-        attach: called with `joining`, and with None in the end.
-        calls: how a rank without inputs takes part.
-        finish: called on all ranks with the rank that has made all steps.
-    """
-    attach(joining)
-    _attached.add(id(joining))
-    try:
-        yield
-        last = joining.shadow(calls)
-    finally:
-        attach(None)
-        _attached.discard(id(joining))
-    finish(last)
+    def __init__(self) -> None:
+        self._joining: Joining | None = None  # within join()
+        self._announced = False  # the pass, to the ranks without inputs
+        self._scales = False  # means are over the ranks with inputs
+
+    @property
+    def joined(self) -> bool:
+        """True within join()."""
+        return self._joining is not None
+
+    @contextlib.contextmanager
+    def join(
+        self,
+        prefix: str,
+        group: Group | None,
+        calls: Mapping[Call, Callable[[], None]],
+        finish: Callable[[int], None],
+        *,
+        divide_by_initial_world_size: bool,
+        throw_on_early_termination: bool,
+    ) -> Iterator[None]:
+        """Makes the block of a wrapper, after which this rank shadows those that still have inputs.
+
+        Args:
+            prefix: of all names; the same on all ranks.
+            group: who takes part; None: all workers.
+            calls: how a rank without inputs takes part.
+            finish: called on all ranks with the rank that has made all steps.
+            divide_by_initial_world_size, throw_on_early_termination: see DistributedDataParallel.join().
+        """
+        joining = Joining(prefix, group, stops=throw_on_early_termination)
+        self._joining, self._announced, self._scales = joining, False, not divide_by_initial_world_size
+        _attached.add(id(joining))
+        try:
+            yield
+            last = joining.shadow(calls)
+        finally:
+            self._joining = None
+            _attached.discard(id(joining))
+        finish(last)
+
+    def announce_buffers(self) -> int | None:
+        """A broadcast of buffers follows. Returns the rank whose buffers count; None outside of join()."""
+        if self._joining is None:
+            return None
+        self._joining.announce(Call.buffers)
+        return self._joining.root
+
+    @property
+    def is_to_announce(self) -> bool:
+        """True within join(), before announce_pass()."""
+        return self._joining is not None and not self._announced
+
+    def announce_pass(self) -> None:
+        """A pass begins, in which gradients become means: tells those without inputs, once until end_pass()."""
+        if self._joining is not None and not self._announced:
+            self._joining.announce(Call.gradients)
+            self._announced = True
+
+    def end_pass(self) -> None:
+        """What is announced next is another pass."""
+        self._announced = False
+
+    def scale(self, gradients: Iterable[torch.Tensor]) -> None:
+        """Makes means over all ranks those over the ranks with inputs, where that was asked for."""
+        if self._joining is None or not self._scales or self._joining.share == 1:
+            return
+        for gradient in gradients:
+            # That of a detached sparse tensor would leave the tensor itself as it is.
+            values = gradient.detach() if gradient.layout is torch.strided else gradient._values()
+            values.mul_(self._joining.share)

@@ -18,7 +18,7 @@ from bps_rdma.torch import membership, transfer
 from bps_rdma.torch.asynchronous import AsynchronousOptimizer
 from bps_rdma.torch.broadcast import broadcast_optimizer_state, broadcast_parameters
 from bps_rdma.torch.checks import check_count, check_optimizer
-from bps_rdma.torch.joining import Call, Joining, joined, scale
+from bps_rdma.torch.joining import Call, UnevenInputs
 from bps_rdma.torch.membership import AnyGroup
 from bps_rdma.torch.parameters import FixedParameters, names_of
 from bps_rdma.torch.plan import StrategyName
@@ -128,8 +128,7 @@ class SynchronousOptimizer(WrappedOptimizer):
         super()._bps_set_up()
         self._bps_backwards = 0
         self._bps_done = self._bps_skip = False
-        self._bps_joining: Joining | None = None  # within join()
-        self._bps_announced = self._bps_scales = False
+        self._bps_uneven = UnevenInputs()
 
     def _bps_arrived(self, parameter: torch.nn.Parameter) -> None:
         trained = self._bps_trained
@@ -140,7 +139,7 @@ class SynchronousOptimizer(WrappedOptimizer):
                 f"{self._bps_passes} backward passes, and would be rounded in between",
                 "set backward_passes_per_step to the number of backward passes between steps",
             )
-        if self._bps_done and self._bps_joining is not None:
+        if self._bps_done and self._bps_uneven.joined:
             raise BpsError(
                 f"in join(), {trained.name_of(parameter)!r} got a gradient again before step(), after "
                 f"{self._bps_passes} backward passes; ranks without inputs do not have the mean of the passes before",
@@ -159,9 +158,8 @@ class SynchronousOptimizer(WrappedOptimizer):
                 trained.ready(entry)
 
     def _bps_settle(self) -> None:
-        if self._bps_joining is not None and not (self._bps_announced or self._bps_trained.is_open):
-            self._bps_joining.announce(Call.gradients)
-            self._bps_announced = True
+        if not self._bps_trained.is_open:
+            self._bps_uneven.announce_pass()
         super()._bps_settle()
 
     def _bps_backward_ended(self) -> None:
@@ -194,16 +192,13 @@ class SynchronousOptimizer(WrappedOptimizer):
             return
         self._bps_end.forget()
         self._bps_settle()
+        self._bps_uneven.end_pass()
         try:
             self._bps_trained.finish()
         finally:
             self._bps_left.clear()
             self._bps_backwards = 0
-            self._bps_announced = False
-        if self._bps_joining is not None and self._bps_scales and self._bps_joining.share != 1:
-            for entry in self._bps_trained.synchronizer.entries:
-                if entry.parameter.grad is not None:
-                    scale(entry.parameter.grad, self._bps_joining.share)
+        self._bps_uneven.scale(gradient for _, gradient in self._bps_trained.synchronizer.gradients())
         self._bps_done = True
 
     @contextlib.contextmanager
@@ -223,10 +218,6 @@ class SynchronousOptimizer(WrappedOptimizer):
             return
         self._bps_settle()
         prefix, group = self._bps_trained.prefix, self._bps_arguments["group"]
-        self._bps_scales = not divide_by_initial_world_size
-
-        def attach(one: Joining | None) -> None:
-            self._bps_joining, self._bps_announced = one, False
 
         def shadow() -> None:
             self.zero_grad()
@@ -237,8 +228,11 @@ class SynchronousOptimizer(WrappedOptimizer):
             broadcast_parameters(self._bps_named(), last, f"{prefix}.joined.", group)
             broadcast_optimizer_state(self, last, f"{prefix}.joined state.", group)
 
-        joining = Joining(prefix, group, stops=throw_on_early_termination)
-        with joined(joining, attach, {Call.gradients: shadow}, finish):
+        with self._bps_uneven.join(
+            prefix, group, {Call.gradients: shadow}, finish,
+            divide_by_initial_world_size=divide_by_initial_world_size,
+            throw_on_early_termination=throw_on_early_termination,
+        ):  # fmt: skip
             yield
 
     @contextlib.contextmanager
@@ -256,7 +250,7 @@ class SynchronousOptimizer(WrappedOptimizer):
             self._synchronize_once()
             with spans().around("optimizer"):
                 return super().step(**options)
-        if self._bps_joining is not None:
+        if self._bps_uneven.joined:
             raise InvalidArgumentError(
                 "step() got a closure in join(), and ranks without inputs cannot evaluate it",
                 "give all ranks equally many batches, or use an optimizer that needs no closure",

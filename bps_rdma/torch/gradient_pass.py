@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One pass of a GradientSynchronizer: takes gradients as they become ready, sends their units, waits for the means."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+
+import torch
+
+from bps_rdma import job
+from bps_rdma.errors import BpsError, InvalidTensorError
+from bps_rdma.spans import Spans
+from bps_rdma.torch import transfer
+from bps_rdma.torch.accumulation import UnroundedUnit
+from bps_rdma.torch.ordered_units import OrderedUnits
+from bps_rdma.torch.plan import Strategy, Unit
+from bps_rdma.torch.ranges import noted
+from bps_rdma.torch.sparse import Rows
+from bps_rdma.torch.units import Bucket, IndexedParameter, Single
+from bps_rdma.torch.unrounded_passes import UnroundedPasses
+from bps_rdma.torch.unused import UnusedParameters
+
+
+class GradientPass:
+    """Begins with this object: also when there is no gradient here, other ranks may have some.
+
+    Args:
+        units: in which gradients are sent.
+        strategy: when.
+        unrounded: knows whether this pass sends unrounded sums.
+        unused: finds the parameters that no rank used; None: the units know, or nobody has asked.
+        noted_by: spans of what happens.
+    """
+
+    def __init__(
+        self, units: OrderedUnits, strategy: Strategy, unrounded: UnroundedPasses, unused: UnusedParameters | None,
+        noted_by: Spans,
+    ) -> None:  # fmt: skip
+        self._units, self._strategy, self._unrounded, self._unused = units, strategy, unrounded, unused
+        self._spans = noted_by
+        self.epoch = job.current().epoch  # the view in which it began
+        self.arrived: list[IndexedParameter] = []  # in order
+        self._seen: set[IndexedParameter] = set()
+        self._taken: set[IndexedParameter] = set()
+        self._left = {unit: len(unit.entries) for unit in units.units}
+        self._held: list[Unit] = []  # ready to be sent, while it is not known whether unrounded
+        self._started: dict[Unit, Unit | UnroundedUnit] = {}  # in order: what was sent for it
+        unrounded.begin()
+
+    def ready(self, entry: IndexedParameter) -> None:
+        """See GradientSynchronizer.ready()."""
+        if self._spans.is_on:
+            now = time.monotonic_ns()
+            self._spans.add(f"gradient ready: {entry.name}", now, now)
+        unit = self._units.of(entry)
+        gradient = entry.parameter.grad
+        if gradient is not None and gradient.layout is not torch.strided and not isinstance(unit, Rows):
+            raise InvalidTensorError(
+                f"the gradient of {entry.name!r} is sparse, which was not known when the ranks agreed on what to send",
+                f"pass sparse=[{entry.name!r}] to DistributedOptimizer, or make its layer with sparse=False",
+            )
+        if entry in self._seen:
+            if unit in self._started:
+                raise BpsError(
+                    f"backward computed the gradient of {entry.name!r} twice, the second time after it had been sent",
+                    "checkpoint with use_reentrant=False, or use strategy='flat', which sends after backward",
+                )
+            self._take(unit, entry)
+            return
+        self._seen.add(entry)
+        self.arrived.append(entry)
+        self._take(unit, entry)
+        self._left[unit] -= 1
+        if self._left[unit] == 0 and self._strategy.eager:
+            self._held.append(unit)
+        if self._held and self._unrounded.is_known(waits=False):
+            held, self._held = self._held, []
+            for one in held:
+                self._start(one)
+
+    def _take(self, unit: Unit, entry: IndexedParameter) -> None:
+        # The unit must learn now in which stream of a device the gradient is computed.
+        on_device = self._unrounded.is_asking and transfer.device_of(entry.parameter) is not None
+        if self._unrounded.is_known(waits=on_device) and not self._unrounded.sends_unrounded:
+            self._taken.add(entry)
+            unit.take(entry)
+
+    def complete(self) -> None:
+        """Sends all units that have not been sent yet: backward is over."""
+        if self._unused is not None:
+            self._unused.ask()
+        self._unrounded.is_known(waits=True)
+        for unit in self._units.units:
+            if unit in self._started:
+                continue
+            self._start(unit)
+            if self._strategy.one_by_one:
+                self._started[unit].wait()
+
+    def _start(self, unit: Unit) -> None:
+        sends: Unit | UnroundedUnit = unit
+        if self._unrounded.sends_unrounded:
+            assert isinstance(unit, Single | Bucket)  # check_exact() refuses others
+            sends = self._unrounded.in_place_of(unit)
+        else:
+            for entry in unit.entries:  # those of an earlier backward, which was not synchronised, too
+                if entry not in self._taken and entry.parameter.grad is not None:
+                    unit.take(entry)
+        with noted(self._spans, f"launch {unit.name}"):
+            sends.start()
+        self._started[unit] = sends  # only now: what could not be started is not waited for
+
+    def wait(self) -> None:
+        """Waits for all units, and makes the means the gradients."""
+        error: Exception | None = None
+        # The order of the units is the same on all ranks, and that of sending is not. Unrounded units may have to
+        # exchange more, which takes all ranks at once.
+        ordered = [self._started[unit] for unit in self._units.units if unit in self._started]
+        for unit in () if self._strategy.one_by_one else ordered:
+            try:
+                unit.wait()
+            except Exception as caught:
+                error = error or caught
+        if error is not None:
+            raise error
+        for unit in self._started.values():
+            unit.deliver()
+        unused = [entry for unit in self._started.values() for entry in unit.unused_everywhere()]
+        if self._unused is not None:
+            unused += self._unused.found()
+        for entry in unused:
+            entry.parameter.grad = None
+
+    def give_up(self) -> None:
+        """Waits for what is in progress, without its results: the view has ended."""
+        for unit in self._started.values():
+            with contextlib.suppress(BpsError):
+                unit.wait()

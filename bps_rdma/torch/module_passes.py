@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The passes of a wrapped module: which backward passes count, and when each begins and ends."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from bps_rdma.errors import BpsError
+from bps_rdma.spans import spans
+from bps_rdma.torch.backward import EndOfBackward, adds_to
+from bps_rdma.torch.joining import UnevenInputs
+from bps_rdma.torch.sparse import names_of_sparse
+from bps_rdma.torch.synchronizer import GradientSynchronizer, SynchronizerOptions
+from bps_rdma.torch.trained import Named, ParametersOf, TrainedParameters
+from bps_rdma.torch.units import IndexedParameter
+
+
+class ModulePasses:
+    """Averages the gradients of a module in each backward pass that follows a forward outside of no_sync().
+
+    Args:
+        module: what is trained.
+        arguments: of what averages its gradients.
+        uneven: which announces the passes.
+    """
+
+    def __init__(self, module: torch.nn.Module, arguments: SynchronizerOptions, uneven: UnevenInputs) -> None:
+        self._module, self._uneven = module, uneven
+        self.trained = TrainedParameters(self, "ddp", _maker(module, arguments), self._arrived, arguments["group"])
+        self._parameters_now = ParametersOf(module)
+        self._end = EndOfBackward(self._end_of_backward)
+        self._sync = True  # the last forward was outside of no_sync()
+        self._pending = False  # a forward has run, and its gradients have not been synchronised
+        self._backward_began = 0  # time.monotonic_ns()
+        self._order: list[IndexedParameter] | None = None  # in which the gradients of the first pass became ready
+        self._rebuilt = False
+        self._delivered: list[tuple[IndexedParameter, torch.Tensor, int]] = []  # within join(): means, their versions
+
+    @property
+    def synchronizer(self) -> GradientSynchronizer:
+        """The object that averages the gradients."""
+        return self.trained.synchronizer
+
+    # ---- Forward
+
+    def begin_forward(self, sync: bool) -> None:
+        """A forward begins.
+
+        Args:
+            sync: it is outside of no_sync().
+
+        Raises:
+            BpsError: the last backward failed before its end.
+        """
+        self._sync = sync
+        if torch._C._current_graph_task_id() == -1:  # not within a backward that computes activations again
+            self._end.forget()
+        if not sync:
+            return
+        if self.trained.is_made and not self.synchronizer.begin_again():
+            raise BpsError(
+                "the last backward pass was not finished, so some gradients are still being synchronised",
+                "call finish_gradient_synchronization() on all ranks, or restart the job",
+            )
+        self._pending = True
+
+    def watch(self, outputs: Any) -> None:
+        """The forward has given these outputs, from which its backward will come."""
+        if self._sync:
+            for tensor in tree_leaves(outputs):
+                if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
+                    tensor.register_hook(self._at_start_of_backward)  # type: ignore[no-untyped-call]
+
+    # ---- Backward
+
+    def _at_start_of_backward(self, _: torch.Tensor) -> None:
+        # A backward that only looks at gradients, as of the inputs, is no pass: other ranks need not do the same.
+        if self._sync and not self._end.is_due and adds_to(self._module.parameters()):
+            self._begin()
+
+    def _begin(self) -> None:
+        self.settle()
+        self._backward_began = time.monotonic_ns()
+        self._end.ask()
+
+    def settle(self) -> None:
+        """Settles what a pass works on, before the pass; not in a forward, which a rank may run alone."""
+        if self.trained.is_open:
+            return
+        if self._uneven.is_to_announce:
+            self._check_zeroed()
+            self._uneven.announce_pass()
+        order = None if self._rebuilt else self._order  # in the second pass, buckets are filled in that of the first
+        if self.trained.follow(self._parameters_now.now(), self._module.named_parameters, order is not None):
+            self._order, self._rebuilt = None, False
+        elif order is not None:
+            self.trained.rebuild(order)
+            self._rebuilt = True
+
+    def _arrived(self, parameter: torch.nn.Parameter) -> None:
+        trained, sync = self.trained, self._sync
+        entry = trained.entry_of(parameter)
+        if entry is not None:
+            trained.synchronizer.accumulated(entry, not sync)
+        if sync:
+            if not self._end.is_due:
+                self._begin()
+                entry = trained.entry_of(parameter)
+            if entry is not None:
+                trained.ready(entry)
+
+    def _end_of_backward(self) -> None:
+        self._pending = True
+        spans().add("backward", self._backward_began)
+        self.finish()
+
+    def finish(self) -> None:
+        """Waits until all gradients are means; see DistributedDataParallel.finish_gradient_synchronization()."""
+        self._end.forget()
+        if not (self._pending or self.trained.is_open):
+            return
+        self._pending = False
+        self.settle()
+        if self._order is None:
+            self._order = self.synchronizer.arrived
+        self._uneven.end_pass()
+        self.trained.finish()
+        if self._uneven.joined:
+            means = self.synchronizer.gradients()
+            self._uneven.scale(gradient for _, gradient in means)
+            self._delivered = [(entry, gradient, gradient._version) for entry, gradient in means]
+
+    # ---- Uneven inputs
+
+    def shadow(self) -> None:
+        """Takes part in a pass of the ranks that have inputs, with none."""
+        self._drop_gradients()
+        self._sync = self._pending = True
+        self.finish()
+        self._drop_gradients()
+
+    def forget_means(self) -> None:
+        """join() has ended: gradients may be added to the means."""
+        self._delivered = []
+
+    def _drop_gradients(self) -> None:
+        self._delivered = []
+        for parameter in self._parameters_now.now():
+            parameter.grad = None
+
+    def _check_zeroed(self) -> None:
+        for entry, gradient, version in self._delivered:
+            if entry.parameter.grad is gradient and gradient._version == version:
+                raise BpsError(
+                    f"in join(), the gradient of {entry.name!r} still is the mean of an earlier pass, which ranks "
+                    "without inputs do not have",
+                    "call zero_grad() after each step, and run all but the last pass of a step inside no_sync()",
+                )
+
+    # ---- Checkpoints
+
+    def make_first(self) -> None:
+        """Meets the other ranks for a copy, or in a process that has entered a running job. A collective call."""
+        if not self.trained.is_made:
+            self.settle()
+
+    def load_compression_state(self, state: Mapping[str, Any]) -> None:
+        """Goes on from what GradientSynchronizer.compression_state() gave. A collective call, before the first pass."""
+        if self.synchronizer.load_compression_state(state):
+            self._order, self._rebuilt = [entry for unit in self.synchronizer.units for entry in unit.entries], True
+
+
+def _maker(module: torch.nn.Module, arguments: SynchronizerOptions) -> Callable[[Named, str], GradientSynchronizer]:
+    def make(named: Named, prefix: str) -> GradientSynchronizer:
+        pairs = list(named)
+        known: SynchronizerOptions = {**arguments, "sparse": names_of_sparse(module, pairs)}
+        return GradientSynchronizer(pairs, prefix, **known)
+
+    return make

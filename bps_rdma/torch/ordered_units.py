@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The units in which gradients are sent, in the order in which they are expected: declared, filled anew, saved."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+import bps_rdma
+from bps_rdma.torch import compression_state, transfer
+from bps_rdma.torch.plan import Strategy, Unit, units_of
+from bps_rdma.torch.units import IndexedParameter, Sent
+from bps_rdma.torch.unused import Declared
+
+
+class OrderedUnits:
+    """All units of a synchronizer.
+
+    Args:
+        entries: the parameters, in the order of registration; their gradients are expected in the reverse one.
+        strategy: whether there are buckets.
+        bucket_bytes: largest size of a bucket.
+        sent: prefix, group and compression.
+        sparse: names of the parameters whose gradients are sparse.
+    """
+
+    def __init__(
+        self, entries: Sequence[IndexedParameter], strategy: Strategy, bucket_bytes: float, sent: Sent,
+        sparse: Container[str],
+    ) -> None:  # fmt: skip
+        self._entries, self._strategy, self._bucket_bytes = entries, strategy, bucket_bytes
+        self._sent, self._sparse = sent, sparse
+        self._generation = 0
+        self.units: list[Unit] = []
+        self._fill(list(reversed(entries)))
+
+    def _fill(self, order: Sequence[IndexedParameter]) -> None:
+        self.close()
+        self.units = units_of(order, self._strategy, self._bucket_bytes, self._generation, self._sent, self._sparse)
+        self._unit_of = {entry: unit for unit in self.units for entry in unit.entries}
+        self.declared: list[Declared] = []  # parameters may have another dtype one day
+        by_method: dict[str | None, dict[str, Any]] = {}
+        for name, tensor, compression in (unit.declaration() for unit in self.units):
+            by_method.setdefault(compression, {})[name] = tensor
+            self.declared.append((name, tensor.shape, tensor.dtype, tensor.device))
+        for compression, tensors in by_method.items():
+            transfer.declare_many(tensors, self._sent.group, compression)
+
+    def of(self, entry: IndexedParameter) -> Unit:
+        """The unit in which the gradient of this parameter is sent."""
+        return self._unit_of[entry]
+
+    @property
+    def can_be_rebuilt(self) -> bool:
+        """Whether their order counts."""
+        return self._strategy.buckets and self._strategy.eager
+
+    def rebuild(self, arrived: Sequence[IndexedParameter]) -> bool:
+        """Fills the buckets anew; see GradientSynchronizer.rebuild(). Returns whether they are others."""
+        if not self.can_be_rebuilt:
+            return False
+        order = np.array([entry.index for entry in arrived], dtype="int64")
+        missing = np.setdiff1d(np.arange(len(self._entries)), order)
+        order = np.concatenate([order, missing])
+        root = self._sent.group.ranks[0] if self._sent.group else 0
+        bps_rdma.broadcast(order, self._order_name, root=root, group=self._sent.group)
+        ordered = [self._entries[index] for index in order]
+        if ordered == [entry for unit in self.units for entry in unit.entries]:
+            return False
+        self._generation += 1
+        self._fill(ordered)
+        return True
+
+    @property
+    def _order_name(self) -> str:
+        return f"{self._sent.prefix}.order {self._generation}"
+
+    def meet(self) -> None:
+        """Meets ranks that have begun rebuild(), and raises MismatchError there and here."""
+        bps_rdma.push_pull(np.zeros(len(self._entries), np.int64), name=self._order_name, group=self._sent.group)
+
+    def compression_state(self) -> dict[str, Any]:
+        """The feedback of the units, and which they are; see compression_state.py. A collective call."""
+        return compression_state.save(self.units, self._sent, self._generation)
+
+    def load_compression_state(self, state: Mapping[str, Any]) -> bool:
+        """Goes on with the units of a saved state, and what they remembered; see GradientSynchronizer."""
+        ordered = compression_state.order(state, self._entries)
+        rebuilt = int(state["generation"]) > 0
+        if rebuilt:
+            self.rebuild(ordered)
+        compression_state.load(state, self.units, self._sent)
+        return rebuilt
+
+    def close(self) -> None:
+        """Gives back what the units keep."""
+        for unit in self.units:
+            unit.close()
