@@ -7,6 +7,7 @@ from collections.abc import Container, Iterable
 from typing import TYPE_CHECKING
 
 import torch
+import torch.distributed as dist
 
 from bps_rdma import arrays
 from bps_rdma.argument_types import whole
@@ -34,6 +35,22 @@ def check_module(value: object) -> None:
     """Raises InvalidArgumentError for what is no torch.nn.Module."""
     if not isinstance(value, torch.nn.Module):
         raise InvalidArgumentError(f"{type(value).__name__} is not a torch.nn.Module", "pass the model")
+
+
+def check_batch_norm(module: torch.nn.Module, ranks: int) -> None:
+    """Raises InvalidArgumentError for a SyncBatchNorm of several ranks that would use the statistics of its own one.
+
+    It finds the other ranks by torch.distributed alone. Where that is not initialised it does without them, in silence.
+    """
+    if ranks == 1 or (dist.is_available() and dist.is_initialized()):
+        return
+    for name, each in module.named_modules():
+        if isinstance(each, torch.nn.SyncBatchNorm):
+            raise InvalidArgumentError(
+                f"{name or 'the module'!r} is a SyncBatchNorm, which would synchronise nothing: "
+                "it uses torch.distributed, which is not initialised",
+                'call init_process_group("bps") first, or use BatchNorm',
+            )
 
 
 def check_optimizer(value: object) -> None:

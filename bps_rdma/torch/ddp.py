@@ -17,12 +17,13 @@ from bps_rdma.spans import spans
 from bps_rdma.torch import membership
 from bps_rdma.torch.broadcast import broadcast_parameters
 from bps_rdma.torch.buffers import BufferBroadcast
-from bps_rdma.torch.checks import check_module
+from bps_rdma.torch.checks import check_batch_norm, check_module
 from bps_rdma.torch.joining import Call, UnevenInputs
 from bps_rdma.torch.membership import AnyGroup
 from bps_rdma.torch.module_passes import ModulePasses
 from bps_rdma.torch.plan import StrategyName
 from bps_rdma.torch.synchronizer import GradientSynchronizer, SynchronizerOptions
+from bps_rdma.torch.transfer import members_of
 
 
 class DistributedDataParallel(torch.nn.Module):
@@ -49,13 +50,14 @@ class DistributedDataParallel(torch.nn.Module):
             parameter; "flat": everything at once after backward; "naive": parameter by parameter after backward.
         bucket_mb: size of buckets, 2^20 bytes; the first one is 1 MB at most.
         group: a group of bps_rdma or of torch.distributed; also accepted as `process_group`.
-        find_unused_parameters: False saves a small operation per pass in the strategies without buckets; parameters
-            that no rank used then get zeros.
+        find_unused_parameters: buckets need no flag. True: ranks may leave parameters unused also where gradients are
+            compressed, or have no buckets, which costs a small operation per pass. False: such a pass raises BpsError.
         exact: True: means are exact, and rounded once: the same bits for any number of ranks (see docs/exact.md).
             Default: what BPS_EXACT says.
 
     Raises:
-        InvalidArgumentError, InvalidTensorError: an argument or a parameter cannot be used; names it.
+        InvalidArgumentError, InvalidTensorError: an argument or a parameter cannot be used; names it. Or the module has
+            a SyncBatchNorm, and torch.distributed, by which that finds the other ranks, is not initialised.
         MismatchError: the module is not the same on all ranks.
     """
 
@@ -69,7 +71,7 @@ class DistributedDataParallel(torch.nn.Module):
         bucket_mb: float = 25.0,
         group: AnyGroup = None,
         process_group: AnyGroup = None,
-        find_unused_parameters: bool = True,
+        find_unused_parameters: bool = False,
         exact: bool | None = None,
     ) -> None:
         super().__init__()
@@ -78,6 +80,7 @@ class DistributedDataParallel(torch.nn.Module):
         check_module(module)
         membership.init()
         ours = membership.group_of(group if group is not None else process_group)
+        check_batch_norm(module, members_of(ours).size)
         self.module = module
         self.require_backward_grad_sync = True
         self._arguments: SynchronizerOptions = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Sequence
 
 import torch
 
@@ -29,16 +30,17 @@ class GradientPass:
         units: in which gradients are sent.
         strategy: when.
         unrounded: knows whether this pass sends unrounded sums.
-        unused: finds the parameters that no rank used; None: the units know, or nobody has asked.
+        unused: finds the parameters that no rank used; None: the units know, or all parameters must be used.
+        must_use: the parameters of which this pass must use all, or none.
         noted_by: spans of what happens.
     """
 
     def __init__(
         self, units: OrderedUnits, strategy: Strategy, unrounded: UnroundedPasses, unused: UnusedParameters | None,
-        noted_by: Spans,
+        must_use: Sequence[IndexedParameter], noted_by: Spans,
     ) -> None:  # fmt: skip
         self._units, self._strategy, self._unrounded, self._unused = units, strategy, unrounded, unused
-        self._spans = noted_by
+        self._must_use, self._spans = must_use, noted_by
         self.epoch = job.current().epoch  # the view in which it began
         self.arrived: list[IndexedParameter] = []  # in order
         self._seen: set[IndexedParameter] = set()
@@ -46,6 +48,7 @@ class GradientPass:
         self._left = {unit: len(unit.entries) for unit in units.units}
         self._held: list[Unit] = []  # ready to be sent, while it is not known whether unrounded
         self._started: dict[Unit, Unit | UnroundedUnit] = {}  # in order: what was sent for it
+        self._not_used: list[IndexedParameter] = []  # of those that must be
         unrounded.begin()
 
     def ready(self, entry: IndexedParameter) -> None:
@@ -88,6 +91,7 @@ class GradientPass:
 
     def complete(self) -> None:
         """Sends all units that have not been sent yet: backward is over."""
+        self._not_used = [entry for entry in self._must_use if entry.parameter.grad is None]
         if self._unused is not None:
             self._unused.ask()
         self._unrounded.is_known(waits=True)
@@ -112,7 +116,11 @@ class GradientPass:
         self._started[unit] = sends  # only now: what could not be started is not waited for
 
     def wait(self) -> None:
-        """Waits for all units, and makes the means the gradients."""
+        """Waits for all units, and makes the means the gradients.
+
+        Raises:
+            BpsError: this rank used some parameters only, and nothing tells whether others used the rest.
+        """
         error: Exception | None = None
         # The order of the units is the same on all ranks, and that of sending is not. Unrounded units may have to
         # exchange more, which takes all ranks at once.
@@ -129,11 +137,24 @@ class GradientPass:
         unused = [entry for unit in self._started.values() for entry in unit.unused_everywhere()]
         if self._unused is not None:
             unused += self._unused.found()
+        unused += [entry for entry in self._not_used if not entry.parameter.requires_grad]  # frozen since
         for entry in unused:
             entry.parameter.grad = None
+        missing = [entry for entry in self._not_used if entry.parameter.requires_grad]
+        if missing and self.arrived:  # a rank that used none lets the others train, as in join()
+            raise BpsError(
+                f"backward gave no gradient to {_names_of(missing)}",
+                "pass find_unused_parameters=True, or strategy='bucketed' without compression, which needs no flag",
+            )
 
     def give_up(self) -> None:
         """Waits for what is in progress, without its results: the view has ended."""
         for unit in self._started.values():
             with contextlib.suppress(BpsError):
                 unit.wait()
+
+
+def _names_of(entries: Sequence[IndexedParameter]) -> str:
+    """Some names; not those of a whole model."""
+    shown = ", ".join(repr(entry.name) for entry in entries[:3])
+    return f"{shown} and {len(entries) - 3} more" if len(entries) > 3 else shown

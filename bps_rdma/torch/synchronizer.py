@@ -58,7 +58,7 @@ class GradientSynchronizer:
         compression: the text of the method; see OperationOptions.
         group: who takes part; None: all workers.
         find_unused: leave parameters that no rank used without a gradient; without buckets, and where they are
-            compressed, this needs one small operation per pass. False: such parameters get zeros there.
+            compressed, this needs one small operation per pass. False: a pass must use all parameters there, or none.
         accumulates: where sums are exact, whether gradients of several backward passes are added before they are sent,
             on all ranks; None: the ranks tell each other in each pass, by one small operation. See accumulation.py.
         sparse: names of the parameters whose gradients are sparse, the same on all ranks; see sparse.py.
@@ -98,8 +98,12 @@ class GradientSynchronizer:
             check_exact(self.entries, sparse)
         self._unrounded = UnroundedPasses(self.entries, self.sent, is_exact=self.is_exact, accumulates=accumulates)
         self._unused: UnusedParameters | None = None
-        if find_unused and self.entries and (compressed or not self._strategy.buckets):
-            self._unused = UnusedParameters(self.entries, self.sent, declares=compressed)
+        self._must_use: list[IndexedParameter] = []
+        if self.entries and (compressed or not self._strategy.buckets):  # units do not tell who used what
+            if find_unused:
+                self._unused = UnusedParameters(self.entries, self.sent, declares=compressed)
+            else:
+                self._must_use = self.entries
         self._ordered = OrderedUnits(self.entries, self._strategy, bucket_mb * 2**20, self.sent, sparse)
 
     @property
@@ -122,7 +126,9 @@ class GradientSynchronizer:
         if self._pass is None:
             self._spans = spans()
             self._spans.step = self.passes
-            self._pass = GradientPass(self._ordered, self._strategy, self._unrounded, self._unused, self._spans)
+            self._pass = GradientPass(
+                self._ordered, self._strategy, self._unrounded, self._unused, self._must_use, self._spans
+            )
         return self._pass
 
     @property

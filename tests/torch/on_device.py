@@ -60,7 +60,9 @@ def with_ddp(bps: Any, strategy: str) -> Results:
     for make in (Plain, Images, Exact, Branching, AnyOrder):
         for compression in (None, BFloat16(everywhere=True)):
             model = seeded(make, rank)
-            ddp = DistributedDataParallel(model, strategy=strategy, bucket_mb=0.001, compression=compression)
+            ddp = DistributedDataParallel(
+                model, strategy=strategy, bucket_mb=0.001, compression=compression, find_unused_parameters=True
+            )
             rate = 2.0**-10 if make is Exact else 0.05
             optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.5)
             for step in range(4):

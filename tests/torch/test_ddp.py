@@ -138,7 +138,7 @@ def branches(bps: Any, strategy: str, choose: str) -> None:
 
     rank, size = bps.rank(), bps.size()
     alone, model = training.seeded(training.Branching), training.seeded(training.Branching)
-    ddp = DistributedDataParallel(model, strategy=strategy, bucket_mb=0.0005)
+    ddp = DistributedDataParallel(model, strategy=strategy, bucket_mb=0.0005, find_unused_parameters=True)
     adam_alone, adam = (torch.optim.AdamW(m.parameters(), lr=0.1, weight_decay=0.5) for m in (alone, ddp))
     for step in range(6):
         taken = [(other + step) % 2 if choose == "by rank" else step % 2 for other in range(size)]
@@ -159,6 +159,36 @@ def branches(bps: Any, strategy: str, choose: str) -> None:
 @pytest.mark.parametrize("choose", ["by rank", "by step"])
 def test_unused_parameters_are_as_in_one_process(choose):
     harness.run(with_every_strategy, branches, choose, workers=3)
+
+
+def some_only(bps: Any, strategy: str) -> None:
+    """Without the flag, as in torch; buckets need none."""
+    from bps_rdma.torch import DistributedDataParallel
+
+    model = training.seeded(training.Branching)
+    ddp = DistributedDataParallel(model, strategy=strategy)
+    if strategy in ("flat", "bucketed"):
+        ddp(training.batch(0), 0).sum().backward()
+        assert model.never.weight.grad is None
+        return
+    with pytest.raises(bps.BpsError, match=r"no gradient to 'odd.weight', 'odd.bias', 'never.weight' and 1 more"):
+        ddp(training.batch(0), 0).sum().backward()
+    ddp.zero_grad()
+    model.never.requires_grad_(False)
+    training.loss_of(ddp(training.batch(0), 0) + ddp(training.batch(0), 1)).backward()  # frozen ones need no gradient
+    assert model.never.weight.grad is None
+    mean = model.odd.weight.grad.clone()
+    ddp.zero_grad()
+    output = ddp(training.batch(0), 0) + ddp(training.batch(0), 1)
+    if bps.rank() == 0:
+        training.loss_of(output).backward()
+    else:  # has a loss that does not depend on the model
+        ddp.finish_gradient_synchronization()
+    torch.testing.assert_close(model.odd.weight.grad, mean / bps.size())
+
+
+def test_a_pass_that_uses_some_parameters_needs_a_flag_without_buckets():
+    harness.run(with_every_strategy, some_only, workers=2)
 
 
 # ---- What is copied, and when things are sent

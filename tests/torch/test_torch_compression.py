@@ -52,7 +52,9 @@ def unused(bps: Any, strategy: str) -> None:
     from bps_rdma.torch import DistributedDataParallel
 
     model = Branches()
-    ddp = DistributedDataParallel(model, strategy=strategy, compression="topk:k=0.01,feedback=1")
+    ddp = DistributedDataParallel(
+        model, strategy=strategy, compression="topk:k=0.01,feedback=1", find_unused_parameters=True
+    )
     ddp(torch.ones(1, 64), bps.rank() == 0).sum().backward()
     assert model.never.weight.grad is None
     assert model.sometimes.weight.grad is not None, "rank 0 has used it"

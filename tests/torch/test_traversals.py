@@ -30,7 +30,9 @@ class Branches(nn.Module):
 def wrapped(strategy: str, make: Callable[[], nn.Module]) -> Any:
     from bps_rdma.torch import DistributedDataParallel
 
-    return DistributedDataParallel(training.seeded(make), strategy=strategy, bucket_mb=0.0005)
+    return DistributedDataParallel(
+        training.seeded(make), strategy=strategy, bucket_mb=0.0005, find_unused_parameters=True
+    )
 
 
 def inputs(number: int) -> torch.Tensor:
