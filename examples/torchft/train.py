@@ -10,18 +10,15 @@ from __future__ import annotations
 
 import hashlib
 import os
-import sys
 import time
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torchft import DistributedDataParallel, Manager, Optimizer, ProcessGroupGloo
 
-sys.path.insert(0, str(Path(__file__).parent))
-from process_group import ProcessGroupBps
+from bps_rdma.torch.torchft import ProcessGroupBps
 
 STEPS = int(os.environ.get("STEPS", "50"))
 
@@ -45,6 +42,7 @@ def main() -> None:
         min_replica_size=1,
         timeout=timedelta(seconds=10),
         replica_id=f"replica {replica}",
+        hostname="localhost",
         store_addr="localhost",
         store_port=store.port,
         rank=0,

@@ -76,7 +76,50 @@ def test_ignite_wraps_no_model_on_a_backend_that_it_does_not_know(tmp_path):
     assert train("-m", "bps_rdma.torch.run", str(script))["losses"] == "Linear 2"
 
 
+TORCHTITAN = """
+import sys
+import torch
+import torch.distributed as dist
+from torchtitan.config import CommConfig
+from torch.distributed.fsdp import fully_shard
+from torchtitan.distributed import utils
+if len(sys.argv) > 1:
+    dist.Backend.default_device_backend_map[utils.device_type] = sys.argv[1]
+utils.init_distributed(CommConfig(init_timeout_seconds=100))
+mesh = dist.device_mesh.init_device_mesh("cpu", (dist.get_world_size(),))
+torch.manual_seed(1)
+model = fully_shard(torch.nn.Linear(8, 2), mesh=mesh)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+generator = torch.Generator().manual_seed(2 + dist.get_rank())
+losses = []
+for _ in range(8):
+    loss = model(torch.randn(8, 8, generator=generator)).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    losses.append(utils.dist_mean(loss.detach(), mesh))
+weights = sum(one.full_tensor().detach().double().sum().item() for one in model.parameters())
+if dist.get_rank() == 0:
+    print("losses:", *losses)
+    print("weights:", weights.hex())
+    print("backend:", dist.get_backend())
+dist.destroy_process_group()
+"""
+
+
+def test_how_torchtitan_names_a_backend(tmp_path):
+    """Its own start, clipping and means. It trains on GPUs only, so the model is none of its own."""
+    script = tmp_path / "script.py"
+    script.write_text(TORCHTITAN)
+    expected = train(str(script), "gloo")
+    named = "import bps_rdma.torch\n" + TORCHTITAN
+    script.write_text(named)
+    same(train(str(script), "bps"), dict(expected))
+    same(train("-m", "bps_rdma.torch.run", str(script)), expected)
+
+
 def test_the_page_names_the_versions_that_were_tried():
     page = (FOLDER.parents[1] / "docs" / "frameworks.md").read_text()
-    for name in ("transformers", "accelerate", "lightning", "deepspeed", "pytorch-ignite"):
+    for name in ("transformers", "accelerate", "lightning", "deepspeed", "pytorch-ignite", "torchtitan"):
         assert f"{name} {version(name)}" in page

@@ -80,6 +80,9 @@ RUNS = {
         Run("python bench/link_drop.py --workers 2 --size 256K --rounds 4", r"^as it was again: \d", root=True)
     ],
     "bench/messages.py": [Run("python bench/messages.py --rounds 3", r"scatter .* times as fast")],
+    "bench/parallel_training.py": [
+        Run("python bench/parallel_training.py --rounds 2 --steps 2 --width 32", r"1F1B: bps .* times as fast")
+    ],
     "bench/priority.py": [
         Run(f"BYTEPS_SCHEDULING_CREDIT=4194304 {RANKS} bench/priority.py --rounds 2", r"^urgent 1 MiB .* ratio \d")
     ],
@@ -144,9 +147,6 @@ RUNS = {
             r"sharded 10 MB +3.0 +3.0 +4.0",
         ),
     ],
-    "examples/torchft/process_group.py": [
-        Run("python tests/programs/torchft_quorums.py examples/torchft", "2 quorums of 2 replicas: every sum was right")
-    ],
 }
 
 # Lines of pages that are not run there, and that name no program of the table above.
@@ -161,7 +161,6 @@ OF_PAGES = [
 # What needs something that no machine of these tests has: its --help runs, or it compiles where it has none.
 NOT_HERE = {
     "bench/gpu_staging.py": "needs a GPU",
-    "examples/torchft/train.py": "needs torchft, which wants another torch; its process group is run with a stand-in",
 }
 
 # What another test runs, or a program of these does: that file has the program's name in it.
@@ -189,6 +188,10 @@ ELSEWHERE = {
     "examples/frameworks/lightning_module.py": "tests/frameworks/test_frameworks.py",
     "examples/frameworks/trainer.py": "tests/frameworks/test_frameworks.py",
     "examples/frameworks/zero.py": "tests/frameworks/test_frameworks.py",
+    "examples/frameworks/fsdp.py": "tests/torch/test_parallelism.py",
+    "examples/frameworks/pipeline.py": "tests/torch/test_parallelism.py",
+    "examples/frameworks/tensor_parallel.py": "tests/torch/test_parallelism.py",
+    "examples/torchft/train.py": "tests/frameworks/test_torchft.py",
     "examples/ray/lora.py": "tests/ray/test_ray_examples.py",
     "examples/ray/train.py": "tests/ray/test_ray_examples.py",
     "examples/ray/training.py": "examples/ray/train.py",

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process group of bps_rdma for torchft: one more job for each quorum.
+"""A process group for torchft, which is installed beside bps_rdma: one more job for each quorum.
 
-torchft (tried: 0.2.0) tells each replica group whom it has in the next quorum, and gives it a store to meet them. This
-leaves the job of the last quorum without waiting, since its members may be dead, and joins one with the new members.
+torchft tells each replica group whom it has in the next quorum, and gives it a store to meet them. This leaves the job
+of the last quorum without waiting, since its members may be dead, and joins one with the new members.
 """
 
 from __future__ import annotations
