@@ -27,7 +27,7 @@ def loop(config: dict[str, Any]) -> None:
     torch.manual_seed(0)
     model = DistributedDataParallel(torch.nn.Linear(8, 4))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    rank, first = dist.get_rank(), 0
+    rank, first, losses = dist.get_rank(), 0, []
     mark = Path(config["mark"])
     if config["end"] == "hang" and dist.get_world_size() == 1 and not mark.exists():
         raise RuntimeError("one node was late, and there is nothing to lose: once more")
@@ -39,8 +39,10 @@ def loop(config: dict[str, Any]) -> None:
     for step in range(first, 4):
         torch.manual_seed(step * 100 + rank)
         optimizer.zero_grad()
-        model(torch.randn(16, 8)).square().mean().backward()
+        loss = model(torch.randn(16, 8)).square().mean()
+        loss.backward()
         optimizer.step()
+        losses.append(loss.item())
         if step == 2 and rank == 1 and not mark.exists():
             mark.write_text(ray.get_runtime_context().get_node_id())
             if config["end"] == "hang":
@@ -48,6 +50,7 @@ def loop(config: dict[str, Any]) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         weights = float(sum(parameter.detach().double().sum() for parameter in model.parameters()))
         metrics = {"weights": weights, "backend": dist.get_backend(), "begun": first, "ranks": dist.get_world_size()}
+        metrics["losses"] = losses
         with tempfile.TemporaryDirectory() as folder:
             torch.save({"model": model.module.state_dict(), "step": step + 1}, Path(folder) / "state.pt")
             saved = ray.train.Checkpoint.from_directory(folder) if rank == 0 else None
@@ -65,6 +68,29 @@ def in_one_process() -> float:
             (model(torch.randn(16, 8)).square().mean() / 2).backward()
         optimizer.step()
     return float(sum(parameter.detach().double().sum() for parameter in model.parameters()))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)  # two jobs of Ray Train, each of which takes minutes to start on a busy machine
+def test_losses_and_weights_are_those_of_gloo(two_nodes, tmp_path):
+    import ray.train
+    from ray.train.torch import TorchConfig, TorchTrainer
+
+    from bps_rdma.ray.train import BpsConfig
+
+    found = {}
+    for name, config in (("gloo", TorchConfig(backend="gloo", timeout_s=120)), ("bps", BpsConfig(timeout_s=120))):
+        mark = tmp_path / f"{name} mark"
+        mark.touch()  # nobody is killed
+        result = TorchTrainer(
+            loop, train_loop_config={"mark": str(mark), "end": "none"}, torch_config=config,
+            scaling_config=ray.train.ScalingConfig(num_workers=2),
+            run_config=ray.train.RunConfig(storage_path=str(tmp_path), name=name),
+        ).fit()  # fmt: skip
+        assert (result.metrics["backend"], result.metrics["ranks"]) == (name, 2)
+        assert (result.metrics["begun"], len(result.metrics["losses"])) == (0, 4)
+        found[name] = result.metrics["losses"], result.metrics["weights"]
+    assert found["bps"] == found["gloo"]
 
 
 @pytest.mark.long  # Ray Train takes half a minute to start again
