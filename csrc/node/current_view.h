@@ -35,7 +35,7 @@ class CurrentView {
   CurrentView(const CurrentView&) = delete;
   CurrentView& operator=(const CurrentView&) = delete;
 
-  // What the van that set_van() is told of tells the view.
+  // The van that set_van() names tells the view this.
   van::VanEvents events();
   // Null: it is about to end, after the view.
   void set_van(van::Van* van);
@@ -48,7 +48,7 @@ class CurrentView {
   bool has_ended() const;
   // Ends what a departed process does for the others.
   void give_up();
-  // Of the scheduler; 0: it is not found yet.
+  // The scheduler has this number; 0: it is not found yet.
   std::uint64_t incarnation() const { return incarnation_; }
 
  private:

@@ -93,7 +93,7 @@ class Process {
   std::string address() const;
   // True when only those who were told a secret can be members.
   bool is_authenticated() const { return secret_.is_secret; }
-  // Of this process, as of now; to be used at once.
+  // Reads this process as it is now; use it at once.
   Report report() const;
   // Null when nothing is traced.
   TraceWriter* trace() { return trace_.get(); }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a process says of itself: a report for people, as JSON, and metrics. Everything is read from where it is anyway
-// when somebody asks: the data path does nothing for it but count.
+// A process describes itself: in a report for people, as JSON, and in metrics. Everything is read from where it is
+// anyway when somebody asks: the data path does nothing for it but count.
 //
 // Threading: any thread, while the view lives. Answers within two seconds, and names the loops that have not answered
 // by then.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What Prometheus is told of a scheduler. Threading: any thread.
+// Prometheus is told this of a scheduler. Threading: any thread.
 #pragma once
 
 #include "core/exposition.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a process tells the scheduler of itself, and how it looks for the scheduler. Threading: any.
+// A process introduces itself to the scheduler, and looks for it, by these pure functions. Threading: any.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@
 
 namespace bps::node {
 
-// Who a process is in all views of its job, and who it was in the view before this one.
+// A process keeps its identity in all views of its job; in the view before this one it was another node.
 struct Lineage {
   std::uint64_t identity = 0;
   std::uint32_t renews = 0;      // the node that it was; 0: it is new

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the parts of a scheduler's job have in common: what it was told at the start, whom they tell, and what it is
-// now.
+// The parts of a scheduler's job share this: what it was told at the start, whom they tell, and what it is now.
 #pragma once
 
 #include <chrono>
