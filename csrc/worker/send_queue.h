@@ -27,11 +27,11 @@ class SendQueue {
     std::pop_heap(heap_.begin(), heap_.end(), later);
     heap_.pop_back();
   }
-  // The most urgent contribution of a host, or nullptr. Looks at all.
-  Transfer* find_contribution() const {
+  // The most urgent transfer that `may` accepts, or nullptr. Looks at all.
+  Transfer* find(auto may) const {
     Transfer* found = nullptr;
     for (Transfer* one : heap_) {
-      if (one->operation == nullptr && (found == nullptr || later(found, one))) found = one;
+      if ((found == nullptr || later(found, one)) && may(*one)) found = one;
     }
     return found;
   }

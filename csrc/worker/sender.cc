@@ -68,14 +68,23 @@ bool Sender::fill(ServerConnection& server) {
       server.queue.pop();
       continue;
     }
-    // The answers that the pace waits for may need what this process contributes for its host.
-    if (is_paced(*transfer) && (transfer = server.queue.find_contribution()) == nullptr) return false;
+    if (is_paced(*transfer) && (transfer = find_past(server)) == nullptr) return false;
     if (!add(server, *transfer)) return false;
     if (transfer->unsent() == 0) server.queue.remove(transfer);
     // A host's contribution has just been summed: the network carries it while the next one is.
     if (transfer->operation == nullptr) break;
   }
   return true;
+}
+
+// The next transfer that may pass one which the pace holds back. The answers that this one waits for may need what this
+// process contributes for its host. Within the host other operations pass, too: its members may wait for them, because
+// they have not started the first one yet. Over a network these would take the link from it.
+Transfer* Sender::find_past(const ServerConnection& server) {
+  return server.queue.find([&](const Transfer& one) {
+    if (one.operation == nullptr) return true;
+    return !server.needs_slots() && !one.operation->is_failing() && !is_paced(one);
+  });
 }
 
 bool Sender::is_paced(const Transfer& transfer) {

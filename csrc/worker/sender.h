@@ -53,6 +53,7 @@ class Sender {
   };
 
   bool fill(ServerConnection& server);
+  Transfer* find_past(const ServerConnection& server);
   bool is_paced(const Transfer& transfer);
   bool add(ServerConnection& server, Transfer& transfer);
   std::optional<StagingBuffer*> stage(ServerConnection& server, Transfer& transfer, const Part& part,

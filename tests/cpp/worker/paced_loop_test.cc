@@ -12,8 +12,9 @@ constexpr std::uint32_t kPartitions = 4;
 class PacedLoop : public RelayingLoop {
  protected:
   PacedLoop() : RelayingLoop(2) {}
-  // An operation whose partitions go by this process, as the relay, to two servers. One may be under way to each.
-  std::shared_ptr<Operation> submit_by_relay() {
+  // An operation whose partitions go by this process, as the relay, to two servers; but for one that goes to it as a
+  // server, if so wanted. One may be under way to each.
+  std::shared_ptr<Operation> submit_by_relay(std::uint32_t direct = kPartitions) {
     const tensor::Partitioning cut(kBytes, 4, kBytes / kPartitions);
     auto made = std::make_shared<Tensor>(cut, cut);
     made->name = "tensor";
@@ -23,12 +24,12 @@ class PacedLoop : public RelayingLoop {
     made->ahead = 1;
     made->plans.whole.resize(2);
     for (std::uint32_t i = 0; i < kPartitions; ++i) {
-      made->plans.whole[0].push_back({.partition = i, .place = i % 2, .turn = i});
+      made->plans.whole[0].push_back({.partition = i, .place = i == direct ? Part::kDirect : i % 2, .turn = i});
     }
     Request request;
     request.input = request.output = memory.data();
     request.input_allocation = request.output_allocation = {memory, 1};
-    auto operation = std::make_shared<Operation>(made, request, 0, 0, 1, 2);
+    auto operation = std::make_shared<Operation>(made, request, 0, 0, 1, places);
     worker_loop->submit(operation, true);
     worker_loop->step();
     return operation;
@@ -36,7 +37,7 @@ class PacedLoop : public RelayingLoop {
   // Answers the push that was sent as number `nth`.
   void answer(std::size_t nth) {
     const auto push = codec::decode<tensor::PushHeader>(data.headers.at(nth));
-    data.sink->on_write(data, push.value().immediate, kBytes / kPartitions);
+    data.sink->on_write(data, push.value().immediate, push.value().length);
     worker_loop->step();
   }
 };
@@ -48,6 +49,25 @@ TEST_F(PacedLoop, AnAnswerLetsTheNextPartitionGo) {
   EXPECT_EQ(data.posted, 3U);
   for (std::size_t nth = 1; nth < kPartitions; ++nth) answer(nth);
   EXPECT_TRUE(operation->done());
+}
+
+TEST_F(PacedLoop, AProcessMayBeARelayAndAServerToOneOperation) {
+  const auto operation = submit_by_relay(2);
+  EXPECT_EQ(data.posted, 2U);
+  for (std::size_t nth = 0; nth < kPartitions; ++nth) answer(nth);
+  EXPECT_TRUE(operation->done());
+}
+
+// Members of the host may have started them in another order.
+TEST_F(PacedLoop, WithinAHostAnotherOperationPasses) {
+  const auto first = submit_by_relay();
+  ASSERT_EQ(data.posted, 2U);
+  const auto second = submit();
+  EXPECT_EQ(data.posted, 3U);
+  answer(2);
+  EXPECT_TRUE(second->done());
+  EXPECT_FALSE(first->done());
+  worker_loop->leave(Error(ErrorCode::kRoundAborted, "the test is over", ""));
 }
 
 // Its answers may be what the pace waits for: all would wait for each other.

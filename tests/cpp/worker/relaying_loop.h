@@ -34,7 +34,7 @@ struct Ones final : tensor::ContributionSource {
 class RelayingLoop : public ::testing::Test {
  protected:
   // Only the first of the places has a server.
-  explicit RelayingLoop(std::size_t places = 1) {
+  explicit RelayingLoop(std::size_t number_of_places = 1) : places(number_of_places) {
     data.put_on_same_host();
     data.takes_descriptors = true;
     data.fenced = false;
@@ -59,15 +59,17 @@ class RelayingLoop : public ::testing::Test {
     tensor->dtype = Dtype::kFloat32;
     tensor->bytes = kBytes;
     tensor->plans.whole = {{{0}}};
+    tensor->plans.whole.resize(places);
     Request request;
     request.input = request.output = memory.data();
     request.input_allocation = request.output_allocation = {memory, 1};
-    auto operation = std::make_shared<Operation>(tensor, request, 0, 0, 1, 1);
+    auto operation = std::make_shared<Operation>(tensor, request, 0, 0, 1, places);
     worker_loop->submit(operation, true);
     worker_loop->step();
     return operation;
   }
 
+  const std::size_t places;
   server::FakeTransport transport;
   server::FakeControl control{transport::Hello{}};
   server::FakeData data{transport::Hello{}};
