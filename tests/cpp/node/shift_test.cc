@@ -167,9 +167,9 @@ void run_job(const std::vector<std::string>& hosts) {
       {.address = "127.0.0.1", .ports = {0}, .workers = kRanks, .servers = kRanks, .on_lost = nullptr},
       transport::Credentials::from("job", kSecret));
   std::atomic<std::uint32_t> ready{0};
-  std::atomic<std::uint32_t> stop_at{0};  // the step after which all end; 0: not yet
-  std::atomic<std::uint32_t> furthest{0};
-  std::atomic<std::uint32_t> shifted{0};  // the most weights that a rank has used
+  std::atomic<std::uint32_t> stop_at{0};                  // the step after which all end; 0: not yet
+  std::array<std::atomic<std::uint32_t>, kRanks> done{};  // steps, by rank
+  std::atomic<std::uint32_t> shifted{0};                  // the most weights that a rank has used
   std::vector<std::thread> threads;
   for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
     threads.emplace_back([&, rank] {
@@ -180,7 +180,7 @@ void run_job(const std::vector<std::string>& hosts) {
         for (std::uint32_t step = 1; stop_at == 0 || step <= stop_at; ++step) {
           one.step(step);
           if (testing::Test::HasFatalFailure()) break;
-          if (rank == 0) furthest = step;
+          done[rank] = step;
           shifted = std::max(shifted.load(), one.latest());
         }
       }
@@ -190,14 +190,23 @@ void run_job(const std::vector<std::string>& hosts) {
   while (ready < kRanks) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   std::minstd_rand random(7);
   const Deadline patience = Deadline::after(60);
-  while ((shifted < 20 || furthest < 50) && !patience.passed() && !testing::Test::HasFailure()) {
+  const auto goes_on = [&] { return !patience.passed() && !testing::Test::HasFailure(); };
+  while ((shifted < 20 || done[0] < 50) && goes_on()) {
     std::vector<std::uint64_t> links;
     for (std::uint32_t i = 0; i < kRanks; ++i) links.push_back(1000 + random() % 4000);
     scheduler.shift(links);
-    // A thread that sleeps between two steps of a start must not sleep through two shifts.
-    std::this_thread::sleep_for(std::chrono::milliseconds(20 + random() % 40));
+    // A start that sees two shifts is refused as too slow: all that are under way now end before the next one.
+    std::array<std::uint32_t, kRanks> enough{};
+    for (std::size_t i = 0; i < kRanks; ++i) enough[i] = done[i] + 1;
+    const auto is_behind = [&] {
+      for (std::size_t i = 0; i < kRanks; ++i) {
+        if (done[i] < enough[i]) return true;
+      }
+      return false;
+    };
+    while (is_behind() && goes_on()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
-  stop_at = furthest + 10;
+  stop_at = done[0] + 10;
   for (auto& thread : threads) thread.join();
   EXPECT_GE(shifted, 20U);
 }
