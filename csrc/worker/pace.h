@@ -30,25 +30,32 @@ class Pace {
     ahead_ = ahead;
     answered_ = seen_ = 0;
     since_ = {};
+    lets_others_pass_ = false;
   }
   void note_answered(std::uint32_t count) { answered_ += count; }
   // True when the partition that `turn` others precede may be sent.
   bool allows(std::uint64_t turn) { return ahead_ == kNone || turn < answered_ + ahead_ || is_stalled(Clock::now()); }
-  // True when nothing has been answered for a while: ranks that start operations in different orders may wait for each
-  // other. The operation then has no pace any more.
+  // True when nothing has been answered for so long that the operation shall have no pace any more.
   bool is_stalled(Clock::time_point now) {
     if (since_ == Clock::time_point{} || seen_ != answered_) {
       seen_ = answered_;
       since_ = now;
     }
+    lets_others_pass_ |= now - since_ >= kPatience;
     if (now - since_ < kStall) return false;
     ahead_ = kNone;
     return true;
   }
+  // True, to the operation's end, when nothing has been answered for kPatience: ranks that start operations in
+  // different orders may wait for each other. Others pass this one then.
+  bool lets_others_pass() const { return lets_others_pass_; }
 
  private:
+  // A partition that waits in the queues of a slow link is answered in this time.
+  static constexpr auto kPatience = std::chrono::milliseconds(20);
   static constexpr auto kStall = std::chrono::milliseconds(250);
 
+  bool lets_others_pass_ = false;
   std::uint64_t ahead_ = kNone;
   std::uint64_t answered_ = 0;
   std::uint64_t seen_ = 0;  // answered, when the sender was held up last

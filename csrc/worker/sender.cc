@@ -77,13 +77,15 @@ bool Sender::fill(ServerConnection& server) {
   return true;
 }
 
-// The next transfer that may pass one which the pace holds back. The answers that this one waits for may need what this
-// process contributes for its host. Within the host other operations pass, too: its members may wait for them, because
-// they have not started the first one yet. Over a network these would take the link from it.
+// The next transfer that may pass the first one, which the pace holds back. The answers that this one waits for may
+// need what this process contributes for its host. Other operations pass, too, because other ranks may not have started
+// the first one yet; over a network only after a while, for these take the link from it.
 Transfer* Sender::find_past(const ServerConnection& server) {
+  const Transfer& first = *server.queue.top();
+  const bool all_pass = !server.needs_slots() || first.operation->paces[first.pace].lets_others_pass();
   return server.queue.find([&](const Transfer& one) {
     if (one.operation == nullptr) return true;
-    return !server.needs_slots() && !one.operation->is_failing() && !is_paced(one);
+    return all_pass && !one.operation->is_failing() && !is_paced(one);
   });
 }
 

@@ -41,6 +41,22 @@ TEST(Pace, WithoutAnswersItEnds) {
   EXPECT_FALSE(pace.allows(99)) << "for that operation only";
 }
 
+TEST(Pace, WhatIsNotAnsweredLetsOthersPassToItsEnd) {
+  Pace pace;
+  pace.begin(10);
+  const Clock::time_point start = Clock::now();
+  EXPECT_FALSE(pace.is_stalled(start));
+  EXPECT_FALSE(pace.is_stalled(start + milliseconds(19)));
+  EXPECT_FALSE(pace.lets_others_pass());
+  EXPECT_FALSE(pace.is_stalled(start + milliseconds(20)));
+  EXPECT_TRUE(pace.lets_others_pass());
+  pace.note_answered(1);
+  EXPECT_FALSE(pace.is_stalled(start + milliseconds(21)));
+  EXPECT_TRUE(pace.lets_others_pass());
+  pace.begin(10);
+  EXPECT_FALSE(pace.lets_others_pass());
+}
+
 TEST(Pace, FastLinksHaveMoreUnderWay) {
   EXPECT_EQ(Pace::each_of(64 << 10), 2U);
   EXPECT_EQ(Pace::each_of(256 << 10), 4U);

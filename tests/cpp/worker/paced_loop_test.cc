@@ -2,6 +2,10 @@
 // What a worker loop does when the pace of an operation says "not now".
 #include <gtest/gtest.h>
 
+#include <array>
+#include <chrono>
+#include <thread>
+
 #include "worker/relaying_loop.h"
 
 namespace bps::worker {
@@ -79,6 +83,74 @@ TEST_F(PacedLoop, WhatTheHostContributesDoesNotWaitForThePace) {
   worker_loop->step();
   EXPECT_EQ(data.posted, 3U);
   worker_loop->leave(Error(ErrorCode::kRoundAborted, "the test is over", ""));
+}
+
+// Two servers over a network; one partition of an operation may be under way to each.
+class PacedNetwork : public ::testing::Test {
+ protected:
+  static constexpr std::uint64_t kPiece = 1024;
+
+  PacedNetwork() {
+    tensor::Credits credits;
+    for (std::uint32_t i = 0; i < 64; ++i) {
+      credits.slots.push_back({tensor::SlotNumber(i), 1, std::uint64_t{i} << 20, 2 * kPiece});
+    }
+    for (std::uint32_t i = 0; i < 2; ++i) {
+      ServerConnection& server = worker_loop.add_server(i, i + 1, "server", transport);
+      controls[i].sink = &server;
+      data[i].sink = &server;
+      worker_loop.open(server, &controls[i], {&data[i]});
+      server.on_message(controls[i], encode(credits, 1));
+    }
+  }
+  void submit(std::uint32_t id) {
+    const std::uint64_t bytes = 2 * kPartitions * kPiece;
+    memory.emplace_back(bytes);
+    const tensor::Partitioning cut(bytes, 4, kPiece);
+    auto made = std::make_shared<Tensor>(cut, cut);
+    made->name = "tensor";
+    made->id = id;
+    made->group = std::make_shared<const van::Group>(van::Group{0, {0, 1}});
+    made->dtype = Dtype::kFloat32;
+    made->bytes = bytes;
+    made->ahead = 1;
+    made->plans.whole.resize(2);
+    for (std::uint32_t i = 0; i < 2 * kPartitions; ++i) made->plans.whole[i % 2].push_back({.partition = i, .turn = i});
+    Request request;
+    request.input = request.output = memory.back().data();
+    request.input_allocation = request.output_allocation = {memory.back(), memory.size()};
+    worker_loop.submit(std::make_shared<Operation>(made, request, 0, id, 1, 2), true);
+    worker_loop.step();
+  }
+  // The tensors of the pushes to the first server.
+  std::vector<std::uint32_t> pushed() const {
+    std::vector<std::uint32_t> ids;
+    for (const auto& header : data[0].headers) ids.push_back(codec::decode_front<tensor::PushHeader>(header)->tensor);
+    return ids;
+  }
+
+  server::FakeTransport transport;
+  std::array<server::FakeControl, 2> controls{server::FakeControl{transport::Hello{}},
+                                              server::FakeControl{transport::Hello{}}};
+  std::array<server::FakeData, 2> data{server::FakeData{transport::Hello{}}, server::FakeData{transport::Hello{}}};
+  transport::Reactor reactor{"test", transport::Spin{}};
+  std::vector<std::vector<std::byte>> memory;
+  WorkerLoop worker_loop{
+      WorkerLoopOptions{.index = 0, .places = 2, .largest_partition = 1 << 20, .staging_bytes = 1 << 20}, reactor};
+};
+
+// The other ranks may have started them in another order: each would wait until the other one's pace has ended.
+TEST_F(PacedNetwork, AnotherOperationPassesOneThatIsNotAnswered) {
+  submit(1);
+  submit(2);
+  EXPECT_EQ(pushed(), (std::vector<std::uint32_t>{1}));
+  const auto deadline = Clock::now() + std::chrono::seconds(10);
+  while (pushed().size() == 1 && Clock::now() < deadline) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    worker_loop.step();
+  }
+  EXPECT_EQ(pushed(), (std::vector<std::uint32_t>{1, 2}));
+  worker_loop.leave(Error(ErrorCode::kRoundAborted, "the test is over", ""));
 }
 
 }  // namespace
