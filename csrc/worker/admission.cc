@@ -167,8 +167,9 @@ void Admission::add_buffer(ServerConnection& server) {
   try {
     server.memory.add_buffer();
   } catch (const Error& error) {
-    server.queue.needs_buffer = false;
-    cancellation_.abort(*server.queue.top(), server, error);
+    const Transfer* const asks = std::exchange(server.queue.needs_buffer, nullptr);
+    const auto found = std::ranges::find(server.queue.all(), asks);
+    if (found != server.queue.all().end()) cancellation_.abort(**found, server, error);
   }
   connections_.note_work();
 }

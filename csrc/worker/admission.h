@@ -45,7 +45,7 @@ class Admission {
   // Registers the memory of an operation, chooses its routes, makes the buffers that they need, and enqueues its parts.
   // An operation that fails stays out of the queues.
   void admit(Operation& operation);
-  // Makes another staging buffer for the first transfer in a server's queue.
+  // Makes another staging buffer for the transfer that needs one, which fails if none can be made.
   void add_buffer(ServerConnection& server);
 
  private:

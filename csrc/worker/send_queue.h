@@ -47,9 +47,9 @@ class SendQueue {
 
   // Bytes that are sent before the loop looks at what has come. Set once, by the worker loop.
   std::uint64_t most_per_turn = ~std::uint64_t{0};
-  // The first transfer waits for another staging buffer, which the loop adds after the batch. The sender sets this and
-  // clears it; Admission clears it when no buffer can be made.
-  bool needs_buffer = false;
+  // The transfer that waits for another staging buffer, which the loop adds after the batch; it may have left the
+  // queue. The sender sets this and clears it; Admission clears it when no buffer can be made.
+  const Transfer* needs_buffer = nullptr;
 
  private:
   static bool later(const Transfer* a, const Transfer* b) {

@@ -149,7 +149,7 @@ std::optional<StagingBuffer*> Sender::stage(ServerConnection& server, Transfer& 
   if (is_read_in_place && !placement.wants_data()) return nullptr;
   if (transfer.route == Route::kStagedIfCheap && !server.memory.has_free()) return nullptr;
   // There are no more buffers than partitions that can be sent.
-  StagingBuffer* const buffer = take_buffer(server, yields);
+  StagingBuffer* const buffer = take_buffer(server, transfer, yields);
   if (buffer == nullptr) return std::nullopt;
   if (!placement.has_payload() || is_read_in_place) return buffer;
   const Status filled = transfer.fill(part, placement, buffer->bytes(), counters_);
@@ -204,12 +204,13 @@ bool Sender::is_within_budget(ServerConnection& server, std::uint64_t length, bo
 
 // A buffer that the server reaches. Without a free one the partition waits for the loop to add one or, once the budget
 // is used up, for an answer to free one, unless that could last for ever.
-StagingBuffer* Sender::take_buffer(ServerConnection& server, bool& yields) {
+StagingBuffer* Sender::take_buffer(ServerConnection& server, const Transfer& transfer, bool& yields) {
   StagingBuffer* buffer = server.memory.take();
   if (buffer == nullptr) {
-    server.queue.needs_buffer = yields || server.memory.may_grow() || server.outstanding.check_stall();
+    const bool needs_one = yields || server.memory.may_grow() || server.outstanding.check_stall();
+    server.queue.needs_buffer = needs_one ? &transfer : nullptr;
   } else {
-    yields |= std::exchange(server.queue.needs_buffer, false);
+    yields |= std::exchange(server.queue.needs_buffer, nullptr) != nullptr;
   }
   return buffer;
 }

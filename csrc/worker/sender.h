@@ -60,7 +60,7 @@ class Sender {
                                       tensor::Placement& placement, bool& yields);
   void describe(ServerConnection& server, std::size_t n, std::uint32_t index, const tensor::Placement& placement);
   bool is_within_budget(ServerConnection& server, std::uint64_t length, bool& yields) const;
-  StagingBuffer* take_buffer(ServerConnection& server, bool& yields);
+  StagingBuffer* take_buffer(ServerConnection& server, const Transfer& transfer, bool& yields);
   void write_header(std::size_t n, std::uint32_t index, const tensor::Placement& placement, std::size_t rail);
   std::size_t post(ServerConnection& server);
   void take_back(ServerConnection& server, std::size_t from);

@@ -129,7 +129,7 @@ bool WorkerLoop::serve(ServerConnection& server) {
   }
   if (server.queue.empty()) return found;
   connections_.note_blocked();
-  if (server.queue.needs_buffer) admission_.add_buffer(server);
+  if (server.queue.needs_buffer != nullptr) admission_.add_buffer(server);
   return found;
 }
 

@@ -85,6 +85,21 @@ TEST_F(PacedLoop, WhatTheHostContributesDoesNotWaitForThePace) {
   worker_loop->leave(Error(ErrorCode::kRoundAborted, "the test is over", ""));
 }
 
+// What has passed fails if there is no memory for it, and not the operation that was passed.
+TEST_F(PacedLoop, ABufferThatCannotBeMadeFailsTheOneThatNeedsIt) {
+  const auto operation = submit_by_relay();
+  ASSERT_EQ(data.posted, 2U);
+  transport.out_of_memory = true;
+  worker_loop->relay().contribute(0, header, 0, 0);
+  worker_loop->step();
+  worker_loop->step();
+  EXPECT_FALSE(operation->is_failing());
+  const auto cancels = control.sent<tensor::Cancel>();
+  ASSERT_EQ(cancels.size(), 1U);
+  EXPECT_EQ(cancels[0].what, "no memory");
+  worker_loop->leave(Error(ErrorCode::kRoundAborted, "the test is over", ""));
+}
+
 // Two servers over a network; one partition of an operation may be under way to each.
 class PacedNetwork : public ::testing::Test {
  protected:
