@@ -69,7 +69,7 @@ from bps_rdma.torch.collectives import (
 )
 from bps_rdma.torch.cross_barrier import CrossBarrier
 from bps_rdma.torch.ddp import DistributedDataParallel
-from bps_rdma.torch.ddp_comm_hook import ddp_comm_hook
+from bps_rdma.torch.ddp_comm_hook import HookState, ddp_comm_hook
 from bps_rdma.torch.diloco import DiLoCo, LocalSGD
 from bps_rdma.torch.host_operations import (
     ExactSum,
@@ -138,6 +138,7 @@ __all__ = [
     "Fp8",
     "Group",
     "Handle",
+    "HookState",
     "Int4",
     "Int8",
     "InternalError",

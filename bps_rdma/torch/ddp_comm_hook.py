@@ -8,10 +8,44 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from bps_rdma import job
 from bps_rdma.operations import OperationOptions, ReduceOp
+from bps_rdma.operations.options import AnyCompression, text_of
 from bps_rdma.torch import transfer
+from bps_rdma.torch.backend.folded import sum_sparse
+from bps_rdma.torch.backend.pending import Pending
 from bps_rdma.torch.backend.work import BpsWork
-from bps_rdma.torch.membership import group_of
+from bps_rdma.torch.membership import AnyGroup, group_of, unique
+from bps_rdma.torch.units import Sent, as_real
+
+
+class HookState:
+    """What ddp_comm_hook() does with the buckets of one model. All ranks make theirs in the same order.
+
+    Args:
+        group: of torch.distributed or of bps_rdma; None: all workers.
+        compression: how buckets of at least BPS_MIN_COMPRESS_BYTES travel between hosts, as in BFloat16() or
+            Int8(feedback=True); see docs/compression.md. Default: what BPS_COMPRESSION says.
+        exact: True: means are exact, and rounded once (see docs/exact.md). Default: what BPS_EXACT says.
+
+    Raises:
+        NotInitializedError: bps_rdma does not run.
+        InvalidArgumentError: what is compressed is not exact.
+    """
+
+    def __init__(
+        self, group: AnyGroup = None, compression: AnyCompression | None = None, exact: bool | None = None
+    ) -> None:
+        smallest = job.current().min_compress_bytes
+        self._sent = Sent(unique("ddp hook"), group_of(group), text_of(compression, exact), smallest)
+
+    def options(self, bucket: Any) -> OperationOptions:
+        """Those of the operation for one of torch's buckets; buckets that are filled anew may be of another size."""
+        tensor = as_real(bucket.buffer())
+        name = f"{self._sent.prefix}.bucket {bucket.index()} of {tensor.numel()}"
+        if tensor.layout is not torch.strided:  # rows travel as they are
+            return OperationOptions(ReduceOp.average, name, group=self._sent.group)
+        return self._sent.options(name, 0, tensor.dtype, tensor.numel())
 
 
 def ddp_comm_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
@@ -20,7 +54,7 @@ def ddp_comm_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[t
     bps_rdma must run, with the ranks of the model's group: call bps_rdma.torch.init() after init_process_group().
 
     Args:
-        state: the group: of torch.distributed or of bps_rdma; None: all workers.
+        state: a HookState, or the group: of torch.distributed or of bps_rdma; None: all workers.
         bucket: torch's GradBucket.
 
     Returns:
@@ -31,8 +65,18 @@ def ddp_comm_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[t
             RuntimeError with the text of the error.
     """
     tensor = bucket.buffer()
-    handle = transfer.all_reduce(tensor, OperationOptions(ReduceOp.average, group=group_of(state)))
-    return BpsWork("all_reduce", [handle], [], [tensor], [tensor]).get_future().then(_first)  # type: ignore[no-any-return]
+    if isinstance(state, HookState):
+        options = state.options(bucket)
+    else:
+        options = OperationOptions(ReduceOp.average, group=group_of(state))
+    if tensor.layout is torch.strided:
+        pending = Pending([transfer.all_reduce(as_real(tensor), options)])
+    else:
+        options = options._replace(name=options.name or f"ddp hook, bucket {bucket.index()}")
+        ranks = transfer.members_of(options.group).size
+        pending = sum_sparse(tensor, ReduceOp.average, ranks, options)
+    work = BpsWork("all_reduce", pending.handles, pending.finishes, [tensor], [tensor])
+    return work.get_future().then(_first)  # type: ignore[no-any-return]
 
 
 def _first(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A training loop with Lightning's Fabric on the backend bps.
+"""A training loop with Lightning's Fabric, whose gradients bps_rdma averages; or on one of torch's backends alone.
 
-torchrun --nproc-per-node 2 examples/frameworks/fabric.py [gloo]
+torchrun --nproc-per-node 2 examples/frameworks/fabric.py [bps|gloo]
 """
 
 import sys
@@ -11,10 +11,10 @@ import torch
 from lightning.fabric.strategies import DDPStrategy
 from torch import nn
 
-import bps_rdma.torch  # noqa: F401  # registers the backend
+from bps_rdma.torch.lightning import BpsFabricStrategy
 
-backend = sys.argv[1] if len(sys.argv) > 1 else "bps"
-fabric = lightning.Fabric(accelerator="cpu", devices=2, strategy=DDPStrategy(process_group_backend=backend))
+others = [DDPStrategy(process_group_backend=name) for name in sys.argv[1:]]  # to compare with
+fabric = lightning.Fabric(accelerator="cpu", devices=2, strategy=others[0] if others else BpsFabricStrategy())
 fabric.launch()
 fabric.seed_everything(1)
 model: nn.Module = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.BatchNorm1d(64), nn.Linear(64, 2))

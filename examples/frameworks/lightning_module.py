@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A training with Lightning on the backend bps.
+"""A training with Lightning, whose gradients bps_rdma averages; or on one of torch's backends alone.
 
-torchrun --nproc-per-node 2 examples/frameworks/lightning_module.py [gloo]
+torchrun --nproc-per-node 2 examples/frameworks/lightning_module.py [bps|gloo]
 """
 
 import sys
@@ -11,7 +11,7 @@ import torch
 from lightning.pytorch.strategies import DDPStrategy
 from torch import nn
 
-import bps_rdma.torch  # noqa: F401  # registers the backend
+from bps_rdma.torch.lightning import BpsStrategy
 
 
 class Regression(lightning.LightningModule):
@@ -36,8 +36,9 @@ class Regression(lightning.LightningModule):
 lightning.seed_everything(1)
 data = torch.utils.data.TensorDataset(torch.randn(128, 8), torch.randn(128, 2))
 model = Regression()
+others = [DDPStrategy(process_group_backend=name) for name in sys.argv[1:]]  # to compare with
 trainer = lightning.Trainer(
-    strategy=DDPStrategy(process_group_backend=sys.argv[1] if len(sys.argv) > 1 else "bps"),
+    strategy=others[0] if others else BpsStrategy(),
     accelerator="cpu", devices=2, max_epochs=1, logger=False, enable_checkpointing=False, enable_progress_bar=False,
     enable_model_summary=False, gradient_clip_val=1.0,
 )  # fmt: skip

@@ -13,20 +13,24 @@ from pathlib import Path
 import harness
 import pytest
 
+from bps_rdma.errors import InvalidArgumentError
+
 FOLDER = Path(__file__).parents[2] / "examples" / "frameworks"
 COMPILES = 600  # DeepSpeed's extension, when it is first used
 pytestmark = pytest.mark.timeout(2 * COMPILES)
 
 
-def train(*words: str) -> dict[str, str]:
-    """What the script printed on rank 0, by its first word."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port",
-               str(harness.free_port()), *words]  # fmt: skip
+def train(*words: str, starts_itself: bool = False) -> dict[str, str]:
+    """What the script printed on rank 0, by its first word. torchrun starts two ranks, unless the script does so."""
+    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(harness.free_port())]
+    command = [sys.executable, *([] if starts_itself else torchrun), *words]
     kept = {name: os.environ[name] for name in ("PYTHONPATH", "TORCH_EXTENSIONS_DIR", "PATH") if name in os.environ}
-    env = harness.clean_env(**kept, OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", DS_ACCELERATOR="cpu")
+    env = harness.clean_env(**kept, OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", DS_ACCELERATOR="cpu",
+                            BPS_MIN_COMPRESS_BYTES="0")  # fmt: skip
     began = time.monotonic()
     done = harness.run_command(command, env=env, within=COMPILES)
-    lines = [line.split(": ", 1) for line in done.stdout.splitlines() if re.match("(losses|weights|backend): ", line)]
+    words_of_ours = re.compile("(losses|weights|backend|hooks|differ): ")
+    lines = [line.split(": ", 1) for line in done.stdout.splitlines() if words_of_ours.match(line)]
     print(f"{words}: {time.monotonic() - began:.1f} s")
     said = dict(lines)
     # A rank on gloo aborts now and then when the other one has ended first; what it has computed counts.
@@ -49,9 +53,89 @@ def test_those_that_insist_on_gloo(script):
 
 
 @pytest.mark.parametrize("script", ["lightning_module.py", "fabric.py"])
-def test_those_that_are_told_a_backend(script):
+def test_those_with_a_strategy_of_ours_and_those_that_are_told_a_backend(script):
     script = str(FOLDER / script)
-    same(train(script), train(script, "gloo"))
+    expected = train(script, "gloo")
+    same(train(script), dict(expected))
+    same(train(script, "bps"), expected)
+
+
+LIGHTNING = """
+import sys
+import lightning
+import torch
+import torch.distributed as dist
+from lightning.pytorch.strategies import DDPStrategy
+import bps_rdma.torch.lightning
+from bps_rdma.torch import Int8
+from bps_rdma.torch.lightning import BpsStrategy
+
+class Module(lightning.LightningModule):
+    def __init__(self, is_manual):
+        super().__init__()
+        self.layers = torch.nn.Sequential(torch.nn.Embedding(16, 8, sparse=is_manual), torch.nn.Linear(8, 8))
+        self.automatic_optimization = not is_manual
+        self.losses = []
+
+    def training_step(self, batch):
+        loss = self.layers(batch[0]).square().mean()
+        self.losses.append(self.all_gather(loss.detach()).mean().item())
+        if not self.automatic_optimization:
+            self.optimizers().zero_grad()
+            self.manual_backward(loss)
+            self.optimizers().step()
+        return loss
+
+    def on_train_end(self):
+        self.hook = self.trainer.strategy.model._get_ddp_logging_data().get("comm_hook", "none")
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=1.0)
+
+def trained(strategy, is_manual, accumulated):
+    lightning.seed_everything(1)
+    model = Module(is_manual)
+    data = torch.utils.data.TensorDataset(torch.randint(0, 16, (128,)))
+    trainer = lightning.Trainer(
+        strategy=strategy, accelerator="cpu", devices=2, max_epochs=1, logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False, accumulate_grad_batches=accumulated)
+    trainer.fit(model, torch.utils.data.DataLoader(data, batch_size=8, shuffle=True))
+    return model
+
+def strategy():
+    return {"bps": "bps", "gloo": DDPStrategy(process_group_backend="gloo")}.get(sys.argv[1]) or BpsStrategy()
+
+if sys.argv[1] == "group":
+    dist.init_process_group("gloo")
+plain, accumulated, manual = trained(strategy(), False, 1), trained(strategy(), False, 2), trained(strategy(), True, 1)
+short = trained(BpsStrategy(compression=Int8(everywhere=True)), False, 1) if sys.argv[1] == "bps" else plain
+if dist.get_rank() == 0:
+    print("losses:", *plain.losses)
+    print("weights:", *(one.detach().tolist() for model in (accumulated, manual) for one in model.parameters()))
+    print("backend:", dist.get_backend())
+    print("hooks:", plain.hook, accumulated.hook, manual.hook)
+    print("differ:", short.losses != plain.losses)
+"""
+
+
+def test_lightning_with_our_hook(tmp_path):
+    """By name, started by Lightning itself; and in a group of another backend that was there before."""
+    script = tmp_path / "script.py"
+    script.write_text(LIGHTNING)
+    expected = train(str(script), "gloo")
+    assert (expected.pop("hooks"), expected.pop("differ")) == ("none none none", "False")
+    for started, backend in (("bps", "bps"), ("group", "gloo")):
+        said = train(str(script), started, starts_itself=started == "bps")
+        assert said.pop("hooks") == " ".join(3 * ["ddp_comm_hook"])
+        assert said.pop("differ") == str(started == "bps")
+        assert said == expected | {"backend": backend}
+
+
+def test_lightning_with_another_hook_is_refused():
+    from bps_rdma.torch.lightning import BpsStrategy
+
+    with pytest.raises(InvalidArgumentError, match="ddp_comm_state is for another"):
+        BpsStrategy(ddp_comm_state=1)
 
 
 @pytest.mark.parametrize("stage", ["1", "2", "3"])

@@ -96,6 +96,53 @@ def test_the_hook_takes_a_group_and_needs_a_job():
     harness.run(hook_of_a_group, workers=3, init=False)
 
 
+class Sparse(nn.Module):
+    """Has a sparse gradient, a complex one, and others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.words = nn.Embedding(12, 4, sparse=True)
+        self.factor = nn.Parameter(torch.ones(4, dtype=torch.complex64))
+        self.out = nn.Linear(4, 256)
+
+    def forward(self, numbers: torch.Tensor) -> torch.Tensor:
+        return self.out(torch.view_as_real(self.factor * self.words(numbers)).sum(-1))
+
+
+def with_states(_: Any, compresses: bool) -> list[torch.Tensor]:
+    import bps_rdma.torch as bps
+
+    _, share = joined("gloo")
+    net = nn.parallel.DistributedDataParallel(Sparse(), find_unused_parameters=False)
+    compression = bps.Int8(everywhere=True) if compresses else None
+    net.register_comm_hook(bps.HookState(compression=compression), bps.ddp_comm_hook)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        numbers = torch.randint(0, 12, (BATCH,), generator=torch.Generator().manual_seed(step))
+        net(numbers[share]).pow(2).mean().backward()
+        optimizer.step()
+    bps.barrier()
+    dist.destroy_process_group()
+    return [parameter.detach() for parameter in net.parameters()]
+
+
+def test_the_hook_takes_sparse_and_complex_gradients_and_compresses_the_others():
+    alone = Sparse()
+    optimizer = torch.optim.SGD(alone.parameters(), lr=0.1)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        alone(torch.randint(0, 12, (BATCH,), generator=torch.Generator().manual_seed(step))).pow(2).mean().backward()
+        optimizer.step()
+    expected = [parameter.detach() for parameter in alone.parameters()]
+    for compresses in (False, True):
+        for found in harness.run(with_states, compresses, workers=2, init=False, env={"BPS_MIN_COMPRESS_BYTES": "0"}):
+            difference = max(float((one - other).abs().max()) for one, other in zip(found, expected, strict=True))
+            assert difference < (1e-2 if compresses else 1e-6)
+            assert (difference > 1e-5) == compresses
+
+
 def with_fsdp(_: Any) -> None:
     from torch.distributed.fsdp import fully_shard
     from torch.nn.utils import clip_grad_norm_

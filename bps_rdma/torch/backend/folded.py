@@ -73,8 +73,8 @@ def sum_sparse(tensor: torch.Tensor, op: ReduceOp | Fold, ranks: int, options: O
     rows = own.indices().t().contiguous().cpu()
     values = own.values().contiguous().cpu()
     gathered: list[Any] = [
-        UnevenGather(rows, None, options._replace(name=f"{name}, indices")),
-        UnevenGather(values, None, options._replace(name=f"{name}, values")),
+        UnevenGather(rows, None, options._replace(op=ReduceOp.sum, name=f"{name}, indices")),
+        UnevenGather(values, None, options._replace(op=ReduceOp.sum, name=f"{name}, values")),
     ]
 
     def finish() -> None:

@@ -20,8 +20,8 @@ from bps_rdma.tools import scale_model as tools_scale_model
 
 FOR_DEVELOPERS = {"test", "docs", "dev"}
 # Imported where a user or another environment has brought them: numpy's bfloat16; the MPI peers of the benchmark; what
-# only type checkers import, which have it; a framework that its users have.
-BROUGHT = {"ml_dtypes", "mpi4py", "torchft", "typing_extensions"}
+# only type checkers import, which have it; frameworks that their users have.
+BROUGHT = {"lightning", "ml_dtypes", "mpi4py", "torchft", "typing_extensions"}
 ROOT = Path(bps_rdma.__file__).parent
 
 
