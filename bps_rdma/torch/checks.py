@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Container, Iterable
 from typing import TYPE_CHECKING
 
@@ -46,11 +47,32 @@ def check_batch_norm(module: torch.nn.Module, ranks: int) -> None:
         return
     for name, each in module.named_modules():
         if isinstance(each, torch.nn.SyncBatchNorm):
-            raise InvalidArgumentError(
-                f"{name or 'the module'!r} is a SyncBatchNorm, which would synchronise nothing: "
-                "it uses torch.distributed, which is not initialised",
-                'call init_process_group("bps") first, or use BatchNorm',
-            )
+            raise _synchronises_nothing(f"{name or 'the module'!r} is")
+
+
+def check_batch_norm_of(named: Iterable[tuple[str, torch.nn.Parameter]], ranks: int) -> None:
+    """The same for those who have the parameters only: these may be those of a SyncBatchNorm.
+
+    Parameters do not know their module. The garbage collector knows all modules there are, and takes a tenth of a
+    second to list a million objects; it is asked only where a parameter is one that a SyncBatchNorm could have.
+    """
+    if ranks == 1 or (dist.is_available() and dist.is_initialized()):
+        return
+    vectors = {id(parameter): name for name, parameter in named if parameter.dim() == 1}
+    if not vectors:
+        return
+    for each in gc.get_objects():
+        if issubclass(type(each), torch.nn.SyncBatchNorm):  # isinstance() would run the code of proxies
+            for parameter in each.parameters(recurse=False):
+                if id(parameter) in vectors:
+                    raise _synchronises_nothing(f"{vectors[id(parameter)]!r} is a parameter of")
+
+
+def _synchronises_nothing(what: str) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"{what} a SyncBatchNorm, which would synchronise nothing: it uses torch.distributed, which is not initialised",
+        'call init_process_group("bps") first, or use BatchNorm',
+    )
 
 
 def check_optimizer(value: object) -> None:

@@ -21,13 +21,14 @@ from bps_rdma.errors import BpsError, InvalidArgumentError
 from bps_rdma.operations.options import AnyCompression, text_of
 from bps_rdma.torch import membership
 from bps_rdma.torch.broadcast import broadcast_object, broadcast_optimizer_state, broadcast_parameters
-from bps_rdma.torch.checks import check_count, check_module, check_optimizer
+from bps_rdma.torch.checks import check_batch_norm, check_count, check_module, check_optimizer
 from bps_rdma.torch.compression import Compression
 from bps_rdma.torch.membership import AnyGroup, init, resume, suspend
 from bps_rdma.torch.ops import push_pull, push_pull_async_inplace
 from bps_rdma.torch.optimizer import DistributedOptimizer, SynchronousOptimizer
 from bps_rdma.torch.parameters import names_of
 from bps_rdma.torch.synchronizer import SynchronizerOptions
+from bps_rdma.torch.transfer import members_of
 from bps_rdma.torch.units import IndexedParameter
 from bps_rdma.torch.wrapped import WrappedOptimizer
 from bps_rdma.torch.wrapping import rebase
@@ -95,8 +96,10 @@ def CrossBarrier(  # noqa: N802
         raise InvalidArgumentError("LBFGS cannot step on single parameters", "use DistributedOptimizer")
     membership.init()
     named = names_of(optimizer, list(model.named_parameters()) if named_parameters is None else named_parameters)
+    ours = membership.group_of(group)
+    check_batch_norm(model, members_of(ours).size)
     arguments: SynchronizerOptions = {
-        "strategy": "overlap", "compression": text_of(compression, exact), "group": membership.group_of(group),
+        "strategy": "overlap", "compression": text_of(compression, exact), "group": ours,
     }  # fmt: skip
     if job.current().may_lose_members:
         at_once = rebase(optimizer, SynchronousOptimizer)

@@ -48,7 +48,8 @@ class DistributedDataParallel(torch.nn.Module):
             Int8(feedback=True); see docs/compression.md.
         strategy: "bucketed": buckets, each sent as soon as backward has filled it; "overlap": the same, parameter by
             parameter; "flat": everything at once after backward; "naive": parameter by parameter after backward.
-        bucket_mb: size of buckets, 2^20 bytes; the first one is 1 MB at most.
+        bucket_mb: size of buckets, 2^20 bytes; the first one is 1 MB at most. Default: one bucket up to 4 MB of
+            gradients, and 25 beyond; on a GPU more for large models, because each bucket costs more there.
         group: a group of bps_rdma or of torch.distributed; also accepted as `process_group`.
         find_unused_parameters: buckets need no flag. True: ranks may leave parameters unused also where gradients are
             compressed, or have no buckets, which costs a small operation per pass. False: such a pass raises BpsError.
@@ -68,7 +69,7 @@ class DistributedDataParallel(torch.nn.Module):
         broadcast_buffers: bool = True,
         compression: AnyCompression | None = None,
         strategy: StrategyName = "bucketed",
-        bucket_mb: float = 25.0,
+        bucket_mb: float | None = None,
         group: AnyGroup = None,
         process_group: AnyGroup = None,
         find_unused_parameters: bool = False,

@@ -17,12 +17,13 @@ from bps_rdma.spans import spans
 from bps_rdma.torch import membership, transfer
 from bps_rdma.torch.asynchronous import AsynchronousOptimizer
 from bps_rdma.torch.broadcast import broadcast_optimizer_state, broadcast_parameters
-from bps_rdma.torch.checks import check_count, check_optimizer
+from bps_rdma.torch.checks import check_batch_norm_of, check_count, check_optimizer
 from bps_rdma.torch.joining import Call, UnevenInputs
 from bps_rdma.torch.membership import AnyGroup
 from bps_rdma.torch.parameters import FixedParameters, names_of
 from bps_rdma.torch.plan import StrategyName
 from bps_rdma.torch.synchronizer import SynchronizerOptions
+from bps_rdma.torch.transfer import members_of
 from bps_rdma.torch.wrapped import WrappedOptimizer
 from bps_rdma.torch.wrapping import rebase
 
@@ -33,10 +34,11 @@ def DistributedOptimizer(  # noqa: N802
     compression: AnyCompression | None = None,
     backward_passes_per_step: int = 1,
     strategy: StrategyName = "bucketed",
-    bucket_mb: float = 25.0,
+    bucket_mb: float | None = None,
     group: AnyGroup = None,
     exact: bool | None = None,
     sparse: Iterable[str] = (),
+    find_unused_parameters: bool = False,
 ) -> SynchronousOptimizer | AsynchronousOptimizer:
     """The optimizer, for whose parameters backward() gives gradients that are means over all ranks.
 
@@ -58,15 +60,15 @@ def DistributedOptimizer(  # noqa: N802
             Int8(feedback=True); see docs/compression.md.
         backward_passes_per_step: backward passes, the same number on all ranks, whose gradients are added up before
             they are sent, not averaged; with exact means without rounding.
-        strategy: as for DistributedDataParallel.
-        bucket_mb: size of buckets, 2^20 bytes, for the strategies that have them.
+        strategy, bucket_mb, find_unused_parameters: as for DistributedDataParallel.
         group: a group of bps_rdma or of torch.distributed; default: all workers.
         exact: True: means are exact, and rounded once: the same bits for any number of ranks (see docs/exact.md).
             Default: what BPS_EXACT says.
         sparse: names of parameters whose gradients are sparse, as of Embedding(sparse=True); the same on all ranks.
 
     Raises:
-        InvalidArgumentError: a name twice, a parameter without a name, or an unknown name in `sparse`.
+        InvalidArgumentError: a name twice, a parameter without a name, or an unknown name in `sparse`. Or a parameter
+            is that of a SyncBatchNorm, and torch.distributed is not initialised.
         InvalidTensorError, MismatchError: a parameter cannot be synchronised; names it.
     """
     check_optimizer(optimizer)
@@ -74,6 +76,7 @@ def DistributedOptimizer(  # noqa: N802
     ours = membership.group_of(group)
     named = names_of(optimizer, named_parameters)
     check_count("backward_passes_per_step", backward_passes_per_step, 1)
+    check_batch_norm_of(named, members_of(ours).size)
     if job.current().asynchronous:
         how = text_of(compression, exact)
         if how not in (None, NONE):
@@ -86,7 +89,7 @@ def DistributedOptimizer(  # noqa: N802
     result = rebase(optimizer, SynchronousOptimizer)
     arguments: SynchronizerOptions = {
         "strategy": strategy, "bucket_mb": bucket_mb, "compression": text_of(compression, exact), "group": ours,
-        "sparse": _sparse(sparse, named),
+        "sparse": _sparse(sparse, named), "find_unused": find_unused_parameters,
     }  # fmt: skip
     result._bps_begin(named, backward_passes_per_step, arguments)
     return result

@@ -10,6 +10,7 @@ import numpy as np
 
 import bps_rdma
 from bps_rdma.torch import compression_state, transfer
+from bps_rdma.torch.bucket_sizes import BucketSizes
 from bps_rdma.torch.plan import Strategy, Unit, units_of
 from bps_rdma.torch.units import IndexedParameter, Sent
 from bps_rdma.torch.unused import Declared
@@ -21,16 +22,16 @@ class OrderedUnits:
     Args:
         entries: the parameters, in the order of registration; their gradients are expected in the reverse one.
         strategy: whether there are buckets.
-        bucket_bytes: largest size of a bucket.
+        sizes: of buckets.
         sent: prefix, group and compression.
         sparse: names of the parameters whose gradients are sparse.
     """
 
     def __init__(
-        self, entries: Sequence[IndexedParameter], strategy: Strategy, bucket_bytes: float, sent: Sent,
+        self, entries: Sequence[IndexedParameter], strategy: Strategy, sizes: BucketSizes, sent: Sent,
         sparse: Container[str],
     ) -> None:  # fmt: skip
-        self._entries, self._strategy, self._bucket_bytes = entries, strategy, bucket_bytes
+        self._entries, self._strategy, self._sizes = entries, strategy, sizes
         self._sent, self._sparse = sent, sparse
         self._generation = 0
         self.units: list[Unit] = []
@@ -38,7 +39,7 @@ class OrderedUnits:
 
     def _fill(self, order: Sequence[IndexedParameter]) -> None:
         self.close()
-        self.units = units_of(order, self._strategy, self._bucket_bytes, self._generation, self._sent, self._sparse)
+        self.units = units_of(order, self._strategy, self._sizes, self._generation, self._sent, self._sparse)
         self._unit_of = {entry: unit for unit in self.units for entry in unit.entries}
         self.declared: list[Declared] = []  # parameters may have another dtype one day
         by_method: dict[str | None, dict[str, Any]] = {}

@@ -10,13 +10,11 @@ from typing import Literal
 import torch
 
 from bps_rdma.errors import InvalidArgumentError
+from bps_rdma.torch.bucket_sizes import BucketSizes
 from bps_rdma.torch.sparse import Rows
 from bps_rdma.torch.units import Bucket, IndexedParameter, Sent, Single
 
 Unit = Single | Bucket | Rows
-
-FIRST_BUCKET_BYTES = 1 << 20  # small, so that communication starts early in backward; torch's DDP does the same
-
 
 StrategyName = Literal["naive", "flat", "overlap", "bucketed"]
 
@@ -58,7 +56,7 @@ def strategy_of(name: str) -> Strategy:
 def units_of(
     order: Sequence[IndexedParameter],
     strategy: Strategy,
-    bucket_bytes: float,
+    sizes: BucketSizes,
     generation: int,
     sent: Sent,
     sparse: Container[str] = (),
@@ -67,7 +65,7 @@ def units_of(
 
     Args:
         order: the parameters in the order in which their gradients are expected.
-        bucket_bytes: largest size of a bucket; larger gradients have one of their own. The flat strategy ignores it.
+        sizes: of buckets; the flat strategy ignores them.
         strategy: whether there are buckets, and when they are sent.
         generation: part of the names of buckets, so that those filled in another order have other names.
         sent: prefix, group and compression.
@@ -78,7 +76,7 @@ def units_of(
     if not strategy.buckets:
         return [*rows, *(Single(entry, sent) for entry in order)]
     if not strategy.eager:
-        bucket_bytes = float("inf")
+        sizes = BucketSizes(float("inf"), float("inf"))
     parts: list[list[IndexedParameter]] = []
     # One open bucket per dtype and device: neighbours of mixed dtypes do not close each other's.
     open_parts: dict[tuple[torch.dtype, torch.device], tuple[list[IndexedParameter], float]] = {}
@@ -87,9 +85,7 @@ def units_of(
         size = entry.parameter.numel() * dtype.itemsize
         kind = dtype, entry.parameter.device
         part, filled = open_parts.get(kind, ([], 0.0))
-        limit = bucket_bytes if parts and part is not parts[0] else min(bucket_bytes, FIRST_BUCKET_BYTES)
-        if not strategy.eager:
-            limit = bucket_bytes
+        limit = sizes.others if parts and part is not parts[0] else sizes.first
         if not part or filled + size > limit:
             part, filled = [], 0.0
             parts.append(part)

@@ -25,6 +25,7 @@ from bps_rdma.operations import OperationOptions, ReduceOp
 from bps_rdma.operations.options import EXACT
 from bps_rdma.spans import spans
 from bps_rdma.torch import transfer
+from bps_rdma.torch.bucket_sizes import BucketSizes, bucket_sizes, sizes_of
 from bps_rdma.torch.checks import check_exact, check_number, check_parameter
 from bps_rdma.torch.gradient_pass import GradientPass
 from bps_rdma.torch.ordered_units import OrderedUnits
@@ -39,7 +40,7 @@ class SynchronizerOptions(TypedDict, total=False):
     """The keywords of GradientSynchronizer, for those that make one anew when other parameters are trained."""
 
     strategy: StrategyName
-    bucket_mb: float
+    bucket_mb: float | None
     compression: str | None
     group: Group | None
     find_unused: bool
@@ -54,7 +55,7 @@ class GradientSynchronizer:
         named: (name, parameter); names are the same on all ranks, and unique.
         prefix: of all names; unique in the job.
         strategy: "naive", "flat", "overlap" or "bucketed".
-        bucket_mb: size of buckets, 2^20 bytes.
+        bucket_mb: size of buckets, 2^20 bytes; None: chosen by the size of all gradients and where they lie.
         compression: the text of the method; see OperationOptions.
         group: who takes part; None: all workers.
         find_unused: leave parameters that no rank used without a gradient; without buckets, and where they are
@@ -73,14 +74,15 @@ class GradientSynchronizer:
         named: Iterable[tuple[str, torch.nn.Parameter]],
         prefix: str,
         strategy: StrategyName = "bucketed",
-        bucket_mb: float = 25.0,
+        bucket_mb: float | None = None,
         compression: str | None = None,
         group: Group | None = None,
         find_unused: bool = True,
         accumulates: bool | None = False,
         sparse: frozenset[str] = frozenset(),
     ) -> None:
-        check_number("bucket_mb", bucket_mb, 0)
+        if bucket_mb is not None:
+            check_number("bucket_mb", bucket_mb, 0)
         self.entries = [IndexedParameter(index, name, parameter) for index, (name, parameter) in enumerate(named)]
         for entry in self.entries:
             check_parameter(entry.name, entry.parameter)
@@ -104,7 +106,8 @@ class GradientSynchronizer:
                 self._unused = UnusedParameters(self.entries, self.sent, declares=compressed)
             else:
                 self._must_use = self.entries
-        self._ordered = OrderedUnits(self.entries, self._strategy, bucket_mb * 2**20, self.sent, sparse)
+        sizes = _sizes_for(self.entries, sparse) if bucket_mb is None else sizes_of(bucket_mb)
+        self._ordered = OrderedUnits(self.entries, self._strategy, sizes, self.sent, sparse)
 
     @property
     def units(self) -> list[Unit]:
@@ -283,3 +286,9 @@ class GradientSynchronizer:
         self._ordered.close()
         for hook in self.hooks:
             hook.remove()
+
+
+def _sizes_for(entries: Iterable[IndexedParameter], sparse: frozenset[str]) -> BucketSizes:
+    dense = [entry.parameter for entry in entries if entry.name not in sparse]
+    on_device = any(transfer.device_of(parameter) is not None for parameter in dense)
+    return bucket_sizes(sum(parameter.numel() * parameter.dtype.itemsize for parameter in dense), on_device)

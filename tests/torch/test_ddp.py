@@ -162,17 +162,28 @@ def test_unused_parameters_are_as_in_one_process(choose):
 
 
 def some_only(bps: Any, strategy: str) -> None:
-    """Without the flag, as in torch; buckets need none."""
-    from bps_rdma.torch import DistributedDataParallel
+    """Without the flag, as in torch; buckets need none. Of both wrappers."""
+    from bps_rdma.torch import DistributedDataParallel, DistributedOptimizer
 
-    model = training.seeded(training.Branching)
+    model, plain = training.seeded(training.Branching), training.seeded(training.Branching)
     ddp = DistributedDataParallel(model, strategy=strategy)
+    sgd = torch.optim.SGD(plain.parameters(), lr=0.1)
+    optimizer = DistributedOptimizer(sgd, plain.named_parameters(), strategy=strategy)
+    for net, inner in ((ddp, model), (plain, plain)):
+        if strategy in ("flat", "bucketed"):
+            net(training.batch(0), 0).sum().backward()
+            assert inner.never.weight.grad is None
+            continue
+        with pytest.raises(bps.BpsError, match=r"no gradient to 'odd.weight', 'odd.bias', 'never.weight' and 1 more"):
+            net(training.batch(0), 0).sum().backward()
+    optimizer.zero_grad()
+    plain = training.seeded(training.Branching)
+    sgd = torch.optim.SGD(plain.parameters(), lr=0.1)
+    DistributedOptimizer(sgd, plain.named_parameters(), strategy=strategy, find_unused_parameters=True)
+    plain(training.batch(0), 0).sum().backward()
+    assert plain.never.weight.grad is None
     if strategy in ("flat", "bucketed"):
-        ddp(training.batch(0), 0).sum().backward()
-        assert model.never.weight.grad is None
         return
-    with pytest.raises(bps.BpsError, match=r"no gradient to 'odd.weight', 'odd.bias', 'never.weight' and 1 more"):
-        ddp(training.batch(0), 0).sum().backward()
     ddp.zero_grad()
     model.never.requires_grad_(False)
     training.loss_of(ddp(training.batch(0), 0) + ddp(training.batch(0), 1)).backward()  # frozen ones need no gradient

@@ -77,8 +77,11 @@ def wraps(bps: Any) -> dict[str, Wrap]:
 
     def optimizer(strategy: str) -> Wrap:
         return lambda model: (
-            model, DistributedOptimizer(sgd(model), model.named_parameters(), strategy=strategy, bucket_mb=0.0005),
-        )  # fmt: skip
+            model,
+            DistributedOptimizer(
+                sgd(model), model.named_parameters(), strategy=strategy, bucket_mb=0.0005, find_unused_parameters=True
+            ),
+        )
 
     def ddp(strategy: str) -> Wrap:
         return lambda model: (

@@ -206,7 +206,7 @@ def unused(bps: Any) -> None:
         adam = (
             CrossBarrier(model, adam)
             if kind == "cross barrier"
-            else DistributedOptimizer(adam, model.named_parameters(), strategy=kind)
+            else DistributedOptimizer(adam, model.named_parameters(), strategy=kind, find_unused_parameters=True)
         )
         for step in range(6):
             shares = [training.batch(step, *training.share(other, size)) for other in range(size)]

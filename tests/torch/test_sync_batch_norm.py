@@ -21,9 +21,16 @@ def alone(bps: Any) -> str:
     model = nn.SyncBatchNorm.convert_sync_batchnorm(training.Images())
     with pytest.raises(bps.InvalidArgumentError) as caught:
         bps_rdma.torch.DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(bps.InvalidArgumentError, match="'parameter 2' is a parameter of a SyncBatchNorm"):
+        bps_rdma.torch.DistributedOptimizer(optimizer)
+    with pytest.raises(bps.InvalidArgumentError, match="'norm' is a SyncBatchNorm"):
+        bps_rdma.torch.CrossBarrier(model, optimizer)
+    bps_rdma.torch.DistributedOptimizer(torch.optim.SGD(nn.BatchNorm1d(2).parameters(), lr=0.1))
     # In a group of one rank there is nothing to synchronise.
     net = bps_rdma.torch.DistributedDataParallel(model, group=bps.new_group([bps.rank()]))
     net(training.batch(0)).sum().backward()
+    bps_rdma.torch.DistributedOptimizer(optimizer, group=bps.new_group([bps.rank()]))
     return str(caught.value)
 
 

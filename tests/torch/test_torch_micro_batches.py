@@ -92,7 +92,9 @@ def with_passes(bps: Any, dtype: str, strategy: Any, scaled: bool) -> str:
     sgd = torch.optim.SGD(model.parameters(), 0.0)
     mine = micro_batches(bps, dtype, scaled=scaled)
     passes = 8 // bps.size()
-    optimizer = DistributedOptimizer(sgd, model.named_parameters(), strategy=strategy, bucket_mb=0.01, exact=True)
+    optimizer = DistributedOptimizer(
+        sgd, model.named_parameters(), strategy=strategy, bucket_mb=0.01, exact=True, find_unused_parameters=True
+    )
     optimizer.set_backward_passes_per_step(passes)
     found = set()
     for _ in range(2):
