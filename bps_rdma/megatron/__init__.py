@@ -13,6 +13,7 @@ from bps_rdma.megatron.arguments import add_flags
 from bps_rdma.megatron.lora import let_embeddings_pass_gradients, warn_of_untrained
 from bps_rdma.megatron.lora_files import load_lora, lora_state, save_lora
 from bps_rdma.megatron.lora_layers import adapters, add_lora, merge_lora
+from bps_rdma.megatron.order import register_in_order_of_use
 
 __all__ = [
     "adapters",
@@ -26,6 +27,7 @@ __all__ = [
     "load_lora",
     "lora_state",
     "merge_lora",
+    "register_in_order_of_use",
     "save_lora",
     "warn_of_untrained",
 ]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from bps_rdma import extras
@@ -19,9 +19,9 @@ from bps_rdma.megatron.arguments import check_options, check_version, is_set
 from bps_rdma.megatron.communicator import Communicator
 from bps_rdma.megatron.lora import cure_frozen_embedding, watch_first_step
 from bps_rdma.megatron.memory import MappedBuffers, follow_moves
+from bps_rdma.megatron.model_groups import PIPELINE, TENSOR, replace_groups
 from bps_rdma.megatron.order import watch_order
 from bps_rdma.torch import membership
-from bps_rdma.torch.backend import Options
 from bps_rdma.torch.membership import unique
 
 _GROUPS = (
@@ -34,18 +34,21 @@ _undo: list[Callable[[], None]] = []  # how to restore the classes of Megatron t
 
 def enable(
     config: Any = None, *, use_dpu_reduce: bool | None = None, use_dpu_tp_reduce: bool | None = None,
-    cure_frozen_embeddings: bool | None = None,
+    use_bps_pp: bool | None = None, cure_frozen_embeddings: bool | None = None,
 ) -> bool:  # fmt: skip
     """Makes every Megatron DistributedDataParallel that is constructed from now on use push/pull for its gradients.
 
     Call it once at start-up, before the model is built. Without the flags Megatron is not changed at all.
 
     Args:
-        config: Megatron's arguments or a DistributedDataParallelConfig, from which `use_bps` (or `use_dpu_reduce`) and
-            `use_bps_tp` (or `use_dpu_tp_reduce`) are read where it has them. None: use_dpu_reduce alone.
+        config: Megatron's arguments or a DistributedDataParallelConfig, from which `use_bps` (or `use_dpu_reduce`),
+            `use_bps_tp` (or `use_dpu_tp_reduce`) and `use_bps_pp` are read where it has them. None: use_dpu_reduce
+            alone.
         use_dpu_reduce: synchronise gradients and the distributed optimizer's parameters; overrides `config`.
         use_dpu_tp_reduce: also the collectives of tensor parallelism, through a group of bps_rdma's torch.distributed
-            backend; overrides `config`.
+            backend, and those of experts that are divided in this way; overrides `config`.
+        use_bps_pp: also what pipeline stages send each other, and the gradients of embeddings that they share;
+            overrides `config`.
         cure_frozen_embeddings: let_embeddings_pass_gradients() of models that recompute in full over a frozen
             embedding, whose first stage would otherwise never train; overrides `config`. Default: True.
 
@@ -59,7 +62,8 @@ def enable(
     if gradients is None:
         gradients = is_set(config, "--use-dpu-reduce", otherwise=config is None)
     tensors = is_set(config, "--use-dpu-tp-reduce") if use_dpu_tp_reduce is None else use_dpu_tp_reduce
-    if not (gradients or tensors):
+    stages = is_set(config, "--use-bps-pp") if use_bps_pp is None else use_bps_pp
+    if not (gradients or tensors or stages):
         return False
     extras.require("megatron.core", "bps_rdma.megatron")
     import megatron.core
@@ -75,10 +79,11 @@ def enable(
         if cure if cure_frozen_embeddings is None else cure_frozen_embeddings:
             _replace(DistributedDataParallel, "__init__", _then_cure)
         _replace(DistributedDataParallel, "__init__", _then_attach)
-    if tensors:
+    if tensors or stages:
         from megatron.core import parallel_state
 
-        _replace(parallel_state, "initialize_model_parallel", _then_replace_tensor_group)
+        names = (TENSOR if tensors else ()) + (PIPELINE if stages else ())
+        _replace(parallel_state, "initialize_model_parallel", _then_replace(names))
     return True
 
 
@@ -168,25 +173,13 @@ def _attach_to(bucket_group: Any, name: str, priority: int) -> int:
     return replaced
 
 
-def _then_replace_tensor_group(initialise: Any) -> Any:
-    @functools.wraps(initialise)
-    def initialise_and_replace(*args: Any, **options: Any) -> None:
-        initialise(*args, **options)
-        replace_tensor_group()
+def _then_replace(names: Sequence[str]) -> Callable[[Any], Any]:
+    def wrap(initialise: Any) -> Any:
+        @functools.wraps(initialise)
+        def initialise_and_replace(*args: Any, **options: Any) -> None:
+            initialise(*args, **options)
+            replace_groups(names)
 
-    return initialise_and_replace
+        return initialise_and_replace
 
-
-def replace_tensor_group() -> None:
-    """Makes tensor parallelism communicate through bps_rdma; every rank calls it, before models are built."""
-    import torch.distributed as dist
-    from megatron.core import parallel_state
-
-    membership.init()
-    stock = parallel_state.get_tensor_model_parallel_group()
-    if stock.size() > 1:
-        ranks = dist.get_process_group_ranks(stock)
-        parallel_state._TENSOR_MODEL_PARALLEL_GROUP = dist.new_group(
-            ranks, backend="bps", pg_options=Options(stage_gpu=True), use_local_synchronization=True,
-            group_desc="BPS_TENSOR_MODEL_PARALLEL_GROUP",
-        )  # fmt: skip
+    return wrap

@@ -12,6 +12,7 @@ from bps_rdma.errors import InvalidArgumentError
 FLAGS = {
     "--use-dpu-reduce": "synchronise gradients by push/pull (bps_rdma)",
     "--use-dpu-tp-reduce": "run the collectives of tensor parallelism through bps_rdma, too",
+    "--use-bps-pp": "run what pipeline stages send each other through bps_rdma, too",
 }
 # The names that users type, who need no DPU; those above come from forks of Megatron.
 ALIASES = {"--use-dpu-reduce": "--use-bps", "--use-dpu-tp-reduce": "--use-bps-tp"}
@@ -23,7 +24,7 @@ def add_flags(parser: Any) -> Any:
     group = parser.add_argument_group(title="bps_rdma")
     for flag, text in FLAGS.items():
         # A script may add some itself, and be run by `-m bps_rdma.megatron`.
-        names = [name for name in (ALIASES[flag], flag) if name not in parser._option_string_actions]
+        names = [name for name in _names_of(flag) if name not in parser._option_string_actions]
         if names:
             group.add_argument(*names, dest=name_of(flag), action="store_true", help=text)
     if _NO_CURE not in parser._option_string_actions:
@@ -34,6 +35,11 @@ def add_flags(parser: Any) -> Any:
     return parser
 
 
+def _names_of(flag: str) -> list[str]:
+    """The names of a flag on the command line."""
+    return [ALIASES[flag], flag] if flag in ALIASES else [flag]
+
+
 def name_of(flag: str) -> str:
     """The name of the attribute that holds a flag."""
     return flag.removeprefix("--").replace("-", "_")
@@ -41,7 +47,7 @@ def name_of(flag: str) -> str:
 
 def is_set(options: Any, flag: str, *, otherwise: bool = False) -> bool:
     """Whether Megatron's arguments, or a DistributedDataParallelConfig, ask for a flag under either of its names."""
-    found = [getattr(options, name_of(name)) for name in (flag, ALIASES[flag]) if hasattr(options, name_of(name))]
+    found = [getattr(options, name_of(name)) for name in _names_of(flag) if hasattr(options, name_of(name))]
     return any(found) if found else otherwise
 
 

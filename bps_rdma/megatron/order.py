@@ -12,6 +12,24 @@ import warnings
 from typing import Any
 
 
+def register_in_order_of_use(model: Any) -> int:
+    """Registers the output projection of each attention last, as forward uses it; Megatron does so before the others.
+
+    Call it on each chunk of a model before Megatron's DistributedDataParallel wraps it, on all ranks. Checkpoints go by
+    names and do not change, except those of a distributed optimizer's buffers: use the same order with these.
+
+    Returns:
+        How many have been moved.
+    """
+    moved = 0
+    for module in model.modules():
+        children = module._modules
+        if "linear_proj" in children and "core_attention" in children and list(children)[-1] != "linear_proj":
+            children["linear_proj"] = children.pop("linear_proj")
+            moved += 1
+    return moved
+
+
 def watch_order(ddp: Any) -> None:
     """Warns if the first forward needs bucket groups in another order than that of their gathers; checks only that one.
 
@@ -71,7 +89,8 @@ class _Watch:
                     self.message = (
                         f"forward uses {early} before {name}, but {name} was registered first, and its parameters are "
                         f"gathered first: the gather for {early} begins when forward waits for it, too late. "
-                        f"Register {early} before {name}, or make buckets larger, so that one bucket has both"
+                        f"Register {early} before {name}, as bps_rdma.megatron.register_in_order_of_use() does with "
+                        "attention, or make buckets larger, so that one bucket has both"
                     )
                 self._met[chain, place] = name
                 self._last[chain] = max(last, place)

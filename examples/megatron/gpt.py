@@ -14,6 +14,8 @@ import context
 import torch
 import torch.distributed as dist
 
+from bps_rdma.megatron import register_in_order_of_use
+
 
 @dataclass(frozen=True)
 class Setup:
@@ -36,6 +38,7 @@ class Setup:
     average: bool = False
     distributed_optimizer: bool = False
     overlap_gather: bool = False
+    in_order: bool = True  # gathers of parameters follow the order of their use
     instances: int = 1
     bf16: bool = False
     fp16: bool = False  # with a loss scale that begins too large
@@ -103,6 +106,8 @@ class Training:
         self.config = _config(setup)
         chunks = _chunks(setup, self.config)
         for chunk in chunks:
+            if setup.overlap_gather and setup.in_order:
+                register_in_order_of_use(chunk)
             if prepare:
                 prepare(chunk)
             chunk.to(torch.cuda.current_device())  # the CPU after cpu.install()
@@ -182,7 +187,7 @@ class Training:
         self.gather()
         digest = hashlib.sha256()
         for chunk in self.model:
-            for parameter in chunk.parameters():
+            for _, parameter in sorted(chunk.named_parameters()):  # in the same order, however they are registered
                 digest.update(parameter.detach().float().cpu().numpy().tobytes())
         groups = sum(
             _group(each).size() > 1

@@ -77,6 +77,7 @@ def test_the_flags_fit_a_parser_of_megatrons():
         assert found.use_dpu_reduce
         assert found.use_dpu_tp_reduce
     assert not parser.parse_args(["--use-bps"]).use_dpu_tp_reduce
+    assert parser.parse_args(["--use-bps-pp"]).use_bps_pp
 
 
 def bytes_moved(bps: Any, distributed: bool) -> tuple[int, int]:

@@ -33,6 +33,10 @@ def out_of_order(chunk: torch.nn.Module) -> None:
             modules[name] = modules.pop(name)
 
 
+def untouched(_: torch.nn.Module) -> None:
+    """As examples/megatron/gpt.py makes it, by register_in_order_of_use()."""
+
+
 def messages(bps: Any, setup: Setup, prepare: Any) -> tuple[list[str], bool]:
     """What is said about the order in three steps, and whether the results are stock's."""
     cpu.install()
@@ -65,8 +69,23 @@ def hooks(training: Training) -> int:
     )
 
 
-def test_in_order():
-    assert harness.run(messages, GATHERED, in_order, workers=2, init=False) == [([], True)] * 2
+@pytest.mark.parametrize("prepare", [in_order, untouched])
+def test_in_order(prepare):
+    assert harness.run(messages, GATHERED, prepare, workers=2, init=False) == [([], True)] * 2
+
+
+def test_what_is_moved():
+    def attention(*names: str) -> torch.nn.Module:
+        return torch.nn.ModuleDict({name: torch.nn.Linear(2, 2) for name in names})
+
+    model = torch.nn.ModuleList(
+        [attention("core_attention", "linear_proj", "linear_qkv"), attention("linear_proj", "linear_fc1")]
+    )
+    assert megatron.register_in_order_of_use(model) == 1
+    assert [list(each._modules) for each in model] == [
+        ["core_attention", "linear_qkv", "linear_proj"], ["linear_proj", "linear_fc1"],
+    ]  # fmt: skip
+    assert megatron.register_in_order_of_use(model) == 0
 
 
 def test_out_of_order():

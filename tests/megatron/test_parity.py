@@ -162,6 +162,53 @@ def test_tensor_parallel_collectives():
         assert one["operations"] > 2 * setup.steps * one["counts"]["all_reduce"] / setup.steps
 
 
+def over_bps(bps: Any, setup: Setup, flags: dict[str, bool]) -> tuple[bool, set[str]]:
+    """Whether results are those of stock Megatron, and which groups have our backend."""
+    from megatron.core import parallel_state
+
+    from bps_rdma import megatron
+
+    cpu.install()
+    dist.init_process_group("gloo")
+    stock = gpt.train(setup)
+    with megatron.enabled(use_dpu_reduce=False, **flags):
+        training = Training(setup)
+    found = {
+        name
+        for name, group in vars(parallel_state).items()
+        if isinstance(group, dist.ProcessGroup) and dist.get_backend(group) == "bps"
+    }
+    for _ in range(setup.steps):
+        training.step()
+    same = training.result() == stock
+    training.close()
+    dist.destroy_process_group()
+    bps.shutdown()
+    return same, found
+
+
+EXPERT_GROUPS = {"_EXPERT_TENSOR_PARALLEL_GROUP", "_EXPERT_TENSOR_AND_MODEL_PARALLEL_GROUP"}
+STAGE_GROUPS = {"_PIPELINE_MODEL_PARALLEL_GROUP", "_EMBEDDING_GROUP"}
+
+
+@pytest.mark.parametrize(
+    ("setup", "flags", "expected"),
+    [
+        pytest.param(
+            Setup(tp=2, sp=True, experts=2, steps=4), {"use_dpu_tp_reduce": True},
+            {"_TENSOR_MODEL_PARALLEL_GROUP", *EXPERT_GROUPS}, id="experts",
+        ),
+        pytest.param(Setup(pp=2, steps=4), {"use_bps_pp": True}, STAGE_GROUPS, id="stages"),
+        pytest.param(Setup(pp=2, vpp=2, steps=4), {"use_bps_pp": True}, STAGE_GROUPS, id="virtual stages"),
+    ],
+)  # fmt: skip
+def test_groups_of_experts_and_stages(setup, flags, expected):
+    """Alone, without gradients, so that nothing else can make a difference: two ranks, results as stock."""
+    for same, found in harness.run(over_bps, setup, flags, workers=2, init=False):
+        assert found == expected
+        assert same
+
+
 def test_two_hosts_of_two_ranks():
     """One data-parallel group: the ranks of a host sum first. The hosts are one machine, told apart by BPS_HOST_ID."""
     setup = Setup(overlap=True, steps=4)
