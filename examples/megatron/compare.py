@@ -4,6 +4,8 @@
     OMP_NUM_THREADS=1 torchrun --nproc-per-node 2 examples/megatron/compare.py
     OMP_NUM_THREADS=1 torchrun --nproc-per-node 8 examples/megatron/compare.py --tp 2 --pp 2 --overlap --plot steps.png
 
+    ... compare.py --distributed-optimizer --kinds stock,steps-none,steps-a,steps-ab,steps-abc    # overlap by steps
+
 All kinds start from the same weights and take the same steps. In every round each kind takes a turn, whose first step
 is not counted. The kind "alone" never sends a gradient; the others take longer by the exposed communication.
 """
@@ -15,6 +17,7 @@ import contextlib
 import gc
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +35,16 @@ KINDS = {  # name -> flags
     "dpu-reduce": {"use_dpu_reduce": True},
     "dpu-reduce+tp": {"use_dpu_reduce": True, "use_dpu_tp_reduce": True},
 }
+# What overlaps more and more with computation, whatever --overlap says: name -> how the setup differs. Step a:
+# gradients travel behind backward. Step b: parameters are gathered behind forward. Step c: attention's projections are
+# gathered in the order of their use, not in that of Megatron's registration.
+STEPS: dict[str, dict[str, bool]] = {
+    "steps-none": {"overlap": False, "overlap_gather": False},
+    "steps-a": {"overlap": True, "overlap_gather": False},
+    "steps-ab": {"overlap": True, "overlap_gather": True, "in_order": False},
+    "steps-abc": {"overlap": True, "overlap_gather": True, "in_order": True},
+}
+KINDS |= {kind: {"use_dpu_reduce": True} for kind in STEPS}
 _UNCOUNTED = 1  # steps at the start of a turn, when the caches hold data of another kind
 _FIRST = 3  # in the first round, when bucket groups learn their order and memory is new
 
@@ -66,6 +79,10 @@ def _kinds_of(options: argparse.Namespace) -> list[str]:
             raise InvalidArgumentError(f"unknown kind {kind!r}", f"use some of {', '.join(KINDS)}")
     if STOCK not in kinds:
         raise InvalidArgumentError(f"--kinds {options.kinds} lacks {STOCK!r}", "add it as the baseline")
+    if not options.distributed_optimizer and (steps := STEPS.keys() & kinds):
+        raise InvalidArgumentError(
+            f"{min(steps)!r} is a step of the distributed optimizer's overlap", "add --distributed-optimizer"
+        )
     if options.rounds < 1 or options.steps < 1:
         raise InvalidArgumentError("--rounds and --steps must be positive", "give at least 1")
     if dist.get_world_size() == options.tp * options.pp:
@@ -110,7 +127,7 @@ def compare(setup: Setup, kinds: list[str], rounds: int, steps: int) -> Outcome:
 
 def _training(setup: Setup, kind: str) -> Training:
     with megatron.enabled(**{"use_dpu_reduce": False, **KINDS.get(kind, {})}):
-        training = Training(setup)
+        training = Training(replace(setup, **STEPS.get(kind, {})))
     if kind == ALONE:
         _silence(training)
     return training

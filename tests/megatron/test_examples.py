@@ -59,6 +59,22 @@ def test_side_by_side(tmp_path):
     assert not plot or (tmp_path / "steps.png").stat().st_size > 1000
 
 
+def test_steps_of_the_overlap_side_by_side(tmp_path):
+    steps = ["steps-none", "steps-a", "steps-ab", "steps-abc"]
+    done = harness.succeeded(harness.scripts(
+        COMPARE, *TINY, "--distributed-optimizer", "--bucket", "1000", "--rounds", "1", "--steps", "1", "--json", "-",
+        "--kinds", ",".join(["stock", *steps]), folder=tmp_path, ranks=2,
+    ))  # fmt: skip
+    figures = json.loads(done.stdout)
+    assert [one["kind"] for one in figures["kinds"]] == ["stock", *steps]
+    # Buckets in another order make norms of other bits.
+    for kind in steps:
+        assert figures["losses"][kind] == pytest.approx(figures["losses"]["stock"], rel=1e-5)
+    assert "forward uses" in done.stderr, "steps-ab gathers in the order of use"
+    done, _ = harness.scripts(COMPARE, "--kinds", "stock,steps-a", folder=tmp_path, ranks=2)
+    assert "hint: add --distributed-optimizer" in done.stderr
+
+
 @pytest.mark.long
 def test_what_cannot_be_compared_is_said_once_by_torchrun(tmp_path):
     done = torchrun(tmp_path, COMPARE, "--tp", "3")
