@@ -110,9 +110,12 @@ def _replace(owner: Any, name: str, wrap: Callable[[Any], Any]) -> None:
 
 def _then_attach(initialise: Any) -> Any:
     @functools.wraps(initialise)
-    def initialise_and_attach(self: Any, *args: Any, **options: Any) -> None:
+    def initialise_and_attach(self: Any, config: Any, ddp_config: Any, *args: Any, **options: Any) -> None:
+        if not is_set(ddp_config, "--use-dpu-reduce", otherwise=True):
+            initialise(self, config, ddp_config, *args, **options)
+            return
         with MappedBuffers():
-            initialise(self, *args, **options)
+            initialise(self, config, ddp_config, *args, **options)
         attach(self)
 
     return initialise_and_attach
@@ -122,7 +125,8 @@ def _then_cure(initialise: Any) -> Any:
     @functools.wraps(initialise)
     def initialise_and_cure(self: Any, *args: Any, **options: Any) -> None:
         initialise(self, *args, **options)
-        cure_frozen_embedding(self.module, self.config)
+        if is_set(self.ddp_config, "--use-dpu-reduce", otherwise=True):
+            cure_frozen_embedding(self.module, self.config)
 
     return initialise_and_cure
 

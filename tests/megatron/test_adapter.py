@@ -80,6 +80,35 @@ def test_the_flags_fit_a_parser_of_megatrons():
     assert parser.parse_args(["--use-bps-pp"]).use_bps_pp
 
 
+def beside_stock(bps: Any) -> tuple[list[int], bool]:
+    """Tensors over push/pull after the steps of a model that has use_bps=False, and of one that has it."""
+    from bps_rdma.megatron.communicator import counts
+    from bps_rdma.megatron.config import DistributedDataParallelConfig
+
+    cpu.install()
+    dist.init_process_group("gloo")
+    made, results = [], []
+    with megatron.enabled(DistributedDataParallelConfig()) as on:
+        assert on
+        for use_bps in (False, True):
+            gpt._ddp_config = lambda setup, use_bps=use_bps: DistributedDataParallelConfig(
+                bucket_size=setup.bucket, use_bps=use_bps
+            )
+            results.append(gpt.train(Setup(steps=2)))
+            made.append(sum(counts.values()))
+    assert not megatron.enable(DistributedDataParallelConfig(use_bps=False))
+    dist.destroy_process_group()
+    bps.shutdown()
+    return made, results[0] == results[1]
+
+
+def test_a_model_says_in_its_configuration_whether_it_uses_it():
+    for (stock, ours), same in harness.run(beside_stock, workers=2, init=False):
+        assert stock == 0
+        assert ours > 0
+        assert same
+
+
 def bytes_moved(bps: Any, distributed: bool) -> tuple[int, int]:
     """Bytes of gradients that this rank pushes in one step, and pulls."""
     from bps_rdma.operations import start as operations
