@@ -21,8 +21,8 @@ from bps_rdma.torch.ddp_comm_hook import HookState, ddp_comm_hook
 _HOOKS = ("ddp_comm_hook", "ddp_comm_state", "ddp_comm_wrapper", "model_averaging_period")
 
 
-class BpsStrategy(DDPStrategy):  # type: ignore[misc]
-    """For Trainer(strategy=...): torch's DDP, whose gradients bps_rdma averages, on a CPU and on GPUs.
+class _Averaged:
+    """What both strategies have in common.
 
     Args:
         compression: how gradients travel between hosts, as in BFloat16(); see docs/compression.md.
@@ -34,8 +34,6 @@ class BpsStrategy(DDPStrategy):  # type: ignore[misc]
         InvalidArgumentError: another communication hook is given.
     """
 
-    strategy_name = "bps"
-
     def __init__(
         self,
         compression: AnyCompression | None = None,
@@ -45,51 +43,44 @@ class BpsStrategy(DDPStrategy):  # type: ignore[misc]
     ) -> None:
         if given := [name for name in _HOOKS if options.get(name) is not None]:
             raise InvalidArgumentError(
-                f"BpsStrategy has a communication hook, and {given[0]} is for another one",
+                f"{type(self).__name__} has a communication hook, and {given[0]} is for another one",
                 "use `compression`, or Lightning's DDPStrategy(process_group_backend='bps') with your hook",
             )
-        super().__init__(process_group_backend=process_group_backend, **options)
+        super().__init__(process_group_backend=process_group_backend, **options)  # type: ignore[call-arg]
         self._averaging = compression, exact
+
+    def _average(self, model: Any) -> None:
+        membership.init()  # if a group of another backend was there already
+        model.register_comm_hook(HookState(None, *self._averaging), ddp_comm_hook)
+
+    @classmethod
+    def register_strategies(cls, strategy_registry: Any) -> None:
+        """Registers the name "bps"."""
+        strategy_registry.register("bps", cls, description="DDP, whose gradients bps_rdma averages", override=True)
+
+
+class BpsStrategy(_Averaged, DDPStrategy):  # type: ignore[misc]
+    """For Trainer(strategy=...): torch's DDP, whose gradients bps_rdma averages, on a CPU and on GPUs.
+
+    Its arguments are `compression`, `exact`, and those of Lightning's DDPStrategy without a communication hook.
+    """
+
+    strategy_name = "bps"
 
     def configure_ddp(self) -> None:
         """Wraps the model; called when a training begins."""
         super().configure_ddp()
-        _average(self.model, *self._averaging)
-
-    @classmethod
-    def register_strategies(cls, strategy_registry: Any) -> None:
-        """Registers the name "bps"."""
-        strategy_registry.register("bps", cls, description="DDP, whose gradients bps_rdma averages", override=True)
+        self._average(self.model)
 
 
-class BpsFabricStrategy(FabricDDPStrategy):  # type: ignore[misc]
+class BpsFabricStrategy(_Averaged, FabricDDPStrategy):  # type: ignore[misc]
     """The same for Fabric(strategy=...); see BpsStrategy."""
-
-    def __init__(
-        self,
-        compression: AnyCompression | None = None,
-        exact: bool | None = None,
-        process_group_backend: str = "bps",
-        **options: Any,
-    ) -> None:
-        super().__init__(process_group_backend=process_group_backend, **options)
-        self._averaging = compression, exact
 
     def setup_module(self, module: Any) -> Any:
         """Wraps a model."""
         wrapped = super().setup_module(module)
-        _average(wrapped, *self._averaging)
+        self._average(wrapped)
         return wrapped
-
-    @classmethod
-    def register_strategies(cls, strategy_registry: Any) -> None:
-        """Registers the name "bps"."""
-        strategy_registry.register("bps", cls, description="DDP, whose gradients bps_rdma averages", override=True)
-
-
-def _average(model: Any, compression: AnyCompression | None, exact: bool | None) -> None:
-    membership.init()  # if a group of another backend was there already
-    model.register_comm_hook(HookState(None, compression, exact), ddp_comm_hook)
 
 
 BpsStrategy.register_strategies(StrategyRegistry)
