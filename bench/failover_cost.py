@@ -17,13 +17,15 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-from bps_rdma.launch.environment import LocalJob, find_binary
+import side_by_side
+from side_by_side import quartiles
+
+from bps_rdma.launch.environment import LocalJob
 
 WORKER = "FAILOVER_COST_WORKER"
 
@@ -57,59 +59,20 @@ def worker() -> None:
     bps.shutdown()
 
 
-class Job:
+class Job(side_by_side.Job):
     """Two workers, or those on these hosts, and one server."""
 
     def __init__(self, transport: str, memory: str, hosts: str, failover: str) -> None:
-        workers = len(hosts) or 2
-        job = LocalJob(workers=workers, servers=1, transport=f"shm,{transport}" if hosts else transport, least=1)
+        over = f"shm,{transport}" if hosts else transport
         more = {"BPS_SERVER_FAILOVER": failover, "BPS_TIMEOUT": "60", WORKER: memory}
         if "BPS_TEST_HCA" in os.environ:
             more["BPS_RDMA_HCA"] = f"={os.environ['BPS_TEST_HCA']}"
-        self.others = [
-            subprocess.Popen([find_binary(f"bps-{role}")], env=job.role(role) | more)
-            for role in ("scheduler", "server")
-        ]
-        self.workers = [
-            subprocess.Popen(
-                [sys.executable, __file__],
-                env=job.worker(rank) | more | ({"BPS_HOST_ID": hosts[rank]} if hosts else {}),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            for rank in range(workers)
-        ]
-        assert self._answers() == ["ready"] * workers
-
-    def _answers(self) -> list[Any]:
-        found = []
-        for process in self.workers:
-            assert process.stdout
-            line = process.stdout.readline()
-            if not line:
-                sys.exit("error: a worker has ended")
-            found.append(json.loads(line))
-        return found
+        super().__init__(LocalJob(workers=len(hosts) or 2, servers=1, transport=over, least=1), [], more, hosts)
 
     def push_pull(self, nbytes: int, times: int, *, shadow: bool = False) -> float:
         """Median seconds of a push_pull, of the slowest worker."""
-        for process in self.workers:
-            assert process.stdin
-            print(json.dumps({"bytes": nbytes, "times": times, "shadow": shadow}), file=process.stdin, flush=True)
-        return statistics.median(max(each) for each in zip(*self._answers(), strict=True))
-
-    def end(self) -> None:
-        for process in self.workers:
-            assert process.stdin
-            process.stdin.close()
-        for process in (*self.workers, *self.others):
-            process.wait(30)
-
-
-def quartiles(values: list[float]) -> str:
-    low, middle, high = statistics.quantiles(values, n=4)
-    return f"{middle:.2f} ({low:.2f} to {high:.2f})"
+        answers = self.ask({"bytes": nbytes, "times": times, "shadow": shadow})
+        return statistics.median(max(each) for each in zip(*answers, strict=True))
 
 
 def compare(transport: str, memory: str, hosts: str, sizes: list[float], rounds: int) -> list[dict[str, Any]]:

@@ -20,11 +20,14 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
+
+from side_by_side import quartiles, ratios, said_by_ranks, slowest
+
+from bps_rdma.launch.environment import LocalJob
 
 METHODS = ("bps", "gloo", "copies", "host")
 RANK = "GPU_STAGING_RANK"
@@ -87,30 +90,16 @@ def rank_main(sizes: list[int], rounds: int) -> None:
 
 def measure(arguments: argparse.Namespace, chunk_mib: str) -> dict[str, dict[str, list[float]]]:
     """Seconds per call of the slowest rank: size -> method -> round."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith(("BPS_", "BYTEPS_", "DMLC_"))}
-    env |= {RANK: "1", "WORLD_SIZE": str(arguments.ranks), "LOCAL_WORLD_SIZE": str(arguments.ranks)}
-    env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(20000 + os.getpid() % 10000), "OMP_NUM_THREADS": "1"}
-    env |= {"BPS_TRANSPORT": arguments.transport, "BPS_GPU_CHUNK_BYTES": str(int(float(chunk_mib) * 2**20))}
-    started = [
-        subprocess.Popen(
-            [sys.executable, *sys.argv], env=env | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, stdout=subprocess.PIPE
-        )
-        for rank in range(arguments.ranks)
-    ]
-    said = [process.communicate()[0].decode() for process in started]
-    if any(process.returncode != 0 for process in started):
-        sys.exit("error: a rank failed")
-    ranks = [json.loads(text.splitlines()[-1]) for text in said]
-    found: dict[str, dict[str, list[float]]] = {size: {} for size in ranks[0]}
-    for size, times in found.items():
-        for name in METHODS:
-            times[name] = [max(each) for each in zip(*(one[size][name] for one in ranks), strict=True)]
-    return found
+    said = said_by_ranks(
+        LocalJob(workers=arguments.ranks, transport=arguments.transport),
+        sys.argv[1:],
+        **{RANK: "1", "BPS_GPU_CHUNK_BYTES": str(int(float(chunk_mib) * 2**20))},
+    )
+    return {size: slowest([one[size] for one in said]) for size in said[0]}
 
 
 def quotient(above: list[float], below: list[float]) -> str:
-    low, middle, high = statistics.quantiles((a / b for a, b in zip(above, below, strict=True)), n=4)
-    return f"{middle:.2f} ({low:.2f} to {high:.2f})"
+    return quartiles(ratios(above, below))
 
 
 def main() -> None:

@@ -14,12 +14,11 @@ import json
 import os
 import resource
 import statistics
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import numpy as np
+from side_by_side import said_by_ranks
 
 from bps_rdma.launch.environment import LocalJob
 
@@ -68,14 +67,8 @@ def rank_main(partitions: int) -> None:
 def measure(workers: int, partitions: int) -> dict[str, float]:
     """Means over the ranks."""
     job = LocalJob(workers=workers, transport="shm")
-    env = {"BYTEPS_PARTITION_BYTES": str(PIECE), "BPS_MIN_PARTITION_BYTES": str(PIECE)}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, __file__, "--as-rank", str(partitions)], env=job.worker(rank) | env, stdout=subprocess.PIPE
-        )
-        for rank in range(workers)
-    ]
-    said = [json.loads(rank.communicate()[0]) for rank in ranks]
+    pieces = {"BYTEPS_PARTITION_BYTES": str(PIECE), "BPS_MIN_PARTITION_BYTES": str(PIECE)}
+    said = said_by_ranks(job, ["--as-rank", str(partitions)], **pieces)
     return {name: float(np.mean([one[name] for one in said])) for name in said[0]}
 
 

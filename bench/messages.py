@@ -18,12 +18,13 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
+from side_by_side import ratios, said_by_ranks, slowest
+
+from bps_rdma.launch.environment import LocalJob
 from bps_rdma.tools.bench.stats import quantile
 
 SIZES = [1 << shift for shift in (3, 10, 16, 20, 24)]
@@ -113,23 +114,8 @@ class Operation:
 
 def measure(ranks: int, rounds: int, transport: str) -> list[dict[str, Any]]:
     """Seconds per call of the slowest rank, by kind, size, library and round."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith(("BPS_", "BYTEPS_", "DMLC_"))}
-    env |= {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1"}
-    env |= {"MASTER_PORT": str(20000 + os.getpid() % 10000), "OMP_NUM_THREADS": "1", "BPS_TRANSPORT": transport}
-    env |= {"GLOO_SOCKET_IFNAME": "lo"}
-    started = [
-        subprocess.Popen(
-            [sys.executable, __file__, "--rank-main", "--rounds", str(rounds)],
-            env=env | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, stdout=subprocess.PIPE,
-        )
-        for rank in range(ranks)
-    ]  # fmt: skip
-    said = [json.loads(process.communicate()[0]) for process in started]
-    return [
-        row | {"times": {name: [max(at) for at in zip(*(one[i]["times"][name] for one in said), strict=True)]
-                         for name in LIBRARIES}}
-        for i, row in enumerate(said[0])
-    ]  # fmt: skip
+    said = said_by_ranks(LocalJob(workers=ranks, transport=transport), ["--rank-main", "--rounds", str(rounds)])
+    return [each[0] | {"times": slowest([one["times"] for one in each])} for each in zip(*said, strict=True)]
 
 
 def main() -> None:
@@ -146,15 +132,15 @@ def main() -> None:
     rows = []
     for found in measure(options.ranks, options.rounds, options.transport):
         times = found["times"]
-        ratios = [a / b for a, b in zip(times["gloo"], times["bps"], strict=True)]
+        rate = ratios(times["gloo"], times["bps"])
         row = {
             "kind": found["kind"],
             "bytes": found["bytes"],
             "bps_us": statistics.median(times["bps"]) * 1e6,
             "gloo_us": statistics.median(times["gloo"]) * 1e6,
-            "ratio": statistics.median(ratios),
-            "lower": quantile(ratios, 0.25),
-            "upper": quantile(ratios, 0.75),
+            "ratio": statistics.median(rate),
+            "lower": quantile(rate, 0.25),
+            "upper": quantile(rate, 0.75),
         }
         rows.append(row)
         print(

@@ -15,13 +15,14 @@ import importlib.util
 import json
 import os
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from side_by_side import ratios, said_by_ranks, slowest
+
+from bps_rdma.launch.environment import LocalJob
 from bps_rdma.tools.bench.stats import quantile
 
 EXAMPLES = Path(__file__).parents[1] / "examples" / "frameworks"
@@ -102,22 +103,8 @@ def rank_main(rounds: int, steps: int, width: int) -> None:
 
 def measure(ranks: int, options: list[str]) -> list[dict[str, Any]]:
     """Seconds per step of the slowest rank, by kind, backend and turn."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith(("BPS_", "BYTEPS_", "DMLC_"))}
-    env |= {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1"}
-    env |= {"MASTER_PORT": str(20000 + os.getpid() % 10000), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    started = [
-        subprocess.Popen(
-            [sys.executable, __file__, "--rank-main", *options],
-            env=env | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, stdout=subprocess.PIPE,
-        )
-        for rank in range(ranks)
-    ]  # fmt: skip
-    said = [json.loads(process.communicate()[0]) for process in started]
-    return [
-        row | {"times": {name: [max(at) for at in zip(*(one[i]["times"][name] for one in said), strict=True)]
-                         for name in BACKENDS}}
-        for i, row in enumerate(said[0])
-    ]  # fmt: skip
+    said = said_by_ranks(LocalJob(workers=ranks), ["--rank-main", *options])
+    return [each[0] | {"times": slowest([one["times"] for one in each])} for each in zip(*said, strict=True)]
 
 
 def main() -> None:
@@ -136,10 +123,9 @@ def main() -> None:
     passed_on = [f"--{name}={getattr(options, name)}" for name in ("rounds", "steps", "width")]
     for found in measure(options.ranks, passed_on):
         times = found["times"]
-        ratios = [a / b for a, b in zip(times["gloo"], times["bps"], strict=True)]
         row: dict[str, Any] = {"kind": found["kind"]}
         measured = {f"{backend}_ms": [1e3 * seconds for seconds in times[backend]] for backend in BACKENDS}
-        for name, values in {**measured, "ratio": ratios}.items():
+        for name, values in {**measured, "ratio": ratios(times["gloo"], times["bps"])}.items():
             row[name] = statistics.median(values)
             row[f"{name}_lower"], row[f"{name}_upper"] = quantile(values, 0.25), quantile(values, 0.75)
         rows.append(row)

@@ -23,8 +23,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import side_by_side
+from side_by_side import quartiles, ratios
 
-from bps_rdma.launch.environment import LocalJob, find_binary
+from bps_rdma.launch.environment import LocalJob
 
 HCA = os.environ.get("BPS_TEST_HCA", "rxe0")
 WRITE_BYTES = 524_288  # of a write of perftest: the largest partition that is chosen by itself
@@ -61,43 +63,17 @@ def worker() -> None:
     bps.shutdown()
 
 
-class Job:
+class Job(side_by_side.Job):
     """One worker and one server."""
 
     def __init__(self, **settings: str) -> None:
-        job = LocalJob(workers=1, servers=1, transport="rdma")
         more = {"BPS_RDMA_HCA": f"={HCA}", "BPS_TIMEOUT": "60"} | settings
-        self.others = [
-            subprocess.Popen([find_binary(f"bps-{role}")], env=job.role(role) | more)
-            for role in ("scheduler", "server")
-        ]
-        self.worker = subprocess.Popen(
-            [sys.executable, __file__, "worker"],
-            env=job.worker(0) | more,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert self._answer() == "ready"
-        self.pids = {"worker": self.worker.pid, "server": self.others[1].pid}
-
-    def _answer(self) -> object:
-        assert self.worker.stdout
-        return json.loads(self.worker.stdout.readline())
+        super().__init__(LocalJob(workers=1, servers=1, transport="rdma"), ["worker"], more)
+        self.pids = {"worker": self.workers[0].pid, "server": self.others[1].pid}
 
     def push_pull(self, nbytes: int, times: int) -> float:
         """Median seconds of one push_pull."""
-        assert self.worker.stdin
-        print(json.dumps({"bytes": nbytes, "times": times}), file=self.worker.stdin, flush=True)
-        found = self._answer()
-        assert isinstance(found, list)
-        return statistics.median(found)
-
-    def end(self) -> None:
-        assert self.worker.stdin
-        self.worker.stdin.close()
-        for process in (self.worker, *self.others):
-            process.wait(30)
+        return statistics.median(self.ask({"bytes": nbytes, "times": times})[0])
 
 
 # ---- perftest, and what the kernel knows
@@ -164,11 +140,6 @@ def regions(pids: dict[str, int]) -> dict[str, list[int]]:
     return found
 
 
-def quartiles(values: list[float]) -> str:
-    low, middle, high = statistics.quantiles(values, n=4)
-    return f"{middle:.2f} ({low:.2f} to {high:.2f})"
-
-
 def measure_goodput(jobs: dict[str, Job], sizes: list[int], rounds: int, *, whole: bool) -> None:
     """Every job's push_pull beside ib_write_bw, in alternating rounds; `whole`: with writes as large as the tensor."""
     for mib in sizes:
@@ -180,10 +151,9 @@ def measure_goodput(jobs: dict[str, Job], sizes: list[int], rounds: int, *, whol
                 ours[name].append(nbytes / job.push_pull(nbytes, max(3, 64 // mib)) / 1e9)
             theirs.append(write_bandwidth(write_bytes))
         for name, found in ours.items():
-            ratios = [a / b for a, b in zip(found, theirs, strict=True)]
             print(
                 f"{mib} MiB{name}: push_pull {statistics.median(found):.3f} GB/s per direction, ib_write_bw -b of "
-                f"{write_bytes} bytes {statistics.median(theirs):.3f}; ratio {quartiles(ratios)}",
+                f"{write_bytes} bytes {statistics.median(theirs):.3f}; ratio {quartiles(ratios(found, theirs))}",
                 flush=True,
             )
 
@@ -225,10 +195,9 @@ def measure_latency(job: Job) -> None:
     for _ in range(ROUNDS):
         ours.append(job.push_pull(8, 500) * 1e6)
         theirs.append(write_latency() * 1e6)
-    ratios = [a / (2 * b) for a, b in zip(ours, theirs, strict=True)]
     print(
         f"8 bytes: push_pull {statistics.median(ours):.1f} us, ib_write_lat {statistics.median(theirs):.1f} us; "
-        f"push_pull / (2 x one way): {quartiles(ratios)}"
+        f"push_pull / (2 x one way): {quartiles(each / 2 for each in ratios(ours, theirs))}"
     )
 
 

@@ -13,13 +13,14 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 import time
 
 import numpy as np
+import side_by_side
+from side_by_side import quartiles, ratios
 
-from bps_rdma.launch.environment import LocalJob, find_binary
+from bps_rdma.launch.environment import LocalJob
 
 HCA = os.environ.get("BPS_TEST_HCA", "rxe0")
 RULES = ("trusted", "watched", "staged")
@@ -30,7 +31,7 @@ def worker() -> None:
     import bps_rdma as bps
 
     bps.init()
-    print("0", flush=True)
+    print(json.dumps("ready"), flush=True)
     kept: dict[int, np.ndarray] = {}
     for line in sys.stdin:
         nbytes, which = json.loads(line)
@@ -48,39 +49,15 @@ def worker() -> None:
     bps.shutdown()
 
 
-class Job:
+class Job(side_by_side.Job):
     """One worker and one server."""
 
     def __init__(self, rule: str) -> None:
-        job = LocalJob(workers=1, servers=1, transport="rdma")
         more = {"BPS_RDMA_HCA": f"={HCA}", "BPS_TIMEOUT": "60", "BPS_RDMA_MEMORY": rule}
-        self.others = [
-            subprocess.Popen([find_binary(f"bps-{role}")], env=job.role(role) | more)
-            for role in ("scheduler", "server")
-        ]
-        self.worker = subprocess.Popen(
-            [sys.executable, __file__, "worker"],
-            env=job.worker(0) | more,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self.answer()
-
-    def answer(self) -> float:
-        assert self.worker.stdout
-        return float(self.worker.stdout.readline())
+        super().__init__(LocalJob(workers=1, servers=1, transport="rdma"), ["worker"], more)
 
     def push_pull(self, nbytes: int, which: str) -> float:
-        assert self.worker.stdin
-        print(json.dumps([nbytes, which]), file=self.worker.stdin, flush=True)
-        return self.answer()
-
-    def end(self) -> None:
-        assert self.worker.stdin
-        self.worker.stdin.close()
-        for process in (self.worker, *self.others):
-            process.wait(30)
+        return float(self.ask([nbytes, which])[0])
 
 
 def main() -> None:
@@ -97,11 +74,9 @@ def main() -> None:
                 for rule, job in jobs.items():
                     found[rule].append(job.push_pull(nbytes, which))
             for rule in RULES:
-                ratios = [one / base for one, base in zip(found[rule], found["trusted"], strict=True)]
-                low, middle, high = statistics.quantiles(ratios, n=4)
                 print(
                     f"{nbytes >> 10} KiB, {which}, {rule}: {statistics.median(found[rule]) * 1e6:.0f} us; "
-                    f"{middle:.2f} ({low:.2f} to {high:.2f})",
+                    f"{quartiles(ratios(found[rule], found['trusted']))}",
                     flush=True,
                 )
     for job in jobs.values():

@@ -13,12 +13,13 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+from side_by_side import ratios, said_by_ranks, slowest
+
+from bps_rdma.launch.environment import LocalJob
 from bps_rdma.tools.bench.stats import quantile
 
 SIZES = [1 << shift for shift in (16, 18, 20, 22, 24, 26)]
@@ -74,24 +75,8 @@ def run(call: Callable[[], None], tensor: object, calls: int, world: int) -> flo
 
 def measure(ranks: int, rounds: int) -> dict[int, dict[str, list[float]]]:
     """Seconds per call of the slowest rank, by size, method and round."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith(("BPS_", "BYTEPS_", "DMLC_"))}
-    env |= {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1"}
-    env |= {"MASTER_PORT": str(20000 + os.getpid() % 10000), "OMP_NUM_THREADS": "1", "BPS_TRANSPORT": "shm"}
-    started = [
-        subprocess.Popen(
-            [sys.executable, __file__, "--rank-main", "--rounds", str(rounds)],
-            env=env | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, stdout=subprocess.PIPE,
-        )
-        for rank in range(ranks)
-    ]  # fmt: skip
-    said = [json.loads(process.communicate()[0]) for process in started]
-    return {
-        int(size): {
-            name: [max(times) for times in zip(*(one[size][name] for one in said), strict=True)]
-            for name in ("native", "torch")
-        }
-        for size in said[0]
-    }
+    said = said_by_ranks(LocalJob(workers=ranks, transport="shm"), ["--rank-main", "--rounds", str(rounds)])
+    return {int(size): slowest([one[size] for one in said]) for size in said[0]}
 
 
 def main() -> None:
@@ -106,14 +91,14 @@ def main() -> None:
         return
     rows = []
     for size, times in measure(options.ranks, options.rounds).items():
-        ratios = [a / b for a, b in zip(times["native"], times["torch"], strict=True)]
+        rate = ratios(times["native"], times["torch"])
         row = {
             "bytes": size,
             "native_us": statistics.median(times["native"]) * 1e6,
             "torch_us": statistics.median(times["torch"]) * 1e6,
-            "rate": statistics.median(ratios),
-            "rate_lower": quantile(ratios, 0.25),
-            "rate_upper": quantile(ratios, 0.75),
+            "rate": statistics.median(rate),
+            "rate_lower": quantile(rate, 0.25),
+            "rate_upper": quantile(rate, 0.75),
         }
         rows.append(row)
         print(

@@ -167,6 +167,7 @@ NOT_HERE = {
 ELSEWHERE = {
     "bench/endurance_rank.py": "bench/endurance.py",
     "bench/instructions.py": "ci/steps/cost",
+    "bench/side_by_side.py": "bench/messages.py",
     "bps": "tests/python/commands/test_command_line.py",
     "bpslaunch": "tests/python/commands/test_command_line.py",
     "bps_rdma/tools/bench/__main__.py": "tests/python/commands/test_pushpull_bench.py",
