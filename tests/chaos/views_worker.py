@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from worker import Commands, Guarded, Report
+from worker import Checked, Commands, Guarded, Report, check
 
 import bps_rdma as bps
 from bps_rdma import job
@@ -43,18 +43,14 @@ class View:
         self.origins = [origin_of[identity] for identity in now.process.identities]
 
 
-class Operation:
+class Operation(Checked):
     """One tensor: starts an operation of a step, and checks its result."""
 
     def __init__(self, spec: dict[str, Any], index: int, group: Any) -> None:
-        self.kind, self.count, in_group = spec["tensors"][index]
+        super().__init__(spec, index)
+        in_group = self.is_in_group
         self.group = group if in_group and spec["group"] else None
         self.takes_part = self.group is not None or not (in_group and spec["group"])
-        self.name = f"{self.kind} {index}"
-        self.memory = spec["memory"]
-        self.index = index
-        self.origin = spec["rank"]
-        self.pattern = (np.arange(self.count) % 8).astype(np.float32)
         self.renew()
 
     def renew(self) -> None:
@@ -62,24 +58,18 @@ class Operation:
         both = self.kind in ("reduce_scatter", "all_gather")
         self.held = [Guarded(self.memory, self.count) for _ in range(1 + both)]
 
-    def _own(self, origin: int, step: int) -> Any:
-        return self.pattern + self._constant(origin, step)
-
-    def _constant(self, origin: int, step: int) -> int:
-        return (origin * 17 + step * 5 + self.index * 29 + self.view.era * 11) % 61 - 30
-
-    def faults(self) -> list[str]:
-        return [f"{self.name}: {fault}" for one in self.held if (fault := one.fault())]
+    def _constant(self, rank: int, step: int) -> int:
+        return (rank * 17 + step * 5 + self.index * 29 + self.view.era * 11) % 61 - 30
 
     def start(self, view: View, step: int) -> Any:
         self.view = view
         ranks = self.group.ranks if self.group is not None else range(len(view.origins))
         self.ranks = list(ranks)
         self.origins = [view.origins[rank] for rank in ranks]
-        place, size = self.origins.index(self.origin), len(self.origins)
+        place, size = self.origins.index(self.rank), len(self.origins)
         self.part = slice(*bps.shard_bounds(self.count, size, place))
         first = self.held[0].array
-        own = self._own(self.origin, step)
+        own = self._own(self.rank, step)
         options: dict[str, Any] = {"name": self.name, "group": self.group}
         length = self.part.stop - self.part.start
         if self.kind == "all_gather":
@@ -96,29 +86,8 @@ class Operation:
 
     def wrong(self, result: Any, step: int) -> str:
         """What is wrong with a result; "" if nothing is."""
-        if self.kind == "broadcast":
-            expected = self._own(self.origins[step % len(self.origins)], step)
-        elif self.kind == "all_gather":
-            expected = np.empty(self.count, np.float32)
-            for place, origin in enumerate(self.origins):
-                part = slice(*bps.shard_bounds(self.count, len(self.origins), place))
-                expected[part] = self._own(origin, step)[part]
-        else:
-            expected = self.pattern * len(self.origins) + sum(self._constant(one, step) for one in self.origins)
-            if self.kind == "reduce_scatter":
-                expected = expected[self.part]
-        bad = np.flatnonzero(result != expected)
-        if not len(bad):
-            return ""
-        first = bad[0]
-        return (
-            f"{self.name}, step {step}, view {self.view.number} of {self.view.origins}: {len(bad)} elements are wrong: "
-            f"{result[first]} for {expected[first]}"
-        )
-
-    def release(self) -> None:
-        for one in self.held:
-            one.release()
+        found = self.difference(result, self.origins, step)
+        return f"{self.name}, step {step}, view {self.view.number} of {self.view.origins}: {found}" if found else ""
 
 
 class Bits:
@@ -176,7 +145,7 @@ class Worker:
         bps.shutdown()
         self.report("over")
         self.commands.wait("check")
-        self.check()
+        check(self.operations, self.report)
         del group, everything
         self.operations.clear()
         gc.collect()
@@ -190,9 +159,9 @@ class Worker:
         """One step, committed by all ranks; whether it was the last one."""
         view = View(self.origin_of)
         if self.random.random() < 0.2:
-            self.check()
+            check(self.operations, self.report)
             self.random.choice(self.operations).renew()
-        self.check()
+        check(self.operations, self.report)
         checksums = self.make_sums(view)
         asked = bool(self.flags[1])
         bps.commit()
@@ -259,12 +228,6 @@ class Worker:
             self.report("broken", connections=break_connections())
         if self.random.random() < 0.5:
             time.sleep(self.random.uniform(0, THINKS_S))
-
-    def check(self) -> None:
-        for one in self.operations:
-            for fault in one.faults():
-                self.report("violation", text=fault)
-            one.release()
 
 
 def break_connections() -> int:

@@ -16,7 +16,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -102,22 +102,70 @@ class Guarded:
         return "" if (around == CANARY).all() else "bytes around an array changed"
 
 
-class Operation:
-    """One tensor: starts an operation of a round, and checks its result."""
+class Checked:
+    """One tensor: the arrays of its operations, and what their results must be."""
 
-    def __init__(self, spec: dict[str, Any], index: int, world: Any, group: Any) -> None:
-        self.kind, self.count, in_group = spec["tensors"][index]
-        self.group = group if in_group and group is not None else world
-        self.takes_part = not (in_group and spec["group"]) or group is not None
+    held: list[Guarded]
+    part: slice  # this rank's, of a reduce_scatter
+
+    def __init__(self, spec: dict[str, Any], index: int) -> None:
+        self.kind, self.count, self.is_in_group = spec["tensors"][index]
         self.name = f"{self.kind} {index}"
         self.memory = spec["memory"]
         self.index = index
         self.rank = spec["rank"]
+        self.pattern = (np.arange(self.count) % 8).astype(np.float32)
+
+    def _constant(self, rank: int, step: int) -> int:
+        return (rank * 17 + step * 5 + self.index * 29) % 61 - 30
+
+    def _own(self, rank: int, step: int) -> Any:
+        return self.pattern + self._constant(rank, step)
+
+    def difference(self, result: Any, ranks: Sequence[int], step: int) -> str:
+        """What is wrong with the result of a step of these ranks; "" if nothing is."""
+        if self.kind == "broadcast":
+            expected = self._own(ranks[step % len(ranks)], step)
+        elif self.kind == "all_gather":
+            expected = np.empty(self.count, np.float32)
+            for place, rank in enumerate(ranks):
+                part = slice(*bps.shard_bounds(self.count, len(ranks), place))
+                expected[part] = self._own(rank, step)[part]
+        else:
+            expected = self.pattern * len(ranks) + sum(self._constant(rank, step) for rank in ranks)
+            if self.kind == "reduce_scatter":
+                expected = expected[self.part]
+        bad = np.flatnonzero(result != expected)
+        return f"{len(bad)} elements are wrong: {result[bad[0]]} for {expected[bad[0]]}" if len(bad) else ""
+
+    def faults(self) -> list[str]:
+        return [f"{self.name}: {fault}" for one in self.held if (fault := one.fault())]
+
+    def release(self) -> None:
+        for one in self.held:
+            one.release()
+
+
+def check(operations: list[Any], report: Report) -> None:
+    """Nobody has written to the arrays of these operations since their last calls."""
+    for one in operations:
+        for fault in one.faults():
+            report("violation", text=fault)
+        one.release()
+
+
+class Operation(Checked):
+    """One tensor: starts an operation of a round, and checks its result."""
+
+    def __init__(self, spec: dict[str, Any], index: int, world: Any, group: Any) -> None:
+        super().__init__(spec, index)
+        in_group = self.is_in_group
+        self.group = group if in_group and group is not None else world
+        self.takes_part = not (in_group and spec["group"]) or group is not None
         self.size = self.group.size if self.takes_part else 1
         self.place = self.group.ranks.index(self.rank) if self.takes_part else 0
         begin, end = bps.shard_bounds(self.count, self.size, self.place)
         self.part = slice(begin, end)
-        self.pattern = (np.arange(self.count) % 8).astype(np.float32)
         self.renew()
 
     def renew(self) -> None:
@@ -125,15 +173,6 @@ class Operation:
         lengths = {"reduce_scatter": (self.count, self.part.stop - self.part.start),
                    "all_gather": (self.part.stop - self.part.start, self.count)}  # fmt: skip
         self.held = [Guarded(self.memory, max(length, 1)) for length in lengths.get(self.kind, (self.count,))]
-
-    def _constant(self, rank: int, round_: int) -> int:
-        return (rank * 17 + round_ * 5 + self.index * 29) % 61 - 30
-
-    def _own(self, rank: int, round_: int) -> Any:
-        return self.pattern + self._constant(rank, round_)
-
-    def faults(self) -> list[str]:
-        return [f"{self.name}: {fault}" for one in self.held if (fault := one.fault())]
 
     def start(self, round_: int) -> Any:
         first = self.held[0].array
@@ -155,27 +194,8 @@ class Operation:
 
     def wrong(self, result: Any, round_: int) -> str:
         """What is wrong with a result; "" if nothing is."""
-        ranks = self.group.ranks
-        if self.kind == "broadcast":
-            expected = self._own(ranks[round_ % self.size], round_)
-        elif self.kind == "all_gather":
-            expected = np.empty(self.count, np.float32)
-            for place, rank in enumerate(ranks):
-                part = slice(*bps.shard_bounds(self.count, self.size, place))
-                expected[part] = self._own(rank, round_)[part]
-        else:
-            expected = self.pattern * self.size + sum(self._constant(rank, round_) for rank in ranks)
-            if self.kind == "reduce_scatter":
-                expected = expected[self.part]
-        bad = np.flatnonzero(result != expected)
-        if not len(bad):
-            return ""
-        first = bad[0]
-        return f"{self.name}, round {round_}: {len(bad)} elements are wrong: {result[first]} for {expected[first]}"
-
-    def release(self) -> None:
-        for one in self.held:
-            one.release()
+        found = self.difference(result, self.group.ranks, round_)
+        return f"{self.name}, round {round_}: {found}" if found else ""
 
 
 class Left(Exception):  # noqa: N818  # nothing is wrong
@@ -212,16 +232,16 @@ class Worker:
         bps.shutdown()
         self.report("over")
         self.commands.wait("check")
-        self.check()
+        check(self.operations, self.report)
         self.report("checked")
 
     def round(self, number: int) -> bool:
         """One round; False when there is no next one."""
         for one in self.random.sample(self.operations, 1):
             if self.random.random() < 0.2:
-                self.check()
+                check(self.operations, self.report)
                 one.renew()
-        self.check()
+        check(self.operations, self.report)
         # Rank 0 says in a sum whether this is the last round.
         self.flag[0] = 1.0 if self.commands.pending("stop") and self.spec["rank"] == 0 else 0.0
         over, errors = False, []
@@ -291,12 +311,6 @@ class Worker:
             raise Left
         if self.commands.take("late"):
             time.sleep(self.spec["late_s"])
-
-    def check(self) -> None:
-        for one in self.operations:
-            for fault in one.faults():
-                self.report("violation", text=fault)
-            one.release()
 
 
 if __name__ == "__main__":
