@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -61,27 +60,18 @@ def told(launcher: str, rank: int, size: int, job: str = "") -> dict[str, str]:
     return {name: value.format(r=rank, n=size, job=job or os.getpid()) for name, value in known}
 
 
-def outputs(commands: list[list[str]], environments: list[dict[str, str]]) -> list[str]:
-    """What they print together, once all have ended well."""
-    ranks = [
-        subprocess.Popen(words, env=env, cwd="/", stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        for words, env in zip(commands, environments, strict=True)
-    ]
-    texts = [rank.communicate(timeout=60 * harness.PATIENCE)[0] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0] * len(ranks), texts
-    return sorted(line for text in texts for line in text.splitlines())
-
-
 @pytest.mark.parametrize("launcher", ON_ONE_HOST)
 def test_ranks_meet_by_the_variables_of_their_launcher(launcher):
     environments = [harness.clean_env(**told(launcher, rank, 2)) for rank in range(2)]
     shells = [["sh", "-c", 'exec "$0" "$@"', *PLAIN], ["sh", "-c", '"$0" "$@"; exit $?', *PLAIN]]  # and their wrappers
-    assert outputs(shells, environments) == [f"rank {r} of 2, local ({r}, 2): 3.0" for r in range(2)]
+    assert harness.lines_of(zip(shells, environments, strict=True)) == [
+        f"rank {r} of 2, local ({r}, 2): 3.0" for r in range(2)
+    ]
 
 
 def test_bps_run_in_every_rank_of_mpirun():
     run = [BPS, "run", "-np", "2", *PLAIN]
-    lines = outputs([run] * 2, [harness.clean_env(**told("Open MPI", rank, 2, "runs")) for rank in range(2)])
+    lines = harness.lines_of((run, harness.clean_env(**told("Open MPI", rank, 2, "runs"))) for rank in range(2))
     assert lines == [f"rank {r} of 4, local ({r}, 4): 10.0" for r in range(4)]
 
 
@@ -90,7 +80,7 @@ def two_jobs(launcher: str) -> list[str]:
     both = [f"{name}={value}" for name, value in told(launcher, 9, 2, "x").items()]
     lines = [" ".join(both).replace("=9", f"={rank}") + ' "$0" "$@" &' for rank in range(2)]
     job = ["sh", "-c", "\n".join([*lines, "wait"]), *PLAIN]
-    return outputs([job] * 2, [harness.clean_env()] * 2)
+    return harness.lines_of([(job, harness.clean_env())] * 2)
 
 
 def test_two_jobs_of_mpich_at_once_do_not_meet():

@@ -288,31 +288,21 @@ def test_a_job_without_components():
 # ---- Processes
 
 
-def outputs(commands: list[tuple[list[str], dict[str, str]]]) -> list[str]:
-    ranks = [
-        subprocess.Popen(command, env=env, cwd="/", stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        for command, env in commands
-    ]
-    texts = [rank.communicate(timeout=60 * harness.PATIENCE)[0] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0] * len(ranks), texts
-    return sorted(line for text in texts for line in text.splitlines())
-
-
 def test_plain_python_under_srun():
-    lines = outputs([([sys.executable, "-c", RANK], task(index, 2)) for index in range(2)])
+    lines = harness.lines_of([([sys.executable, "-c", RANK], task(index, 2)) for index in range(2)])
     assert lines == ["rank 0 of 2: 0.5", "rank 1 of 2: 0.5"]
 
 
 def test_bps_run_in_every_task():
     run = [*BPS, "run", "-np", "2", sys.executable, "-c", RANK]
-    lines = outputs([(run, task(index, 2, SLURM_STEP_ID="4")) for index in range(2)])
+    lines = harness.lines_of([(run, task(index, 2, SLURM_STEP_ID="4")) for index in range(2)])
     assert lines == [f"rank {rank} of 4: 1.5" for rank in range(4)]
 
 
 def test_bps_run_on_hosts_that_are_named():
     common = harness.clean_env(BPS_SECRET="0123456789abcdef", BPS_JOB_ID=f"pods-{os.getpid()}", MASTER_ADDR="127.0.0.1")
     run = [*BPS, "run", "--nnodes", "2", "-np", "2", sys.executable, "-c", RANK]
-    lines = outputs([(run, common | {"JOB_COMPLETION_INDEX": str(pod)}) for pod in range(2)])
+    lines = harness.lines_of([(run, common | {"JOB_COMPLETION_INDEX": str(pod)}) for pod in range(2)])
     assert lines == [f"rank {rank} of 4: 1.5" for rank in range(4)]
 
 

@@ -6,7 +6,7 @@ the three calls returned. `harness.start()` gives the running job, for tests tha
 tells its test how far it has come by `mark()`, and waits for the test by `await_mark()`.
 """
 
-from .environment import binary, clean_env, cut_at, of_rank, of_roles, on_hosts, over, run_command
+from .environment import binary, clean_env, cut_at, lines_of, of_rank, of_roles, on_hosts, over, run_command
 from .forkserver import PRELOAD, end_forkserver
 from .job import Job, Outcome, run, scripts, start, succeeded
 from .leftovers import shared_memory_files
@@ -19,6 +19,6 @@ from .waiting import PATIENCE, WaitedInVainError, eventually
 __all__ = [
     "PATIENCE", "PRELOAD", "Command", "Job", "JobFailedError", "Members", "Outcome", "WaitedInVainError",
     "await_mark", "binary", "clean_env", "cut_at", "end_forkserver", "eventually", "free_port", "free_ports",
-    "has_stopped", "is_blocked", "is_marked", "mark", "of_rank", "of_roles", "on_hosts", "over", "run", "run_command",
-    "scripts", "shared_memory_files", "start", "succeeded",
+    "has_stopped", "is_blocked", "is_marked", "lines_of", "mark", "of_rank", "of_roles", "on_hosts", "over", "run",
+    "run_command", "scripts", "shared_memory_files", "start", "succeeded",
 ]  # fmt: skip

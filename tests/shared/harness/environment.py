@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -80,3 +80,14 @@ def run_command(
         words, env=clean_env() if env is None else env, cwd=cwd, timeout=within * PATIENCE, capture_output=True,
         text=True, check=False,
     )  # fmt: skip
+
+
+def lines_of(commands: Iterable[tuple[Sequence[str], Mapping[str, str]]]) -> list[str]:
+    """What commands that run together print, each in its environment, in order, once all have ended well."""
+    started = [
+        subprocess.Popen(words, env=env, cwd="/", stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        for words, env in commands
+    ]
+    texts = [process.communicate(timeout=60 * PATIENCE)[0] for process in started]
+    assert [process.returncode for process in started] == [0] * len(started), texts
+    return sorted(line for text in texts for line in text.splitlines())
