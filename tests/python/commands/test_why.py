@@ -157,10 +157,17 @@ def test_a_rank_whose_python_stands_still() -> None:
         assert job.results() == [WORKERS] * WORKERS
 
 
-def kill_all(job: harness.Job) -> None:
-    for rank in range(WORKERS):
-        with contextlib.suppress(ProcessLookupError):  # the loss of the others may have ended it
-            job.kill(f"rank {rank}")
+def answer_about_order(body: Callable[..., float], servers: int | None = None) -> dict[str, Any]:
+    """What is said of ranks that all wait, each for something that the others do not do next."""
+    with harness.start(body, workers=WORKERS, servers=servers, env={"BPS_TIMEOUT": "3600"}) as job:
+        found = answer(job, ranks_that_wait(*range(WORKERS)))
+        for rank in range(WORKERS):
+            with contextlib.suppress(ProcessLookupError):  # the loss of the others may have ended it
+                job.kill(f"rank {rank}")
+        job.outcomes()
+    assert found["kind"] == "order"
+    assert CULPRIT in ranks_of(found)
+    return found
 
 
 def in_another_collective(bps: Any) -> float:
@@ -173,15 +180,10 @@ def in_another_collective(bps: Any) -> float:
 
 
 def test_a_rank_in_another_collective() -> None:
-    with harness.start(in_another_collective, workers=WORKERS, env={"BPS_TIMEOUT": "3600"}) as job:
-        found = answer(job, ranks_that_wait(*range(WORKERS)))
-        assert found["kind"] == "order"
-        assert CULPRIT in ranks_of(found)
-        assert "barrier of group 0" in found["text"]
-        assert "push_pull of 'w', round 0" in found["text"]
-        assert "in_another_collective" in found["stacks"]["rank 1"]
-        kill_all(job)
-        job.outcomes()
+    found = answer_about_order(in_another_collective)
+    assert "barrier of group 0" in found["text"]
+    assert "push_pull of 'w', round 0" in found["text"]
+    assert "in_another_collective" in found["stacks"]["rank 1"]
 
 
 def in_another_order(bps: Any) -> float:
@@ -190,15 +192,10 @@ def in_another_order(bps: Any) -> float:
 
 
 def test_ranks_that_call_in_different_orders() -> None:
-    with harness.start(in_another_order, workers=WORKERS, servers=2, env={"BPS_TIMEOUT": "3600"}) as job:
-        found = answer(job, ranks_that_wait(*range(WORKERS)))
-        assert found["kind"] == "order"
-        assert CULPRIT in ranks_of(found)
-        assert "push_pull of 'a', round 0" in found["text"]
-        assert "push_pull of 'b', round 0" in found["text"]
-        assert "its deadline" not in found["text"]
-        kill_all(job)
-        job.outcomes()
+    found = answer_about_order(in_another_order, servers=2)
+    assert "push_pull of 'a', round 0" in found["text"]
+    assert "push_pull of 'b', round 0" in found["text"]
+    assert "its deadline" not in found["text"]
 
 
 def of_another_size(bps: Any) -> str:
@@ -219,15 +216,10 @@ def without_a_name(bps: Any) -> float:
 
 
 def test_another_size_without_a_name() -> None:
-    with harness.start(without_a_name, workers=WORKERS, env={"BPS_TIMEOUT": "3600"}) as job:
-        found = answer(job, ranks_that_wait(*range(WORKERS)))
-        assert found["kind"] == "order"
-        assert CULPRIT in ranks_of(found)
-        assert re.search(r"\b5\b", found["text"]), found["text"]
-        assert re.search(r"\b7\b", found["text"]), found["text"]
-        assert "without_a_name" in found["stacks"]["rank 1"]
-        kill_all(job)
-        job.outcomes()
+    found = answer_about_order(without_a_name)
+    assert re.search(r"\b5\b", found["text"]), found["text"]
+    assert re.search(r"\b7\b", found["text"]), found["text"]
+    assert "without_a_name" in found["stacks"]["rank 1"]
 
 
 def sums_after(bps: Any) -> str:
