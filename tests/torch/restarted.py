@@ -7,11 +7,43 @@ from pathlib import Path
 
 import harness
 
+# Steps until the rank that died has made three with the others. What {make} makes is `model` and `optimizer`; {loss} is
+# the loss of the step with that generator; {end} is what is told of the end.
+PROGRAM = """
+import os, pathlib, signal, sys
+import torch
+import bps_rdma.torch as bps
+bps.init()
+torch.manual_seed(1 + bps.rank())
+{make}
+state = bps.TrainingState(model, optimizer, step=0, seen=[])
+died = pathlib.Path(sys.argv[1])
+begun_at = None
+while state.step < {steps} or state.seen[-1] < 3:
+    try:
+        state.sync()
+        begun_at = state.step if begun_at is None else begun_at
+        optimizer.zero_grad()
+        generator = torch.Generator().manual_seed(100 * state.step + bps.rank())
+        loss = {loss}
+        if bps.rank() == 1 and state.step == 5 and not died.exists():
+            died.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        loss.backward()
+        optimizer.step()
+        state.seen = [*state.seen, bps.size()]
+        state.step += 1
+    except bps.RoundAbortedError as error:
+        sys.stdout.write(f"told: {{error}}\\n")
+{end}
+bps.shutdown()
+"""
 
-def ends_of(program: str, tmp_path: Path) -> list[list[str]]:
+
+def ends_of(tmp_path: Path, *, make: str, loss: str, end: str, steps: int = 20) -> list[list[str]]:
     """What three ranks print at the end, of which one kills itself once, and is started again."""
     script = tmp_path / "train.py"
-    script.write_text(program)
+    script.write_text(PROGRAM.format(make=make.strip(), loss=loss, end=end.strip(), steps=steps))
     command = [harness.binary("bps"), "run", "-np", "3", "--min-np", "2", "--restarts", "1", str(script)]
     env = harness.clean_env()
     words = [*command, str(tmp_path / "died")]

@@ -237,42 +237,21 @@ def test_a_group_without_rank_0():
         torch.testing.assert_close(mine, reference, rtol=1e-4, atol=1e-5)
 
 
-PROGRAM = """
-import os, pathlib, signal, sys
-import torch
-import bps_rdma.torch as bps
-bps.init()
-torch.manual_seed(1 + bps.rank())
+MAKE = """
 model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 2))
 optimizer = bps.DiLoCo(torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9), every=3)
-state = bps.TrainingState(model, optimizer, step=0, seen=[])
-died = pathlib.Path(sys.argv[1])
-begun_at = None
-while state.step < 21 or state.seen[-1] < 3:
-    try:
-        state.sync()
-        begun_at = state.step if begun_at is None else begun_at
-        optimizer.zero_grad()
-        generator = torch.Generator().manual_seed(100 * state.step + bps.rank())
-        model(torch.randn(16, 8, generator=generator)).square().mean().backward()
-        if bps.rank() == 1 and state.step == 5 and not died.exists():
-            died.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        optimizer.step()
-        state.seen = [*state.seen, bps.size()]
-        state.step += 1
-    except bps.RoundAbortedError as error:
-        sys.stdout.write(f"told: {error}\\n")
+"""
+LOSS = "model(torch.randn(16, 8, generator=generator)).square().mean()"
+END = """
 while optimizer.steps % 3:
     optimizer.step()
 total = sum(p.double().sum().item() for p in model.parameters())
 sys.stdout.write(f"end: {begun_at} {optimizer.steps} {sorted(set(state.seen))} {total.hex()}\\n")
-bps.shutdown()
 """
 
 
 def test_a_rank_that_is_started_again_agrees_with_the_others(tmp_path):
-    ends = ends_of(PROGRAM, tmp_path)
+    ends = ends_of(tmp_path, make=MAKE, loss=LOSS, end=END, steps=21)
     assert sorted(int(end[1]) for end in ends)[:2] == [0, 0]
     assert max(int(end[1]) for end in ends) > 5, "the new rank has gone on where the others were"
     assert len({tuple(end[2:]) for end in ends}) == 1, "all have made the same steps, and have the same parameters"

@@ -218,45 +218,24 @@ def test_what_is_lost_is_told_until_a_checkpoint_is_loaded():
         assert synced == stepped
 
 
-PROGRAM = """
-import os, pathlib, signal, sys
-import torch
-import bps_rdma.torch as bps
-bps.init()
-torch.manual_seed(1 + bps.rank())
+MAKE = """
 inner = torch.nn.Sequential(torch.nn.Linear(20, 900), torch.nn.Tanh(), torch.nn.Linear(900, 30))
 model = bps.DistributedDataParallel(inner)
 optimizer = bps.ShardedOptimizer(inner.parameters(), torch.optim.AdamW, lr=0.01)
-state = bps.TrainingState(model, optimizer, step=0, seen=[])
-died = pathlib.Path(sys.argv[1])
-while state.step < 20 or state.seen[-1] < 3:
-    try:
-        state.sync()
-        optimizer.zero_grad()
-        generator = torch.Generator().manual_seed(100 * state.step + bps.rank())
-        loss = model(torch.randn(16, 20, generator=generator)).square().mean()
-        if bps.rank() == 1 and state.step == 5 and not died.exists():
-            died.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        loss.backward()
-        optimizer.step()
-        state.seen = [*state.seen, bps.size()]
-        state.step += 1
-    except bps.RoundAbortedError as error:
-        sys.stdout.write(f"told: {error}\\n")
+"""
+END = """
 total = sum(p.double().sum().item() for p in inner.parameters())
 whole = optimizer.state_dict()["state"]
 momenta = sum(one["exp_avg"].double().sum().item() for one in whole.values())
 steps = {int(one["step"]) for one in whole.values()}
 kept = sum(one["exp_avg"].numel() for one in optimizer.state.values())
 sys.stdout.write(f"end: {state.step} {steps} {total.hex()} {momenta.hex()} {kept}\\n")
-bps.shutdown()
 """
 
 
 @pytest.mark.long
 def test_a_rank_that_enters_gets_its_part(tmp_path):
-    ends = ends_of(PROGRAM, tmp_path)
+    ends = ends_of(tmp_path, make=MAKE, loss="model(torch.randn(16, 20, generator=generator)).square().mean()", end=END)
     assert len({tuple(end[1:5]) for end in ends}) == 1, "all have the same step, parameters and momenta, to the bit"
     step, steps = ends[0][1:3]
     assert steps == "{" + step + "}", "each state has seen every step once"

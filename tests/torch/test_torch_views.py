@@ -108,43 +108,20 @@ def test_a_step_is_repeated_without_the_lost_rank(face, moment):
             torch.testing.assert_close(torch.from_numpy(mine), torch.from_numpy(reference), rtol=2e-4, atol=1e-5)
 
 
-PROGRAM = """
-import os, pathlib, signal, sys
-import torch
-import bps_rdma.torch as bps
-bps.init()
-torch.manual_seed(1 + bps.rank())
+MAKE = """
 inner = torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.Tanh(), torch.nn.Linear(64, 300), torch.nn.Linear(300, 2))
 model = bps.DistributedDataParallel(inner, bucket_mb=0.02)
 optimizer = torch.optim.SGD(inner.parameters(), lr=0.05, momentum=0.9)
-state = bps.TrainingState(model, optimizer, step=0, seen=[])
-died = pathlib.Path(sys.argv[1])
-begun_at = None
-while state.step < 20 or state.seen[-1] < 3:
-    try:
-        state.sync()
-        begun_at = state.step if begun_at is None else begun_at
-        optimizer.zero_grad()
-        generator = torch.Generator().manual_seed(100 * state.step + bps.rank())
-        loss = model(torch.randn(16, 8, generator=generator)).square().mean()
-        if bps.rank() == 1 and state.step == 5 and not died.exists():
-            died.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        loss.backward()
-        optimizer.step()
-        state.seen = [*state.seen, bps.size()]
-        state.step += 1
-    except bps.RoundAbortedError as error:
-        sys.stdout.write(f"told: {error}\\n")
+"""
+END = """
 total = sum(p.double().sum().item() for p in inner.parameters())
 momentum = sum(s["momentum_buffer"].double().sum().item() for s in optimizer.state.values())
 sys.stdout.write(f"end: {begun_at} {state.step} {sorted(set(state.seen))} {total.hex()} {momentum.hex()}\\n")
-bps.shutdown()
 """
 
 
 def test_a_rank_that_is_started_again_trains_on_with_the_others(tmp_path):
-    ends = ends_of(PROGRAM, tmp_path)
+    ends = ends_of(tmp_path, make=MAKE, loss="model(torch.randn(16, 8, generator=generator)).square().mean()", end=END)
     assert sorted(int(end[1]) for end in ends)[:2] == [0, 0]
     assert max(int(end[1]) for end in ends) > 5, "the new rank has gone on where the others were"
     assert len({tuple(end[2:]) for end in ends}) == 1, "all have the same step, parameters and momentum, to the bit"
