@@ -53,6 +53,33 @@ float power(std::uint32_t e) {
   return std::bit_cast<float>(e == 0 ? 0x00400000U : e << 23);
 }
 
+// Decodes blocks of `length` elements, each behind its scale, once all of them are found valid. value_of(scale) is the
+// factor of its elements.
+template <typename Scale>
+Decoded decode_blocks(std::span<const std::byte> from, std::span<float> to, std::size_t length, Into into,
+                      const auto& is_scale, const auto& value_of) {
+  const auto visit = [&](const auto& function) {
+    const std::byte* at = from.data();
+    for (std::size_t begin = 0; begin < to.size(); begin += length) {
+      const auto block = to.subspan(begin, std::min(length, to.size() - begin));
+      if (!function(load<Scale>(at), at + sizeof(Scale), block)) return false;
+      at += sizeof(Scale) + block.size();
+    }
+    return true;
+  };
+  const bool valid = visit([&](Scale scale, const std::byte* codes, std::span<float> block) {
+    return is_scale(scale) && !has_nan({codes, block.size()});
+  });
+  if (!valid) return Decoded::kMalformed;
+  choose(into, [&]<Into kInto>() {
+    visit([&](Scale scale, const std::byte* codes, std::span<float> block) {
+      decode_scaled<kInto>(codes, value_of(scale), block);
+      return true;
+    });
+  });
+  return Decoded::kOk;
+}
+
 }  // namespace
 
 void Mxfp8Codec::encode(std::span<const float> from, std::span<std::byte> to, std::uint64_t) const {
@@ -74,25 +101,9 @@ void Mxfp8Codec::encode(std::span<const float> from, std::span<std::byte> to, st
 
 Decoded Mxfp8Codec::decode(std::span<const std::byte> from, std::span<float> to, Into into) const {
   if (from.size() != encoded_size(to.size())) return Decoded::kWrongSize;
-  const auto visit = [&](auto function) {
-    for (std::size_t begin = 0; begin < to.size(); begin += kBlock) {
-      const auto block = to.subspan(begin, std::min(kBlock, to.size() - begin));
-      const std::byte* at = from.data() + encoded_size(begin);
-      if (!function(static_cast<std::uint32_t>(*at), at + 1, block)) return false;
-    }
-    return true;
-  };
-  const bool valid = visit([](std::uint32_t e, const std::byte* codes, std::span<float> block) {
-    return (e <= kLargestExponent || e == 255) && !has_nan({codes, block.size()});
-  });
-  if (!valid) return Decoded::kMalformed;
-  choose(into, [&]<Into kInto>() {
-    visit([](std::uint32_t e, const std::byte* codes, std::span<float> block) {
-      decode_scaled<kInto>(codes, e == 255 ? std::bit_cast<float>(kNan) : power(e), block);
-      return true;
-    });
-  });
-  return Decoded::kOk;
+  return decode_blocks<std::uint8_t>(
+      from, to, kBlock, into, [](std::uint8_t e) { return e <= kLargestExponent || e == 255; },
+      [](std::uint8_t e) { return e == 255 ? std::bit_cast<float>(kNan) : power(e); });
 }
 
 void Fp8RowsCodec::encode(std::span<const float> from, std::span<std::byte> to, std::uint64_t) const {
@@ -115,28 +126,11 @@ void Fp8RowsCodec::encode(std::span<const float> from, std::span<std::byte> to, 
 
 Decoded Fp8RowsCodec::decode(std::span<const std::byte> from, std::span<float> to, Into into) const {
   if (from.size() != encoded_size(to.size())) return Decoded::kWrongSize;
-  const auto visit = [&](auto function) {
-    for (std::size_t begin = 0; begin < to.size(); begin += row_) {
-      const auto row = to.subspan(begin, std::min(row_, to.size() - begin));
-      const std::byte* at = from.data() + encoded_size(begin);
-      if (!function(load<float>(at), at + sizeof(float), row)) return false;
-    }
-    return true;
-  };
-  const bool valid = visit([](float scale, const std::byte* codes, std::span<float> row) {
+  const auto is_scale = [](float scale) {
     const auto bits = std::bit_cast<std::uint32_t>(scale);
-    const bool is_scale =
-        bits == 0 || bits == kNan || (scale >= std::numeric_limits<float>::min() && scale <= kLargestRowScale);
-    return is_scale && !has_nan({codes, row.size()});
-  });
-  if (!valid) return Decoded::kMalformed;
-  choose(into, [&]<Into kInto>() {
-    visit([](float scale, const std::byte* codes, std::span<float> row) {
-      decode_scaled<kInto>(codes, scale, row);
-      return true;
-    });
-  });
-  return Decoded::kOk;
+    return bits == 0 || bits == kNan || (scale >= std::numeric_limits<float>::min() && scale <= kLargestRowScale);
+  };
+  return decode_blocks<float>(from, to, row_, into, is_scale, [](float scale) { return scale; });
 }
 
 }  // namespace bps::compress
