@@ -23,29 +23,37 @@ std::optional<T> answer_of(std::future<T>& answer, const Deadline& deadline) {
   }
 }
 
+// Calls look(loop, answer) on each loop. An answer that is not there in time has the loop's name and no more.
+template <typename Answer, typename Look>
+std::vector<Answer> ask_all(const std::vector<std::unique_ptr<Loop>>& loops, const Deadline& deadline, Look look) {
+  std::vector<std::future<Answer>> answers;
+  for (const auto& loop : loops) {
+    answers.push_back(loop->reactor->ask([&loop = *loop, look] {
+      Answer answer{.loop = loop.reactor->name(), .answered = true};
+      look(loop, answer);
+      return answer;
+    }));
+  }
+  std::vector<Answer> all;
+  for (std::size_t i = 0; i < answers.size(); ++i) {
+    all.push_back(answer_of(answers[i], deadline).value_or(Answer{.loop = loops[i]->reactor->name()}));
+  }
+  return all;
+}
+
 }  // namespace
 
 std::vector<Loops::OpenState> Loops::open_state(std::size_t most, const Deadline& deadline) const {
-  std::vector<std::future<OpenState>> answers;
-  for (const auto& loop : loops_) {
-    answers.push_back(loop->reactor->ask([&loop = *loop, most] {
-      OpenState state{.loop = loop.reactor->name(), .answered = true};
-      if (loop.worker_loop) {
-        state.partitions = loop.worker_loop->list_open(most);
-        state.worker = loop.worker_loop->usage();
-      }
-      if (!loop.server_loop) return state;
-      state.rounds = loop.server_loop->open_rounds();
-      state.listed = loop.server_loop->list_open(most);
-      state.last_failed_round = loop.server_loop->last_failure();
-      return state;
-    }));
-  }
-  std::vector<OpenState> states;
-  for (std::size_t i = 0; i < answers.size(); ++i) {
-    states.push_back(answer_of(answers[i], deadline).value_or(OpenState{.loop = loops_[i]->reactor->name()}));
-  }
-  return states;
+  return ask_all<OpenState>(loops_, deadline, [most](const Loop& loop, OpenState& state) {
+    if (loop.worker_loop) {
+      state.partitions = loop.worker_loop->list_open(most);
+      state.worker = loop.worker_loop->usage();
+    }
+    if (!loop.server_loop) return;
+    state.rounds = loop.server_loop->open_rounds();
+    state.listed = loop.server_loop->list_open(most);
+    state.last_failed_round = loop.server_loop->last_failure();
+  });
 }
 
 std::vector<server::RoundRecorder::Record> Loops::recent_rounds(std::size_t most) const {
@@ -117,23 +125,13 @@ MetricFamily Loops::operation_times() const {
 }
 
 std::vector<Loops::Usage> Loops::usage(const Deadline& deadline) const {
-  std::vector<std::future<Usage>> answers;
-  for (const auto& loop : loops_) {
-    answers.push_back(loop->reactor->ask([&loop = *loop] {
-      Usage usage{.loop = loop.reactor->name(), .answered = true};
-      if (loop.worker_loop) usage.worker = loop.worker_loop->usage();
-      if (!loop.server_loop) return usage;
-      usage.slot_bytes = loop.server_loop->slot_bytes();
-      usage.open_rounds = loop.server_loop->open_rounds();
-      usage.oldest_round_s = loop.server_loop->oldest_round_s();
-      return usage;
-    }));
-  }
-  std::vector<Usage> all;
-  for (std::size_t i = 0; i < answers.size(); ++i) {
-    all.push_back(answer_of(answers[i], deadline).value_or(Usage{.loop = loops_[i]->reactor->name()}));
-  }
-  return all;
+  return ask_all<Usage>(loops_, deadline, [](const Loop& loop, Usage& usage) {
+    if (loop.worker_loop) usage.worker = loop.worker_loop->usage();
+    if (!loop.server_loop) return;
+    usage.slot_bytes = loop.server_loop->slot_bytes();
+    usage.open_rounds = loop.server_loop->open_rounds();
+    usage.oldest_round_s = loop.server_loop->oldest_round_s();
+  });
 }
 
 }  // namespace bps::node
