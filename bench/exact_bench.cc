@@ -18,7 +18,6 @@
 #include <cstring>
 #include <memory>
 #include <random>
-#include <string>
 #include <string_view>
 #include <vector>
 

@@ -13,7 +13,6 @@
 #include <cstring>
 #include <deque>
 #include <memory>
-#include <string>
 #include <string_view>
 #include <vector>
 

@@ -7,7 +7,6 @@
 #include <signal.h>
 
 #include <atomic>
-#include <cstdint>
 #include <cstdio>
 #include <string>
 #include <thread>

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "compress/codec_call.h"
 
-#include <algorithm>
 #include <mutex>
 #include <utility>
 #include <vector>

@@ -3,7 +3,6 @@
 
 #include <bit>
 #include <cmath>
-#include <limits>
 
 #include "compress/float_bits.h"
 #include "compress/norms.h"

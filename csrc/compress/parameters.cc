@@ -2,7 +2,6 @@
 #include "compress/parameters.h"
 
 #include <charconv>
-#include <cmath>
 #include <sstream>
 #include <utility>
 

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
 
 #include "compress/float_bits.h"
 #include "compress/random.h"

@@ -5,7 +5,6 @@
 
 #include "compress/codec_call.h"
 #include "node/view.h"
-#include "van/select.h"
 #include "van/van.h"
 #include "worker/worker.h"
 

@@ -7,7 +7,6 @@
 
 #include "core/limits.h"
 #include "core/log.h"
-#include "node/local_address.h"
 #include "node/tcp_rails.h"
 #include "transport/local/self_transport.h"
 #include "transport/shm/shm_transport.h"

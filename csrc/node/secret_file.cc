@@ -10,10 +10,8 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
-#include <optional>
 #include <vector>
 
-#include "core/bytes.h"
 #include "core/error.h"
 #include "core/files.h"
 #include "core/hmac.h"

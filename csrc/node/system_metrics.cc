@@ -4,13 +4,11 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-#include <cstdint>
 #include <filesystem>
 #include <fstream>
 #include <map>
 #include <optional>
 #include <sstream>
-#include <string_view>
 #include <system_error>
 
 namespace bps::node {

@@ -2,7 +2,6 @@
 #include "pool/key_file.h"
 
 #include <algorithm>
-#include <array>
 #include <cctype>
 
 #include "core/error.h"

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "pool/report.h"
 
-#include <cstdlib>
-
 #include "core/json.h"
 #include "transport/handshake.h"
 

@@ -14,11 +14,9 @@
 #include <cerrno>
 #include <charconv>
 #include <cstdlib>
-#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
-#include <string_view>
 
 #include "core/error.h"
 #include "core/fd.h"

@@ -8,7 +8,6 @@
 
 #include "compress/codec_call.h"
 #include "compress/compression.h"
-#include "compress/label.h"
 #include "core/error.h"
 #include "core/float_environment.h"
 #include "python/bind.h"

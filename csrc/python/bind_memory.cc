@@ -6,7 +6,6 @@
 #include <cstring>
 #include <optional>
 
-#include "core/error.h"
 #include "python/bind.h"
 #include "python/blocks.h"
 #include "python/interruptible.h"

@@ -7,7 +7,6 @@
 #include "tensor/key_map.h"
 #include "tensor/partition.h"
 #include "van/link_shares.h"
-#include "worker/operation.h"
 #include "worker/pace.h"
 
 namespace py = pybind11;

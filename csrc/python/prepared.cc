@@ -8,7 +8,6 @@
 
 #include "core/interrupt.h"
 #include "node/process.h"
-#include "python/bind.h"
 #include "python/blocks.h"
 #include "python/hooks.h"
 #include "python/interruptible.h"

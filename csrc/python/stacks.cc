@@ -8,10 +8,8 @@
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
-#include <cstddef>
 #include <memory>
 #include <mutex>
-#include <thread>
 #include <utility>
 
 #include "core/threads.h"

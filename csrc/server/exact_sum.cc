@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/exact_sum.h"
 
-#include <cmath>
-#include <cstring>
-
 #include "server/reduce_isa.h"
 #include "server/superaccumulator.h"
 

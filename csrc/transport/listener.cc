@@ -13,7 +13,6 @@
 #include <future>
 #include <utility>
 
-#include "core/error.h"
 #include "core/log.h"
 #include "core/threads.h"
 

@@ -3,8 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <tuple>
-#include <utility>
 
 namespace bps::van {
 namespace {

@@ -9,7 +9,6 @@
 #pragma once
 
 #include <cstddef>
-#include <string>
 
 #include "core/metrics.h"
 #include "worker/connections.h"

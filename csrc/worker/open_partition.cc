@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "worker/open_partition.h"
 
-#include <utility>
-
 #include "worker/connections.h"
 #include "worker/in_flight.h"
 #include "worker/operation.h"

@@ -2,7 +2,6 @@
 #include "network.h"
 
 #include <algorithm>
-#include <cstring>
 
 namespace bps::sim {
 

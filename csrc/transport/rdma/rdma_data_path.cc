@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The hot part of rdma: writes out, completions in.
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
 #include <utility>
 

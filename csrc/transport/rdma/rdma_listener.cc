@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
-#include <cstring>
 
 #include "core/hmac.h"
 #include "core/log.h"

@@ -2,7 +2,6 @@
 #include "transport/rdma/rdma_transport.h"
 
 #include "transport/control_paths.h"
-#include "transport/rdma/device.h"
 #include "transport/rdma/listener_address.h"
 #include "transport/rdma/rdma_control.h"
 #include "transport/rdma/rdma_data.h"

@@ -2,8 +2,6 @@
 #include "transport/rdma/self_transfer.h"
 
 #include <algorithm>
-#include <cstring>
-#include <future>
 
 #include "transport/rdma/rdma.h"
 #include "transport/reactor.h"

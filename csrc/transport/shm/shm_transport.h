@@ -11,7 +11,6 @@
 #pragma once
 
 #include <memory>
-#include <unordered_map>
 #include <vector>
 
 #include "core/event_loop.h"

@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 #include <sys/eventfd.h>
 
-#include <cmath>
 #include <limits>
 #include <thread>
 

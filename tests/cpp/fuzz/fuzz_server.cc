@@ -6,7 +6,6 @@
 #include <cstring>
 #include <deque>
 #include <memory>
-#include <optional>
 #include <vector>
 
 #include "core/log.h"

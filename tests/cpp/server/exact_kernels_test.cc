@@ -2,7 +2,6 @@
 // What the quick ways of exact sums must not get wrong, and that ordinary numbers take them.
 #include <gtest/gtest.h>
 
-#include <array>
 #include <cmath>
 #include <cstring>
 #include <random>

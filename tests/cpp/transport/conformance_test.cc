@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // What every transport promises, plain and behind the fault decorator.
-#include <numeric>
 #include <random>
 
 #include "transport/shm/shared_memory.h"

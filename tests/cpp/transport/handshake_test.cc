@@ -6,7 +6,6 @@
 #include <poll.h>
 #include <sys/socket.h>
 
-#include <functional>
 #include <thread>
 
 #include "transport/handshake_messages.h"

@@ -2,7 +2,6 @@
 // A member says that its connection to another one broke: what the scheduler tells it of that one, and when.
 #include <gtest/gtest.h>
 
-#include <string>
 #include <thread>
 #include <utility>
 #include <vector>

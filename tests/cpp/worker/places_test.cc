@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <numeric>
 #include <string>
-#include <tuple>
 
 namespace bps::worker {
 namespace {

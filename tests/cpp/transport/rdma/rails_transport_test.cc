@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Two rails between two sides, both by the same device: each has contexts, and so keys, of its own.
-#include <algorithm>
 
 #include "transport/two_sides.h"
 
