@@ -54,6 +54,7 @@ constexpr int kCaptureNone = 0;
   X(cuMemHostUnregister, (void* memory))                                                       \
   X(cuMemcpyDtoHAsync_v2, (void* to, Address from, std::size_t size, Stream stream))           \
   X(cuMemcpyHtoDAsync_v2, (Address to, const void* from, std::size_t size, Stream stream))     \
+  X(cuMemcpyDtoDAsync_v2, (Address to, Address from, std::size_t size, Stream stream))         \
   X(cuMemcpy, (Address to, Address from, std::size_t size))
 
 struct Functions {

@@ -4,8 +4,16 @@
 #include "core/error.h"
 
 namespace bps::device {
+namespace {
+
+cuda::Stream stream_of(std::uintptr_t number) {
+  return reinterpret_cast<cuda::Stream>(number);  // NOLINT(performance-no-int-to-ptr): CUDA's own encoding
+}
+
+}  // namespace
 
 void Ready::give_back() {
+  if (point_->device->forks_ != fork_count()) return;  // a thread that is not here may hold the mutex
   const std::lock_guard lock(point_->device->mutex_);
   point_->device->free_.push_back(point_);  // has room: take_point() reserves it
 }
@@ -25,11 +33,11 @@ std::optional<cuda::Ordinal> Device::owner_of(const Driver& driver, const void* 
   return ordinal;
 }
 
-Device::Current::Current(const Device& device) : device_(device) {
-  device_.driver_.check(device_.driver_.call().cuCtxPushCurrent_v2(device_.context_), "a GPU's context is not usable");
-}
+Device::Current::Current(const Device& device)
+    : device_(device), is_pushed_(device.driver_.call().cuCtxPushCurrent_v2(device.context_) == cuda::kSuccess) {}
 
 Device::Current::~Current() {
+  if (!is_pushed_) return;
   cuda::Context popped = nullptr;
   (void)device_.driver_.call().cuCtxPopCurrent_v2(&popped);
 }
@@ -51,7 +59,7 @@ Ready::Point* Device::take_point() {
 
 Ready Device::record(std::uintptr_t stream) {
   const Current current(*this);
-  auto* const of = reinterpret_cast<cuda::Stream>(stream);  // NOLINT(performance-no-int-to-ptr): CUDA's own encoding
+  auto* const of = stream_of(stream);
   int capture = cuda::kCaptureNone;
   driver_.check(driver_.call().cuStreamIsCapturing(of, &capture), "the stream of an array is not usable");
   if (capture != cuda::kCaptureNone) {
@@ -72,9 +80,22 @@ void Device::pin(std::span<std::byte> memory) const {
   driver_.check(result, "cannot pin " + std::to_string(memory.size()) + " bytes of host memory");
 }
 
-void Device::unpin(std::span<std::byte> memory) const {
+void Device::unpin(std::span<std::byte> memory) const noexcept {
   const Current current(*this);
-  driver_.check(driver_.call().cuMemHostUnregister(memory.data()), "cannot unpin host memory");
+  (void)driver_.call().cuMemHostUnregister(memory.data());
+}
+
+void Device::copy_within(const Place& to, const Place& from, std::size_t size) {
+  const Ready made = record(from.stream);
+  const Ready used = record(to.stream);  // which refuses a stream that is being captured
+  const Current current(*this);
+  auto* const stream = stream_of(to.stream);
+  if (to.stream != from.stream) {
+    driver_.check(driver_.call().cuStreamWaitEvent(stream, made.event(), 0), "cannot order streams of a GPU");
+  }
+  driver_.check(driver_.call().cuMemcpyDtoDAsync_v2(reinterpret_cast<cuda::Address>(to.at),
+                                                    reinterpret_cast<cuda::Address>(from.at), size, stream),
+                "cannot copy within a GPU");
 }
 
 void Device::copy(std::byte* to, const std::byte* from, std::size_t size) const {

@@ -4,7 +4,8 @@
 // All of it works in the device's primary context, which torch and CuPy use as well. A thread that calls the driver
 // holds a Current meanwhile, because work for one loop may be done by several threads in turn.
 //
-// Threading: any thread. A device lives as long as the process. Errors: set-up throws kTransport.
+// Threading: any thread. A device lives as long as the process; in a child that was forked its points are left alone.
+// Errors: set-up throws kTransport.
 #pragma once
 
 #include <atomic>
@@ -17,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/fork.h"
 #include "device/driver.h"
 
 namespace bps::device {
@@ -65,7 +67,8 @@ class Device {
   // The device that the memory belongs to; nothing for memory of the host, and for what CUDA does not know.
   static std::optional<cuda::Ordinal> owner_of(const Driver& driver, const void* memory);
 
-  // For its lifetime, the calling thread works in the device's context.
+  // For its lifetime, the calling thread works in the device's context. Without that, which a device that has failed
+  // may refuse, calls of the driver return the error.
   class Current {
    public:
     explicit Current(const Device& device);
@@ -75,6 +78,7 @@ class Device {
 
    private:
     const Device& device_;
+    const bool is_pushed_;
   };
 
   // The point that this stream has reached now. `stream`: a CUstream as a number, as __cuda_array_interface__ has it
@@ -83,7 +87,15 @@ class Device {
 
   // Makes host memory usable for copies that do not stop the caller. Takes some 100 us; once per block.
   void pin(std::span<std::byte> memory) const;
-  void unpin(std::span<std::byte> memory) const;
+  // Errors do not count: after one of the device all its calls fail.
+  void unpin(std::span<std::byte> memory) const noexcept;
+
+  // Puts a copy within the device into the stream of `to`, behind what that of `from` has reached now.
+  struct Place {
+    std::uintptr_t stream;  // as record() has it
+    std::byte* at;
+  };
+  void copy_within(const Place& to, const Place& from, std::size_t size);
 
   // Copies at once; each side may be memory of the host or of the device. Not for the data path.
   void copy(std::byte* to, const std::byte* from, std::size_t size) const;
@@ -97,6 +109,7 @@ class Device {
 
   const Driver& driver_;
   const cuda::Ordinal ordinal_;
+  const std::uint32_t forks_ = fork_count();
   cuda::Context context_ = nullptr;  // kept: it is the process's
   std::mutex mutex_;                 // guards the next two
   std::vector<std::unique_ptr<Ready::Point>> points_;

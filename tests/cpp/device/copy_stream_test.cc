@@ -2,7 +2,6 @@
 // Copies from and to a device, on the fake driver (fake_cuda.h): what is ordered, what is seen, and how it fails.
 #include "device/copy_stream.h"
 
-#include <dlfcn.h>
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <sys/eventfd.h>
@@ -12,21 +11,13 @@
 
 #include "core/error.h"
 #include "core/fd.h"
-#include "device/fake_cuda.h"
+#include "device/fake_device.h"
 
 namespace bps::device {
 namespace {
 
 constexpr std::size_t kBytes = 64 << 10;
 constexpr double kPatience_s = 60;
-
-// Of the very library that the driver has opened.
-template <typename F>
-F* control(F*, const char* name) {
-  static void* const opened = ::dlopen(BPS_FAKE_CUDA, RTLD_NOW | RTLD_LOCAL);
-  return reinterpret_cast<F*>(::dlsym(opened, name));
-}
-#define FAKE(name) control(decltype (&name)(nullptr), #name)
 
 class CopyStreamTest : public ::testing::Test {
  protected:
@@ -51,13 +42,7 @@ class CopyStreamTest : public ::testing::Test {
     for (const Deadline until = Deadline::after(kPatience_s); !stream.reached(mark);) ASSERT_FALSE(until.passed());
   }
 
-  // One for all tests: a process has one device, whose points outlive the test.
-  static Device& only_device() {
-    static const Driver driver = Driver::open(BPS_FAKE_CUDA);
-    static auto& made = *new Device(driver, 0);
-    return made;
-  }
-  Device& device = only_device();
+  Device& device = testing::only_device();
   std::vector<std::byte> host = std::vector<std::byte>(kBytes);
   std::byte* memory = nullptr;
   const Fd doorbell{::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
@@ -148,6 +133,28 @@ TEST_F(CopyStreamTest, RefusesAStreamThatIsBeingCaptured) {
     EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
     EXPECT_NE(std::string(error.what()).find("CUDA graph"), std::string::npos);
   }
+}
+
+TEST_F(CopyStreamTest, ACopyWithinTheDeviceWaitsForBothStreams) {
+  void* const makers = FAKE(fake_stream)();
+  void* const users = FAKE(fake_stream)();
+  const std::vector<std::byte> ones(kBytes, std::byte{1});
+  FAKE(fake_write)(memory, ones.data(), kBytes);
+  std::uint32_t made = 0, used = 0;
+  FAKE(fake_kernel)(makers, memory, 7, kBytes / 2, &made);
+  FAKE(fake_kernel)(users, memory + kBytes / 2, 8, kBytes / 2, &used);
+  const auto number = [](void* stream) { return reinterpret_cast<std::uintptr_t>(stream); };
+  device.copy_within({number(users), memory + kBytes / 2}, {number(makers), memory}, kBytes / 2);
+  const Ready copied = device.record(number(users));
+  const Device::Current current(device);
+  CopyStream down(device, doorbell.get());
+  ASSERT_EQ(down.wait_for(copied), cuda::kSuccess);
+  ASSERT_EQ(down.mark(), cuda::kSuccess);
+  __atomic_store_n(&used, 1, __ATOMIC_RELEASE);
+  EXPECT_FALSE(down.drain(Deadline::after(0.02))) << "what it copies is not made";
+  __atomic_store_n(&made, 1, __ATOMIC_RELEASE);
+  await(down, 1);
+  EXPECT_TRUE(all(on_device(kBytes), 7));
 }
 
 TEST_F(CopyStreamTest, CopiesAtOnceInEachDirection) {

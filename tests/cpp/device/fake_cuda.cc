@@ -12,6 +12,7 @@
 #include <deque>
 #include <functional>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <random>
 #include <set>
@@ -26,8 +27,8 @@ namespace bps::device::cuda {
 
 struct OpaqueContext {};
 struct OpaqueEvent {
-  std::atomic<std::uint64_t> recorded{0};  // how often; an event that was never recorded has happened
-  std::atomic<std::uint64_t> happened{0};
+  std::mutex mutex;
+  std::shared_ptr<std::atomic<bool>> happened;  // its last record; one that was never recorded has happened
 };
 
 }  // namespace bps::device::cuda
@@ -123,6 +124,12 @@ struct bps::device::cuda::OpaqueStream {
 
 namespace {
 
+// Numbers 1 and 2 are the default streams. Here they are one, which does not wait for others.
+Stream of(Stream stream) {
+  static auto* const by_default = new OpaqueStream;
+  return reinterpret_cast<std::uintptr_t>(stream) <= 2 ? by_default : stream;
+}
+
 void wait_until(const std::function<bool()>& happened) {
   while (!happened() && !broken) std::this_thread::sleep_for(std::chrono::microseconds(20));
 }
@@ -189,13 +196,14 @@ Result cuStreamQuery(Stream stream) {
 }
 Result cuStreamWaitEvent(Stream stream, Event event, unsigned) {
   if (const Result result = usable(); result != kSuccess) return result;
-  const std::uint64_t number = event->recorded;  // as of now
-  stream->put([event, number] { wait_until([&] { return event->happened >= number; }); });
+  const std::lock_guard lock(event->mutex);
+  if (event->happened == nullptr) return kSuccess;
+  of(stream)->put([happened = event->happened] { wait_until([&] { return happened->load(); }); });
   return kSuccess;
 }
 Result cuStreamIsCapturing(Stream stream, int* status) {
   if (const Result result = usable(); result != kSuccess) return result;
-  *status = stream->captures ? 1 : kCaptureNone;
+  *status = of(stream)->captures ? 1 : kCaptureNone;
   return kSuccess;
 }
 Result cuStreamWriteValue32_v2(Stream stream, Address at, std::uint32_t value, unsigned) {
@@ -222,8 +230,9 @@ Result cuEventCreate(Event* event, unsigned) {
 }
 Result cuEventRecord(Event event, Stream stream) {
   if (const Result result = usable(); result != kSuccess) return result;
-  const std::uint64_t number = ++event->recorded;
-  stream->put([event, number] { event->happened = number; });
+  const std::lock_guard lock(event->mutex);
+  event->happened = std::make_shared<std::atomic<bool>>(false);
+  of(stream)->put([happened = event->happened] { happened->store(true); });
   return kSuccess;
 }
 Result cuMemHostAlloc(void** memory, std::size_t size, unsigned) {
@@ -268,6 +277,14 @@ Result cuMemcpyHtoDAsync_v2(Address to, const void* from, std::size_t size, Stre
   std::byte* target = find(to, size);
   if (target == nullptr || !is_pinned(from, size)) return kInvalidValue;
   stream->put([=] { std::memcpy(target, from, size); });
+  return kSuccess;
+}
+Result cuMemcpyDtoDAsync_v2(Address to, Address from, std::size_t size, Stream stream) {
+  if (const Result result = usable(); result != kSuccess) return result;
+  std::byte* target = find(to, size);
+  const std::byte* source = find(from, size);
+  if (source == nullptr || target == nullptr) return kInvalidValue;
+  of(stream)->put([=] { std::memcpy(target, source, size); });
   return kSuccess;
 }
 Result cuMemcpy(Address to, Address from, std::size_t size) {

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+// The fake driver as tests use it: FAKE(function), of those that fake_cuda.h declares, and its only device.
+#pragma once
+
+#include <dlfcn.h>
+
+#include "device/devices.h"
+#include "device/fake_cuda.h"
+
+namespace bps::device::testing {
+
+// Of the very library that the driver has opened.
+template <typename F>
+F* control(F*, const char* name) {
+  static void* const opened = ::dlopen(BPS_FAKE_CUDA, RTLD_NOW | RTLD_LOCAL);
+  return reinterpret_cast<F*>(::dlsym(opened, name));
+}
+#define FAKE(name) bps::device::testing::control(decltype (&name)(nullptr), #name)
+
+// For all tests: a process has one device, whose points outlive the test.
+inline Device& only_device() {
+  static Device& device = []() -> Device& {
+    void* const memory = FAKE(fake_allocate)(1);
+    Device& found = *find_owner(BPS_FAKE_CUDA, memory);
+    FAKE(fake_free)(memory);
+    return found;
+  }();
+  return device;
+}
+
+}  // namespace bps::device::testing
