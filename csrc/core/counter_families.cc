@@ -29,6 +29,7 @@ constexpr Row kRows[] = {
      "Control messages with a wrong authentication code; each ended its connection."},
     {"copies", "bps_copies_total", "", "", "Extra copies of payload: staging, and copies between processes."},
     {"copied_bytes", "bps_copied_bytes_total", "", "", "Bytes of extra copies of payload."},
+    {"device_bytes", "bps_device_bytes_total", "", "", "Bytes that GPUs copied from tensors and to them."},
     {"unwatched_bytes", "bps_unwatched_bytes_total", "", "",
      "Bytes of tensors that were copied for an RDMA device, because nobody tells when their memory is given back."},
     {"given_back", "bps_given_back_blocks_total", "", "",

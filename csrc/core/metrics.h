@@ -23,6 +23,7 @@ struct Counters {
   Counter forged;  // control messages whose authentication code was wrong; each ended its connection
   Counter copies;  // extra copies of payload (staging, cross-memory blocks); none on mapped memory
   Counter copied_bytes;
+  Counter device_bytes;      // that GPUs copied from tensors and to them
   Counter unwatched_bytes;   // of tensors that were staged because nobody tells when their memory is given back
   Counter given_back;        // blocks whose pages had changed since their last use: each was registered anew, or staged
   Counter compressed_bytes;  // of payloads and results that this process sent or took compressed
@@ -62,6 +63,7 @@ struct Counters {
             {"forged", forged.get()},
             {"copies", copies.get()},
             {"copied_bytes", copied_bytes.get()},
+            {"device_bytes", device_bytes.get()},
             {"unwatched_bytes", unwatched_bytes.get()},
             {"given_back", given_back.get()},
             {"compressed_bytes", compressed_bytes.get()},

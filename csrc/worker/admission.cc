@@ -21,6 +21,7 @@ RouteFacts facts_of(const Portion& portion, const ServerConnection& server) {
   const bool can_fence = direct != nullptr && direct->can_fence();
   RouteFacts facts;
   facts.is_encoded = operation.may_compress() && compresses_to(server, *operation.tensor);
+  facts.is_on_device = operation.request.device != nullptr;
   facts.is_small = operation.bytes() <= kLargestStagedIfCheap;
   facts.is_two_phase = operation.request.two_phase;
   facts.is_continuation = operation.continuation != nullptr;
@@ -56,7 +57,7 @@ bool compresses_to(const ServerConnection& server, const Tensor& tensor) {
 }
 
 void enqueue(Transfer& transfer, ServerConnection& server, Connections& connections, Counters& counters) {
-  server.queue.add(&transfer);
+  (transfer.route == Route::kDevice ? server.loading : server.queue).add(&transfer);
   connections.note_work();
   if (counters.trace == nullptr || !counters.trace->wants(transfer.header->round)) return;
   const std::uint64_t now = counters.trace->now();
@@ -65,11 +66,13 @@ void enqueue(Transfer& transfer, ServerConnection& server, Connections& connecti
   }
 }
 
-Admission::Admission(transport::Reactor& reactor, Connections& connections, Cancellation& cancellation)
+Admission::Admission(transport::Reactor& reactor, Connections& connections, Cancellation& cancellation,
+                     DeviceCopies& copies)
     : reactor_(reactor),
       counters_(reactor.counters()),
       connections_(connections),
       cancellation_(cancellation),
+      copies_(copies),
       submissions_(kSubmissions) {}
 
 void Admission::submit(const std::shared_ptr<Operation>& operation, bool watches_deadline) {
@@ -132,7 +135,7 @@ void Admission::admit(Portion& portion, ServerConnection& server) {
 void Admission::prepare(Portion& portion, ServerConnection& server) {
   const transport::Reactor::SetUp set_up(&reactor_);
   RouteFacts facts = facts_of(portion, server);
-  if (!facts.is_encoded) facts.is_registered = register_memory(portion, server);
+  if (!facts.is_encoded && !facts.is_on_device) facts.is_registered = register_memory(portion, server);
   if (facts.is_registered) facts.reach = reach_of(portion, server);
   const Chosen chosen = choose_route(facts);
   portion.route = chosen.route;
@@ -142,6 +145,7 @@ void Admission::prepare(Portion& portion, ServerConnection& server) {
     return server.memory.reserve(std::min(server.memory.in_use() + portion.parts.size(), kMostStagedIfCheap));
   }
   server.memory.reserve(portion.parts.size());
+  if (facts.is_on_device) return copies_.prepare(*portion.operation->request.device, server);
   if (facts.is_encoded || facts.is_registered) return;
   for (const Part& part : portion.parts) counters_.unwatched_bytes.add(portion.place(part).length);
 }

@@ -14,6 +14,7 @@
 #include "transport/reactor.h"
 #include "worker/cancellation.h"
 #include "worker/connections.h"
+#include "worker/device_copies.h"
 #include "worker/operation.h"
 
 namespace bps::worker {
@@ -26,7 +27,7 @@ void enqueue(Transfer& transfer, ServerConnection& server, Connections& connecti
 
 class Admission {
  public:
-  Admission(transport::Reactor& reactor, Connections& connections, Cancellation& cancellation);
+  Admission(transport::Reactor& reactor, Connections& connections, Cancellation& cancellation, DeviceCopies& copies);
 
   struct Submission {
     std::shared_ptr<Operation> operation;
@@ -58,6 +59,7 @@ class Admission {
   Counters& counters_;
   Connections& connections_;
   Cancellation& cancellation_;
+  DeviceCopies& copies_;
   std::optional<Error> ended_;
   MpscRing<Submission> submissions_;
   std::vector<bool> meets_;  // by place, of set_pace(): kept, so that it allocates nothing

@@ -40,6 +40,7 @@ void Cancellation::fail(std::uint32_t index, const Error& why, InFlight::End end
 void Cancellation::cancel_transfer(Transfer& transfer, ServerConnection& server) {
   if (std::exchange(transfer.cancelled, true)) return;
   server.queue.remove(&transfer);
+  server.loading.remove(&transfer);
   while (StagingBuffer* unsent = transfer.encoded) {
     transfer.encoded = std::exchange(unsent->next, nullptr);
     server.memory.give_back(unsent);
@@ -73,7 +74,7 @@ void Cancellation::send_cancel(Transfer& transfer, ServerConnection& server) {
     if (message.partitions.size() == tensor::kMostCancelled) send();
   };
   for (std::uint32_t i = 0; i < table.size(); ++i) {
-    if (table[i].transfer == &transfer) add(i);
+    if (table[i].transfer == &transfer && !table[i].is_copying()) add(i);
   }
   for (; transfer.unsent() > 0; ++transfer.next) {
     const std::uint32_t index = table.allocate();

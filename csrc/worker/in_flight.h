@@ -26,6 +26,7 @@ struct InFlight {
     kSent,
     kLanded,     // in two phases: the answer is here, and counts once the server commits it
     kNeverSent,  // it was cancelled before: no answer belongs to it
+    kCopying,    // a device copies the result to where it belongs: it ends by that, and by nothing else
   };
   // How it ends, once it cannot complete. Without an answer it is over as soon as the transport has read what it reads.
   enum class End : std::uint8_t {
@@ -52,6 +53,7 @@ struct InFlight {
   Clock::time_point due{};
 
   bool has_landed() const { return stage == Stage::kLanded; }
+  bool is_copying() const { return stage == Stage::kCopying; }
   bool was_sent() const { return stage != Stage::kNeverSent; }
 };
 

@@ -2,6 +2,7 @@
 #include "worker/open_partition.h"
 
 #include "worker/connections.h"
+#include "worker/device_copies.h"
 #include "worker/in_flight.h"
 #include "worker/operation.h"
 
@@ -26,19 +27,25 @@ OpenPartition describe(const Transfer& transfer, const Part& part, const ServerC
 
 }  // namespace
 
-std::vector<OpenPartition> list_open(const InFlightTable& sent, const Connections& connections, std::size_t most) {
+std::vector<OpenPartition> list_open(const InFlightTable& sent, const Connections& connections,
+                                     const DeviceCopies& copies, std::size_t most) {
   std::vector<OpenPartition> list;
   for (std::uint32_t i = 0; i < sent.size() && list.size() < most; ++i) {
     const InFlight& entry = sent[i];
     if (entry.transfer != nullptr) list.push_back(describe(*entry.transfer, entry.part, *entry.server, true));
   }
-  for (const ServerConnection* server : connections.all()) {
-    for (const Transfer* transfer : server->queue.all()) {
-      for (const Part& part : transfer->parts.subspan(transfer->next)) {
-        if (list.size() == most) return list;
-        list.push_back(describe(*transfer, part, *server, false));
-      }
+  std::set<const Transfer*> seen;  // what a device fills is in several places
+  const auto add = [&](const Transfer& transfer, const ServerConnection& server) {
+    if (!seen.insert(&transfer).second) return;
+    for (const Part& part : transfer.parts.subspan(transfer.next)) {
+      if (list.size() == most) return;
+      list.push_back(describe(transfer, part, server, false));
     }
+  };
+  for (const ServerConnection* server : connections.all()) {
+    for (const Transfer* transfer : server->queue.all()) add(*transfer, *server);
+    for (const Transfer* transfer : server->loading.all()) add(*transfer, *server);
+    copies.for_each_loading(*server, [&](const Transfer& transfer) { add(transfer, *server); });
   }
   return list;
 }

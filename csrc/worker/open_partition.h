@@ -10,6 +10,7 @@
 namespace bps::worker {
 
 class Connections;
+class DeviceCopies;
 class InFlightTable;
 
 struct OpenPartition {
@@ -20,12 +21,13 @@ struct OpenPartition {
   std::uint32_t round = 0;
   std::uint32_t partition = 0;
   std::string server;
-  bool is_sent = false;       // waits for the answer of the server; or else for a credit of it, or for its turn
+  bool is_sent = false;       // waits for the answer of the server; or else for a credit of it, its turn, or a GPU
   int left_ms = 0;            // until the deadline of the operation; 0 of a contribution
   std::int64_t since_ms = 0;  // it began
 };
 
 // Lists partitions that are not finished, at most so many: first those that were sent.
-std::vector<OpenPartition> list_open(const InFlightTable& sent, const Connections& connections, std::size_t most);
+std::vector<OpenPartition> list_open(const InFlightTable& sent, const Connections& connections,
+                                     const DeviceCopies& copies, std::size_t most);
 
 }  // namespace bps::worker

@@ -12,6 +12,7 @@
 // A prepared operation is one that rearm() makes pending again for each call, so that a call allocates nothing.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -91,6 +92,9 @@ class Operation : public std::enable_shared_from_this<Operation> {
   Deadline deadline;
   const PartitionLayout layout;
   const std::unique_ptr<const Continuation> continuation;  // of an operation of an earlier view, or null
+  std::array<device::Ready, 2> ready;  // points that its device has to reach before it uses the memory
+  std::atomic<std::uint32_t> reads{
+      0};  // copies from its memory that a device has not ended, perhaps even after its end
   Completion completion;
   std::atomic<std::uint64_t> remaining;
   std::vector<Portion> portions;  // [loop * places + place]

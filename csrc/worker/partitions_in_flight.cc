@@ -66,6 +66,7 @@ void PartitionsInFlight::complete(std::uint32_t index) {
 
 void PartitionsInFlight::end_when_unread(std::uint32_t index, InFlight::End end) {
   InFlight& entry = table[index];
+  if (entry.is_copying()) return;
   if (entry.end == InFlight::End::kOpen) entry.end = end;
   if (!entry.unsent_bytes) end_unanswered(index);
 }

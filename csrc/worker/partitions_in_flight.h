@@ -36,7 +36,9 @@ class PartitionsInFlight {
   // The result is where it belongs.
   void complete(std::uint32_t index);
   // Nothing more of it comes.
-  void end_unanswered(std::uint32_t index) { finish(index, false); }
+  void end_unanswered(std::uint32_t index) {
+    if (!table[index].is_copying()) finish(index, false);
+  }
   // The same as soon as the transport does not read it any more.
   void end_when_unread(std::uint32_t index, InFlight::End end = InFlight::End::kAborted);
 

@@ -9,6 +9,7 @@ namespace bps::worker {
 
 class Portion final : public Transfer {
  public:
+  std::uint32_t loaded = 0;  // Route::kDevice: partitions whose copies from the device have been started
   inline tensor::Placement place(const Part& part) const override;
   Status fill(const Part& part, tensor::Placement& placement, std::byte* into, Counters& counters) override;
   Status take_answer(const Part& part, const tensor::Placement& placement, const std::byte* from,

@@ -36,7 +36,13 @@ void Receiver::on_landed(ServerConnection& server, InFlight& entry, std::uint32_
 // Takes it out of its buffer. False: it is no result, and the operation or the server ends by that.
 bool Receiver::take_answer(ServerConnection& server, std::uint32_t immediate) {
   const std::uint32_t index = InFlightTable::index_of(immediate);
-  switch (rooms_.partitions.take_answer(rooms_.partitions.table[index])) {
+  const InFlight& entry = rooms_.partitions.table[index];
+  if (entry.transfer->route == Route::kDevice) {
+    if (entry.answer_length == 0) return true;
+    rooms_.copies.take_answer(index);
+    return false;  // it completes when the copy has ended
+  }
+  switch (rooms_.partitions.take_answer(entry)) {
     case Status::kOk: return true;
     case Status::kCodec: rooms_.cancellation.fail(index, codec_failure()); return false;
     default: on_lost(server, "it sent a result that the tensor's compression cannot have written"); return false;

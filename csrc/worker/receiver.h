@@ -14,6 +14,7 @@
 #include "tensor/control_messages.h"
 #include "worker/cancellation.h"
 #include "worker/connections.h"
+#include "worker/device_copies.h"
 #include "worker/host_contribution.h"
 #include "worker/partitions_in_flight.h"
 #include "worker/reply_watch.h"
@@ -31,6 +32,7 @@ class Receiver {
     Cancellation& cancellation;
     ServerLosses& losses;
     HostContributions& contributions;
+    DeviceCopies& copies;
   };
   Receiver(std::uint32_t epoch, std::string name, const Rooms& rooms, Counters& counters)
       : epoch_(epoch), name_(std::move(name)), rooms_(rooms), counters_(counters) {}

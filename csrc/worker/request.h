@@ -2,9 +2,11 @@
 // A caller's request for one operation.
 #pragma once
 
+#include <array>
 #include <cstdint>
 
 #include "core/dtype.h"
+#include "device/device.h"
 #include "tensor/placement.h"
 #include "transport/region_cache.h"
 
@@ -24,7 +26,9 @@ struct Request {
   std::byte* output = nullptr;             // kReduceScatter: the own shard; kAllGather: the whole tensor
   transport::Allocation input_allocation;  // the blocks around them, which are registered
   transport::Allocation output_allocation;
-  std::int32_t priority = 0;  // higher first
+  device::Device* device = nullptr;         // whose memory both are; null: of the host
+  std::array<std::uintptr_t, 2> streams{};  // of a device, which must reach this call before either is used; 0: none
+  std::int32_t priority = 0;                // higher first
   double timeout_s = 300;
   // A lost server then costs nothing: see tensor::kTwoPhase. kSplit cannot have it, because its push is over before its
   // round is.

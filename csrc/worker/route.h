@@ -15,6 +15,7 @@ enum class Route : std::uint8_t {
   kStagedIfCheap,  // it could use the caller's memory; while a staging buffer is free, two copies take less time
   kStaged,         // payloads and answers travel through staging buffers
   kEncoded,        // the same, encoded by the tensor's codec
+  kDevice,         // the same, copied by the engines of a GPU
 };
 
 // When a result counts, after which the input is not needed any more.
@@ -43,6 +44,7 @@ enum class Reach : std::uint8_t {
 
 struct RouteFacts {
   bool is_encoded = false;     // the tensor has a codec, which this server is sent; such operations have one phase
+  bool is_on_device = false;   // the caller's memory is a GPU's; such operations are not encoded, and have one phase
   bool is_registered = false;  // the transport may use all of the caller's memory directly
   bool is_small = false;       // copies of the whole operation stay in the cache
   bool is_two_phase = false;
@@ -64,6 +66,7 @@ struct Chosen {
 // goes to a buffer.
 constexpr Chosen choose_route(const RouteFacts& facts) {
   if (facts.is_encoded) return {Route::kEncoded, Finality::kAnswer};  // nothing travels from or to the caller's memory
+  if (facts.is_on_device) return {Route::kDevice, Finality::kAnswer};
   const bool is_fenced = facts.reach >= Reach::kUnreadable;
   const bool is_logged = facts.is_two_phase && is_fenced && facts.is_logged;
   const bool aside = facts.is_two_phase && (facts.is_continuation || (!is_logged && !facts.lands_in_order));

@@ -143,6 +143,9 @@ std::optional<StagingBuffer*> Sender::stage(ServerConnection& server, Transfer& 
                                             tensor::Placement& placement, bool& yields) {
   if (StagingBuffer* const encoded = transfer.encoded; encoded != nullptr) {
     transfer.encoded = std::exchange(encoded->next, nullptr);
+    // Of a device, no other one is there yet: it is queued again when one is.
+    const bool is_last = transfer.next + 1 == transfer.parts.size();
+    if (transfer.route == Route::kDevice && transfer.encoded == nullptr && !is_last) server.queue.pop();
     return encoded;
   }
   const bool is_read_in_place = transfer.route == Route::kAnswersAside;
@@ -288,11 +291,13 @@ void Sender::take_back(ServerConnection& server, std::size_t from) {
   for (std::size_t i = batch_.size; i-- > from;) {
     const InFlight& entry = in_flight_[batch_.entries[i]];
     Transfer* transfer = entry.transfer;
-    if (transfer->unsent() == 0) server.queue.add(transfer);
+    const bool is_encoded = transfer->route >= Route::kEncoded;
+    const bool is_dry = transfer->route == Route::kDevice && transfer->encoded == nullptr;
+    if (transfer->unsent() == 0 || is_dry) server.queue.add(transfer);
     --transfer->next;
     if (server.needs_slots()) (void)server.slots.grant(batch_.slots[i]);
     server.outstanding.take_back(entry.length);
-    if (entry.staged != nullptr && transfer->route == Route::kEncoded) {
+    if (entry.staged != nullptr && is_encoded) {
       entry.staged->next = std::exchange(transfer->encoded, entry.staged);
     } else if (entry.staged != nullptr) {
       server.memory.give_back(entry.staged);

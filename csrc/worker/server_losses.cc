@@ -51,6 +51,8 @@ void ServerLosses::lose(ServerConnection& server, const std::string& why) {
     if (transfer->operation != nullptr) concerned.push_back(transfer->operation->shared_from_this());
   };
   for (Transfer* transfer : server.queue.take_all()) add(transfer);
+  for (Transfer* transfer : server.loading.take_all()) add(transfer);
+  copies_.for_each_loading(server, [&](const Transfer& transfer) { add(&transfer); });
   for (std::uint32_t i = 0; i < partitions_.table.size(); ++i) {
     if (partitions_.table[i].server == &server) add(partitions_.table[i].transfer);
   }
@@ -83,7 +85,7 @@ void ServerLosses::end_all_of(ServerConnection& server) {
   bool reaches_callers = false;
   for (std::uint32_t i = 0; i < table.size(); ++i) {
     const InFlight& entry = table[i];
-    if (entry.server != &server) continue;
+    if (entry.server != &server || entry.is_copying()) continue;
     const Transfer& transfer = *entry.transfer;
     // A redo log says something once the server has ended.
     const bool is_in_place = entry.staged == nullptr || transfer.route == Route::kAnswersAside;
@@ -93,7 +95,7 @@ void ServerLosses::end_all_of(ServerConnection& server) {
   server.close();                                 // delivers what it had posted
   std::vector<std::uint32_t> entries;
   for (std::uint32_t i = 0; i < table.size(); ++i) {
-    if (table[i].server == &server) entries.push_back(i);
+    if (table[i].server == &server && !table[i].is_copying()) entries.push_back(i);
   }
   // Staging buffers that it may still write to are never used again.
   for (const std::uint32_t i : entries) {

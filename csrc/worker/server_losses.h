@@ -10,6 +10,7 @@
 #include "transport/reactor.h"
 #include "worker/cancellation.h"
 #include "worker/connections.h"
+#include "worker/device_copies.h"
 #include "worker/host_contribution.h"
 #include "worker/loop_events.h"
 #include "worker/partitions_in_flight.h"
@@ -19,12 +20,14 @@ namespace bps::worker {
 class ServerLosses {
  public:
   ServerLosses(transport::Reactor& reactor, Connections& connections, PartitionsInFlight& partitions,
-               Cancellation& cancellation, HostContributions& contributions, const LoopEvents& events)
+               Cancellation& cancellation, HostContributions& contributions, DeviceCopies& copies,
+               const LoopEvents& events)
       : reactor_(reactor),
         connections_(connections),
         partitions_(partitions),
         cancellation_(cancellation),
         contributions_(contributions),
+        copies_(copies),
         events_(events) {}
 
   // The connection is broken, or the server breaks the protocol or owes something for too long. The job is asked for
@@ -49,6 +52,7 @@ class ServerLosses {
   PartitionsInFlight& partitions_;
   Cancellation& cancellation_;
   HostContributions& contributions_;
+  DeviceCopies& copies_;
   const LoopEvents& events_;
 };
 

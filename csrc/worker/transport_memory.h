@@ -15,16 +15,30 @@
 #include <memory>
 #include <vector>
 
+#include "device/device.h"
 #include "transport/region_cache.h"
 #include "transport/shm/shared_memory.h"
 
 namespace bps::worker {
 
+class Operation;
+class ServerConnection;
+class Transfer;
+
 struct StagingBuffer {
   std::shared_ptr<transport::shm::SharedMemory> memory;
   transport::RegionPtr region;
   std::byte* bytes() const { return memory->bytes().data(); }
-  StagingBuffer* next = nullptr;  // of Transfer::encoded
+  StagingBuffer* next = nullptr;  // of Transfer::encoded, or of the copies of a device
+  const device::Device* pinned_by = nullptr;
+  struct Copy {  // while a device copies to it or from it
+    std::shared_ptr<Operation> of;
+    Transfer* transfer = nullptr;
+    ServerConnection* server = nullptr;
+    std::uint32_t entry = 0;
+    std::uint32_t mark = 0;
+  };
+  Copy copy{};
 };
 
 class TransportMemory {
@@ -35,16 +49,31 @@ class TransportMemory {
         buffer_bytes_(buffer_bytes),
         most_buffers_(std::max<std::size_t>(2, buffer_bytes == 0 ? 0 : staging_budget / buffer_bytes)) {}
 
+  ~TransportMemory() {
+    for (const StagingBuffer& buffer : buffers_) {
+      if (buffer.pinned_by != nullptr) buffer.pinned_by->unpin(buffer.memory->bytes());
+    }
+  }
+  TransportMemory(const TransportMemory&) = delete;
+  TransportMemory& operator=(const TransportMemory&) = delete;
+
   transport::Transport& transport() const { return transport_; }
 
   // Set-up; these throw what registering memory throws.
   void reserve(std::size_t buffers) {
     while (buffers_.size() < std::min(buffers, most_buffers_)) add_buffer();
   }
+  // Makes all buffers usable for copies of devices, those that are made later too.
+  void pin(const device::Device& device) {
+    if (pins_ != nullptr) return;  // they are pinned for every device
+    for (StagingBuffer& buffer : buffers_) pin(buffer, device);
+    pins_ = &device;
+  }
   bool may_grow() const { return buffers_.size() < most_buffers_; }
   void add_buffer() {
     StagingBuffer made{transport::shm::SharedMemory::create(buffer_bytes_), nullptr};
     made.region = transport_.register_memory(made.memory->bytes());
+    if (pins_ != nullptr) pin(made, *pins_);
     free_.reserve(buffers_.size() + 1);
     buffers_.push_back(std::move(made));
     free_.push_back(&buffers_.back());
@@ -67,11 +96,17 @@ class TransportMemory {
   transport::RegionCache regions;
 
  private:
+  static void pin(StagingBuffer& buffer, const device::Device& device) {
+    if (buffer.pinned_by != nullptr) return;  // by a call that failed at a later one
+    device.pin(buffer.memory->bytes());
+    buffer.pinned_by = &device;
+  }
   static constexpr std::size_t kCachedRegions = 4096;  // an entry is a table row, except on a NIC
 
   transport::Transport& transport_;
   const std::size_t buffer_bytes_;
   const std::size_t most_buffers_;
+  const device::Device* pins_ = nullptr;
   std::deque<StagingBuffer> buffers_;  // a deque: addresses stay
   std::vector<StagingBuffer*> free_;
 };

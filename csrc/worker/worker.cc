@@ -88,16 +88,32 @@ void Worker::require_direct() const {
   }
 }
 
+// What the streams of a device's arrays have reached now.
+std::array<device::Ready, 2> Worker::take_points(const Tensor& tensor, const Request& request) {
+  if (tensor.compressor && tensor.compressor->applies(request.kind, request.op)) {
+    throw Error(ErrorCode::kInvalidArgument, "'" + tensor.name + "' is compressed, and its array is on a GPU",
+                "pass compression=Uncompressed(), or a copy of the array in CPU memory");
+  }
+  std::array<device::Ready, 2> points;
+  const auto& [source, target] = request.streams;
+  if (source != 0) points[0] = request.device->record(source);
+  if (target != 0 && target != source) points[1] = request.device->record(target);
+  return points;
+}
+
 std::shared_ptr<Operation> Worker::start(const std::shared_ptr<Tensor>& whose, const Request& request) {
   const bool is_stored = request.kind >= tensor::OperationKind::kStore && !tensor::is_feedback(request.kind);
   if (is_stored) require_direct();
   const auto tensor = request.kind == tensor::OperationKind::kAccumulate ? alone(*whose) : whose;
   require_alive(*tensor, request.kind);
+  std::array<device::Ready, 2> ready;
+  if (request.device != nullptr) ready = take_points(*tensor, request);  // or an error, before it is a round
   const std::uint32_t round = next_round(*tensor, request);
   Request what = request;
   if (what.kind == tensor::OperationKind::kAccumulate) count_tries(*tensor, what, round);
   auto plans = plans_of(*tensor, what, round);
   auto operation = make_operation(tensor, what, round, sequence_.fetch_add(1), {}, std::move(plans));
+  operation->ready = std::move(ready);
   launch(operation, request.awaited);
   return operation;
 }
@@ -144,7 +160,9 @@ std::shared_ptr<Operation> Worker::make_operation(const std::shared_ptr<Tensor>&
   Request what = request;
   what.op = exact_op(what.op, what.kind, tensor->exactness);
   const bool is_compressed = tensor->compressor && tensor->compressor->applies(what.kind, what.op);
-  what.two_phase &= options_.two_phase && what.kind < tensor::OperationKind::kSplit && !is_compressed;
+  // What is left of a suspended operation is copied by the processor, which does not reach a device's memory.
+  const bool may_suspend = what.kind < tensor::OperationKind::kSplit && !is_compressed && what.device == nullptr;
+  what.two_phase &= options_.two_phase && may_suspend;
   if (options_.two_phase && request.two_phase && !what.two_phase) has_one_phase_.store(true);
   auto operation = std::make_shared<Operation>(tensor, what, round, sequence, worker_loops_.size(), places_.count(),
                                                only, std::move(plans));

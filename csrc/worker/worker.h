@@ -137,6 +137,7 @@ class Worker {
   void check_alive(const Tensor& tensor, tensor::OperationKind kind) const;
   void require_alive(const Tensor& tensor, tensor::OperationKind kind);  // the same, and notes the failure
   static std::uint32_t next_round(Tensor& tensor, const Request& request);
+  static std::array<device::Ready, 2> take_points(const Tensor& tensor, const Request& request);
   static void count_tries(Tensor& tensor, Request& request, std::uint32_t round);
   std::shared_ptr<Tensor> alone(Tensor& tensor);
   void require_direct() const;

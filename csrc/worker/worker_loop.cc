@@ -22,11 +22,13 @@ WorkerLoop::WorkerLoop(WorkerLoopOptions options, transport::Reactor& reactor)
       partitions_(reactor.counters()),
       watch_(options_.silence_s),
       cancellation_(options_.index, connections_, partitions_, watch_, reactor.counters(), events),
+      copies_(reactor, connections_, partitions_, cancellation_),
       relay_(options_.largest_partition, connections_, cancellation_, contributions_, reactor.counters()),
-      losses_(reactor, connections_, partitions_, cancellation_, contributions_, events),
+      losses_(reactor, connections_, partitions_, cancellation_, contributions_, copies_, events),
       receiver_(options_.epoch, options_.name,
-                {connections_, partitions_, watch_, cancellation_, losses_, contributions_}, reactor.counters()),
-      admission_(reactor, connections_, cancellation_),
+                {connections_, partitions_, watch_, cancellation_, losses_, contributions_, copies_},
+                reactor.counters()),
+      admission_(reactor, connections_, cancellation_, copies_),
       sender_(partitions_.table, reactor.counters(), options_.epoch) {
   timers_.push_back(reactor.loop().every(kDeadlineCheck_s, [this] { check_deadlines(); }));
 }
@@ -48,6 +50,7 @@ WorkerLoop::~WorkerLoop() {
     }
     if (again) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
+  copies_.end();
 }
 
 bool WorkerLoop::is_idle() const {
@@ -90,6 +93,7 @@ void WorkerLoop::add_path(ServerConnection& server, ServerPath path) {
 
 bool WorkerLoop::step() {
   bool found = take_submissions();
+  if (copies_.is_used()) found |= copies_.step();
   if (connections_.owes_words()) connections_.send_words();
   if (!connections_.take_work()) return found;
   for (ServerConnection* server : connections_.all()) {
@@ -187,6 +191,7 @@ void WorkerLoop::check_deadlines() {
     if (!late.server->loss.is_known()) losses_.report(*late.server, late.why);
   }
   losses_.end_due();
+  copies_.check();
 }
 
 }  // namespace bps::worker

@@ -12,6 +12,7 @@
 //   receiver.h              the way in
 //   partitions_in_flight.h  what is under way
 //   cancellation.h          aborts
+//   device_copies.h         copies from GPUs and to them
 //   reply_watch.h           servers that owe something for too long
 //   server_losses.h         lost servers and paths
 //   relay_sender.h          what a relay sends for its host
@@ -31,6 +32,7 @@
 #include "worker/admission.h"
 #include "worker/cancellation.h"
 #include "worker/connections.h"
+#include "worker/device_copies.h"
 #include "worker/loop_events.h"
 #include "worker/open_partition.h"
 #include "worker/partitions_in_flight.h"
@@ -107,7 +109,7 @@ class WorkerLoop final : public transport::Actor {
   // ---- For people
   // Lists partitions that are not finished, at most so many: first those that were sent.
   std::vector<OpenPartition> list_open(std::size_t most) const {
-    return worker::list_open(partitions_.table, connections_, most);
+    return worker::list_open(partitions_.table, connections_, copies_, most);
   }
   // True when there is a server that it does not share memory with.
   bool uses_network() const {
@@ -125,8 +127,11 @@ class WorkerLoop final : public transport::Actor {
   }
 
   bool step() override;
-  bool arm() override { return admission_.is_empty() && !connections_.owes_words() && !connections_.is_ready(); }
-  bool blocked() const override { return connections_.is_blocked(); }
+  bool arm() override {
+    if (copies_.is_used() && !copies_.arm()) return false;
+    return admission_.is_empty() && !connections_.owes_words() && !connections_.is_ready();
+  }
+  bool blocked() const override { return connections_.is_blocked() || copies_.is_blocked(); }
 
   LoopEvents events;
 
@@ -142,6 +147,7 @@ class WorkerLoop final : public transport::Actor {
   PartitionsInFlight partitions_;
   ReplyWatch watch_;
   Cancellation cancellation_;
+  DeviceCopies copies_;
   HostContributions contributions_;
   RelaySender relay_;
   ServerLosses losses_;

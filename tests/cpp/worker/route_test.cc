@@ -18,15 +18,16 @@ constexpr std::size_t kReaches = 6;
 // not known what a process of this host can do with it.
 std::vector<RouteFacts> all_facts() {
   std::vector<RouteFacts> all;
-  for (std::uint32_t bits = 0; bits < 1U << 7; ++bits) {
+  for (std::uint32_t bits = 0; bits < 1U << 8; ++bits) {
     for (std::size_t reach = 0; reach < kReaches; ++reach) {
       RouteFacts facts;
-      const std::array<bool*, 7> flags = {&facts.is_encoded,   &facts.is_registered,   &facts.is_small,
+      const std::array<bool*, 8> flags = {&facts.is_encoded,   &facts.is_registered,   &facts.is_small,
                                           &facts.is_two_phase, &facts.is_continuation, &facts.lands_in_order,
-                                          &facts.is_logged};
+                                          &facts.is_logged,    &facts.is_on_device};
       for (std::size_t i = 0; i < flags.size(); ++i) *flags[i] = (bits >> i & 1) != 0;
       facts.reach = static_cast<Reach>(reach);
-      if (facts.is_encoded && facts.is_two_phase) continue;
+      if ((facts.is_encoded || facts.is_on_device) && facts.is_two_phase) continue;
+      if (facts.is_on_device && (facts.is_encoded || facts.is_registered)) continue;
       if (!facts.is_registered && facts.reach > Reach::kUnreadable) continue;
       all.push_back(facts);
     }
@@ -91,6 +92,7 @@ TEST(Route, TakesEachRouteAsOftenAsEver) {
       {{Route::kStagedIfCheap, Finality::kLogged}, 2}, {{Route::kStagedIfCheap, Finality::kCommit}, 1},
       {{Route::kStaged, Finality::kAnswer}, 96},       {{Route::kStaged, Finality::kLogged}, 16},
       {{Route::kStaged, Finality::kCommit}, 64},       {{Route::kEncoded, Finality::kAnswer}, 144},
+      {{Route::kDevice, Finality::kAnswer}, 48},
   };
   EXPECT_EQ(cases, expected);
 }

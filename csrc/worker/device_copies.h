@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+// The copies of a worker loop from and to GPUs: Route::kDevice.
+//
+// On the way out, a partition is copied into a staging buffer before its transfer enters the send queue, so that a
+// tensor whose GPU is late holds up no other memory: ServerConnection::loading -> copy -> Transfer::encoded and the
+// queue. No partition is sent before its device has reached the caller's call: what answers overwrite is not in use.
+// On the way in, an answer in its buffer is copied to the caller's tensor, and the partition completes when that copy
+// has ended. Nothing else ends it meanwhile (InFlight::Stage::kCopying), and its immediate names nothing any more.
+//
+// The copies under way are a list through their staging buffers, so that none allocates. A copy from a tensor that
+// fails meanwhile keeps its buffer, and holds the operation's count of reads. A device that has failed fails what it
+// copies for. One that hangs keeps its operations open, and what it may still write to for ever.
+// Threading: the loop's, whoever holds the progress lock.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "core/clock.h"
+#include "device/copy_stream.h"
+#include "transport/reactor.h"
+#include "worker/cancellation.h"
+#include "worker/connections.h"
+#include "worker/partitions_in_flight.h"
+
+namespace bps::worker {
+
+class DeviceCopies {
+ public:
+  DeviceCopies(transport::Reactor& reactor, Connections& connections, PartitionsInFlight& partitions,
+               Cancellation& cancellation)
+      : reactor_(reactor), connections_(connections), partitions_(partitions), cancellation_(cancellation) {}
+
+  // Set-up, when an operation is admitted: makes the streams, and pins what the server's buffers are. Throws.
+  void prepare(device::Device& device, ServerConnection& server);
+  // Some device has been used.
+  bool is_used() const { return !lanes_.empty(); }
+  // Looks which copies have ended, and starts others; true when it did something.
+  bool step();
+  // A copy waits for a staging buffer.
+  bool is_blocked() const { return is_blocked_; }
+  // Before the loop sleeps: has its doorbell rung by the copies under way. False: one has ended.
+  bool arm();
+  // The answer of an entry is in its buffer: starts the copy to the tensor.
+  void take_answer(std::uint32_t index);
+  // Looks whether a device has failed: no flag of its copies would ever say so.
+  void check();
+  // The loop ends, and nothing is sent any more: waits for what is under way, for a while.
+  void end();
+
+  // Calls `look` with each transfer to a server of which a copy from the device is under way.
+  template <typename F>
+  void for_each_loading(const ServerConnection& server, F look) const {
+    for (const auto& lane : lanes_) {
+      for (const StagingBuffer* one = lane->down.first; one != nullptr; one = one->next) {
+        if (one->copy.server == &server) look(*one->copy.transfer);
+      }
+    }
+  }
+
+ private:
+  struct Copies {
+    StagingBuffer* first = nullptr;
+    StagingBuffer* last = nullptr;
+    void add(StagingBuffer* buffer);
+    StagingBuffer* take();
+    bool empty() const { return first == nullptr; }
+    void keep_memory();
+  };
+  struct Lane {
+    Lane(device::Device& of, int doorbell) : device(of), out(of, doorbell), in(of, doorbell) {}
+    device::Device& device;
+    device::CopyStream out;  // from the device
+    device::CopyStream in;   // to it
+    Copies down, up;
+    bool is_copying() const { return !down.empty() || !up.empty(); }
+  };
+  Lane& lane_of(const Transfer& transfer);
+  bool finish(Lane& lane);
+  bool load(ServerConnection& server);
+  bool start(ServerConnection& server, Portion& portion);
+  StagingBuffer* take_buffer(ServerConnection& server, const Lane& lane, Operation& operation);
+  void filled(StagingBuffer& buffer);
+  void fail(Lane& lane, const Error& why);
+
+  transport::Reactor& reactor_;
+  Connections& connections_;
+  PartitionsInFlight& partitions_;
+  Cancellation& cancellation_;
+  std::vector<std::unique_ptr<Lane>> lanes_;
+  bool is_blocked_ = false;
+};
+
+}  // namespace bps::worker
