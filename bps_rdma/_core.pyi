@@ -34,8 +34,10 @@ __all__: list[str] = [
     "ask_job",
     "check_environment",
     "copy_bytes",
+    "copy_on_device",
     "deal_slots",
     "describe_array",
+    "describe_on_device",
     "djb2",
     "format_trace",
     "hide_stacks",
@@ -178,6 +180,11 @@ class Memory:
     def block(self) -> tuple[int, int, int]:
         """
         Address, bytes, and a number that no other block ever has.
+        """
+    @property
+    def device(self) -> int:
+        """
+        The number of its GPU; -1: it is the host's.
         """
     @property
     def dtype(self) -> Dtype: ...
@@ -704,10 +711,28 @@ def copy_bytes(
     from_: typing.SupportsInt | typing.SupportsIndex,
     size: typing.SupportsInt | typing.SupportsIndex,
 ) -> None: ...
+def copy_on_device(to: typing.SupportsInt | typing.SupportsIndex, from_: Memory, whole: Memory) -> None:
+    """
+    Puts a copy to the address `to` within `whole` into the stream of that array, behind that of `from_`, which is on the same GPU.
+    """
+
 def deal_slots(weights: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]) -> list[int]: ...
 def describe_array(array: typing.Any, writable: bool) -> Memory | None:
     """
     The memory of a numpy array; None for anything else, and for arrays that cannot be used in place.
+    """
+
+def describe_on_device(
+    library: str,
+    keep: typing.Any,
+    address: typing.SupportsInt | typing.SupportsIndex,
+    elements: typing.SupportsInt | typing.SupportsIndex,
+    nbytes: typing.SupportsInt | typing.SupportsIndex,
+    dtype: Dtype,
+    stream: typing.SupportsInt | typing.SupportsIndex,
+) -> Memory | None:
+    """
+    The memory of an array of a GPU, by the CUDA driver of this name; None for other memory. stream: a CUstream as a number, in which the array is made and used.
     """
 
 def djb2(key: typing.SupportsInt | typing.SupportsIndex) -> int: ...

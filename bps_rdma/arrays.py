@@ -106,7 +106,26 @@ def empty_like(array: Any) -> Any:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(array, torch.Tensor):
         return torch.empty_like(array, requires_grad=False)
+    if hasattr(array, "__cuda_array_interface__"):
+        return _makers(array).empty_like(array)
     return np.empty_like(_as_numpy(array))
+
+
+def size_of(dtype: Dtype) -> int:
+    """Bytes of an element."""
+    return 2 if dtype == Dtype.bfloat16 else np.dtype(dtype.name).itemsize
+
+
+def _makers(array: Any) -> Any:
+    """The module that makes arrays like this one, which is on a GPU: of CuPy's, cupy."""
+    name = type(array).__module__.partition(".")[0]
+    module = sys.modules.get(name)
+    if not hasattr(module, "empty_like"):
+        raise InvalidTensorError(
+            f"{name} has no empty_like(), which could make another {type(array).__name__} for the result",
+            "use push_pull_inplace(), or pass `out`",
+        )
+    return module
 
 
 def empty_flat(array: Any, shape: tuple[int, ...]) -> Any:
@@ -114,6 +133,8 @@ def empty_flat(array: Any, shape: tuple[int, ...]) -> Any:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(array, torch.Tensor):
         return torch.empty(shape, dtype=array.dtype, device=array.device)
+    if hasattr(array, "__cuda_array_interface__"):
+        return _makers(array).empty(shape, dtype=array.dtype)
     return np.empty(shape, dtype=_as_numpy(array).dtype)
 
 
@@ -166,6 +187,11 @@ def empty_bytes(nbytes: int) -> np.ndarray[Any, Any]:
 def _as_numpy(array: Any) -> np.ndarray[Any, Any]:
     if isinstance(array, np.ndarray):
         return array
+    if hasattr(array, "__cuda_array_interface__"):
+        raise InvalidTensorError(
+            f"the {type(array).__name__} is in the memory of a GPU, which this operation does not take",
+            "copy it to the CPU first",
+        )
     try:
         return np.asarray(memoryview(array))
     except TypeError:
@@ -197,9 +223,21 @@ def _describe_numpy(array: np.ndarray[Any, Any], writable: bool) -> Memory:
 
 def describe_torch(tensor: Any, *, keep: Any) -> Memory:
     """Describes a torch tensor as describe() does; the description keeps `keep` alive."""
-    dtype = _core_dtype(tensor.dtype)
     if not tensor.is_cpu:
         raise InvalidTensorError(f"the tensor is on {tensor.device}", "move it to the CPU first: tensor.cpu()")
+    dtype = check_dense(tensor)
+    count = tensor.numel()
+    address, storage = check_values(tensor)
+    return Memory(keep, address, count, count * tensor.itemsize, dtype, storage, storage.data_ptr(), storage.nbytes())
+
+
+def check_dense(tensor: Any) -> Dtype:
+    """Returns the dtype of a torch tensor.
+
+    Raises:
+        InvalidTensorError: it is not supported; or the tensor is not dense or not contiguous.
+    """
+    dtype: Dtype = _core_dtype(tensor.dtype)
     if tensor.layout is not sys.modules["torch"].strided:
         raise InvalidTensorError(
             f"the tensor of shape {tuple(tensor.shape)} is not dense: its layout is {tensor.layout}",
@@ -209,9 +247,7 @@ def describe_torch(tensor: Any, *, keep: Any) -> Memory:
         raise InvalidTensorError(
             f"the tensor of shape {tuple(tensor.shape)} is not contiguous", "pass tensor.contiguous()"
         )
-    count = tensor.numel()
-    address, storage = check_values(tensor)
-    return Memory(keep, address, count, count * tensor.itemsize, dtype, storage, storage.data_ptr(), storage.nbytes())
+    return dtype
 
 
 def check_values(tensor: Any) -> tuple[int, Any]:

@@ -41,6 +41,8 @@ class Job:
         self._compression: str = config.text("BPS_COMPRESSION")
         self._exact: bool = config.text("BPS_EXACT") == "1"
         self.min_compress_bytes: int = config.integer("BPS_MIN_COMPRESS_BYTES")
+        # The driver by which the core copies arrays of GPUs; None: it does not.
+        self.cuda_library: str | None = config.text("BPS_CUDA_LIB") if config.text("BPS_DEVICE_ROUTE") == "1" else None
         self.asynchronous: bool = config.text("BPS_ASYNC") == "1"
         staleness: int = config.integer("BPS_STALENESS")
         self.staleness: int | None = None if staleness < 0 else staleness

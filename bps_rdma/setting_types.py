@@ -70,6 +70,8 @@ Settings = TypedDict(
         "staging_bytes": int,
         "gpu_chunk_bytes": int,
         "gpu_chunks": int,
+        "device_route": Flag,
+        "cuda_lib": str | os.PathLike[str],
         "server_engine_thread": int,
         "server_window": int,
         "server_memory": int,

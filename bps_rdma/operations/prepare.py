@@ -77,6 +77,11 @@ def prepare_unowned(tensor: Any, options: OperationOptions) -> PreparedOperation
 
 
 def _prepare(found: Described, options: OperationOptions) -> PreparedOperation[Any]:
+    if max(found.source.device, found.target.device) >= 0:
+        raise InvalidArgumentError(
+            "an operation on an array of a GPU cannot be prepared: its stream differs from start to start",
+            "call push_pull_inplace(), or the function of this operation, each time",
+        )
     job = current()
     try:
         tensor = start.tensor_of(job, found.kind, found.source, found.elements, options)

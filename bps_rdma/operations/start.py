@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starting one operation of the core on arrays in CPU memory. The public functions and the torch face call these.
+"""Starting one operation of the core. The public functions and the torch face call these.
 
 What each operation does with which memory is described first; prepare.py describes it once for many starts.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from bps_rdma import _core, argument_types, arrays
+from bps_rdma import _core, argument_types, arrays, devices
 from bps_rdma.agreement import group_of
 from bps_rdma.errors import InvalidArgumentError, InvalidTensorError, RoundAbortedError
 from bps_rdma.job import current, resume
@@ -48,17 +48,27 @@ class Described(NamedTuple):
     declared: arrays.Memory | None = None
 
 
+def describe(array: Any, writable: bool) -> arrays.Memory:
+    """Describes the memory of an array as arrays.describe() does, or as devices.describe() if it is on a GPU."""
+    memory = _core.describe_array(array, writable)  # numpy arrays need no more
+    if memory is not None:
+        return memory
+    if devices.has(array):
+        return devices.describe(array, writable)
+    return arrays.describe(array, writable)
+
+
 def reduce(array: Any, result: Any, options: OperationOptions) -> Handle[Any]:
     """Starts the reduction of `array` over the group into `result`, which may be the same array."""
-    target = arrays.describe(result, True)
-    source = target if result is array else arrays.describe(array, False)
+    target = describe(result, True)
+    source = target if result is array else describe(array, False)
     check_mean(source, options)
     return _start(_PUSH_PULL, source, target, result, source.elements, options)
 
 
 def split(array: Any, options: OperationOptions, *, pushes: bool) -> Handle[Any]:
     """Starts one half of a push_pull: the push of `array`, or the pull of the result into it."""
-    memory = arrays.describe(array, not pushes)
+    memory = describe(array, not pushes)
     check_mean(memory, options)
     return _start(Kind.split, memory, memory, array, memory.elements, options, pushes, not pushes)
 
@@ -73,7 +83,9 @@ def all_gather(array: Any, out: Any, options: OperationOptions, result: Any = No
     found = gathering(array, out, options)
     if result is not None:
         found = found._replace(result=result)
-    if found.copy_to:
+    if found.copy_to and found.source.device >= 0:
+        _core.copy_on_device(found.copy_to, found.source, found.target)
+    elif found.copy_to:
         _core.copy_bytes(found.copy_to, found.source.address, found.source.nbytes)
     return run(found, options)
 
@@ -86,6 +98,7 @@ def broadcast(array: Any, root: int, options: OperationOptions, result: Any = No
 
 def store(array: Any, root: int, options: OperationOptions) -> Handle[Any]:
     """Starts replacing `array` by that of worker rank `root`, which the servers keep."""
+    arrays.describe(array, True)  # or an error: of weights that servers keep, the core carries CPU memory alone
     return run(broadcasting(array, root, options)._replace(kind=Kind.store), options)
 
 
@@ -112,8 +125,8 @@ def accumulate(delta: Any, out: Any, most_ahead: int, again: bool, options: Oper
 def reducing(array: Any, out: Any, options: OperationOptions) -> Described:
     """Describes the reduction of `array` into `out`; None: in place."""
     result = array if out is None else out
-    target = arrays.describe(result, True)
-    source = target if result is array else arrays.describe(array, False)
+    target = describe(result, True)
+    source = target if result is array else describe(array, False)
     check_mean(source, options)
     _check_alike(target, source)
     return Described(_PUSH_PULL, source, target, result, source.elements)
@@ -121,24 +134,29 @@ def reducing(array: Any, out: Any, options: OperationOptions) -> Described:
 
 def scattering(array: Any, out: Any, options: OperationOptions) -> Described:
     """Describes a reduce_scatter; see reduce_scatter()."""
-    source = arrays.describe(array, False)
+    source = describe(array, False)
     check_mean(source, options)
     begin, end = _own_part(source.elements, options)
     result = arrays.empty_flat(array, (end - begin,)) if out is None else out
-    target = arrays.describe(result, True)
+    target = describe(result, True)
     _check_size(target, source, end - begin, "out")
     return Described(Kind.reduce_scatter, source, target, result, source.elements)
 
 
 def gathering(array: Any, out: Any, options: OperationOptions) -> Described:
     """Describes an all_gather; see all_gather()."""
-    part = arrays.describe(array, False)
+    part = describe(array, False)
     if out is None:
         first, rest = (part.shape[0], part.shape[1:]) if part.shape else (1, ())
         out = arrays.empty_flat(array, (group_of(current(), options.group).size * first, *rest))
-    whole = arrays.describe(out, True)
+    whole = describe(out, True)
     begin, end = _own_part(whole.elements, options)
     _check_size(part, whole, end - begin, "array")
+    if part.device != whole.device and part.nbytes > 0:
+        raise InvalidTensorError(
+            "the array and `out` are not in the memory of the same device",
+            "pass arrays of one GPU, or both in CPU memory",
+        )
     own = whole.address + begin * (whole.nbytes // max(whole.elements, 1))
     copies = part.address != own and part.nbytes > 0
     return Described(Kind.all_gather, part, whole, out, whole.elements, copy_to=own if copies else 0)
@@ -149,7 +167,7 @@ def broadcasting(array: Any, root: int, options: OperationOptions) -> Described:
     ranks = group_of(current(), options.group).ranks
     if root not in ranks:
         raise InvalidArgumentError(f"root {root} is not in the group {ranks}", "name a worker rank of the group")
-    memory = arrays.describe(array, True)
+    memory = describe(array, True)
     return Described(Kind.broadcast, memory, memory, array, memory.elements, ranks.index(root))
 
 

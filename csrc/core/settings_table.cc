@@ -209,6 +209,11 @@ constexpr Setting kTable[] = {
      "bytes of the chunks in which a GPU's tensors are copied through pinned memory"},
     {"BPS_GPU_CHUNKS", "", "4", whole(1, 1 << 10), worker<&WorkerSettings::gpu_chunks>,
      "number of these chunks for each GPU and group"},
+    {"BPS_DEVICE_ROUTE", "", "0", kFlag, worker<&WorkerSettings::device_route>,
+     "1: the core itself copies arrays of a GPU, instead of threads of Python; off because it has not run on a real "
+     "GPU"},
+    {"BPS_CUDA_LIB", "", "libcuda.so.1", kText, worker<&WorkerSettings::cuda_library>,
+     "the library of CUDA's driver, for BPS_DEVICE_ROUTE: a name, or a path"},
     // Servers
     {"BPS_SERVER_ENGINE_THREAD", "BYTEPS_SERVER_ENGINE_THREAD", "0", whole(0, 64), server<&ServerSettings::loops>,
      "threads of a server that sum (server loops); 0: on a dedicated server one per core and at most 4, in a worker as "

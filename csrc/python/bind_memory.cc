@@ -6,6 +6,8 @@
 #include <cstring>
 #include <optional>
 
+#include "core/error.h"
+#include "device/devices.h"
 #include "python/bind.h"
 #include "python/blocks.h"
 #include "python/interruptible.h"
@@ -56,6 +58,31 @@ std::optional<Memory> describe_array(py::handle object, bool writable) {
                 .keep = array};
 }
 
+// Without the GIL: the driver may be opened, and waits for what else the process does with it.
+std::optional<Memory> describe_on_device(const std::string& library, py::object keep, std::uintptr_t address,
+                                         std::uint64_t elements, std::uint64_t nbytes, Dtype dtype,
+                                         std::uintptr_t stream) {
+  device::Device* device = nullptr;
+  {
+    const WithoutGil released;
+    device = device::find_owner(library, pointer(address));
+  }
+  if (device == nullptr) return std::nullopt;
+  return Memory{.address = pointer(address),
+                .nbytes = nbytes,
+                .elements = elements,
+                .dtype = dtype,
+                .block = {},
+                .keep = std::move(keep),
+                .device = device,
+                .stream = stream};
+}
+
+void copy_on_device(std::uintptr_t to, const Memory& from, const Memory& whole) {
+  const WithoutGil released;
+  from.device->copy_within({whole.stream, pointer(to)}, {from.stream, from.address}, from.nbytes);
+}
+
 }  // namespace
 
 void bind_memory(py::module_& module) {
@@ -92,6 +119,9 @@ void bind_memory(py::module_& module) {
       .def_readonly("elements", &Memory::elements)
       .def_readonly("dtype", &Memory::dtype)
       .def_property_readonly(
+          "device", [](const Memory& m) { return m.device == nullptr ? -1 : m.device->ordinal(); },
+          "The number of its GPU; -1: it is the host's.")
+      .def_property_readonly(
           "shape", [](const Memory& m) { return py::tuple(m.keep.attr("shape")); }, "Of the array, for messages.")
       .def_property_readonly(
           "block",
@@ -100,6 +130,15 @@ void bind_memory(py::module_& module) {
                               m.block.identity);
           },
           "Address, bytes, and a number that no other block ever has.");
+  module.def(
+      "describe_on_device", &describe_on_device, py::arg("library"), py::arg("keep"), py::arg("address"),
+      py::arg("elements"), py::arg("nbytes"), py::arg("dtype"), py::arg("stream"),
+      "The memory of an array of a GPU, by the CUDA driver of this name; None for other memory. stream: a CUstream "
+      "as a number, in which the array is made and used.");
+  module.def(
+      "copy_on_device", &copy_on_device, py::arg("to"), py::arg("from_"), py::arg("whole"),
+      "Puts a copy to the address `to` within `whole` into the stream of that array, behind that of `from_`, which "
+      "is on the same GPU.");
   module.def("describe_array", &describe_array, py::arg("array"), py::arg("writable"),
              "The memory of a numpy array; None for anything else, and for arrays that cannot be used in place.");
   module.def(

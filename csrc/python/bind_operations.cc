@@ -35,6 +35,12 @@ worker::Request make_request(tensor::OperationKind kind, ReduceOp op, const Memo
   request.output = target.address;
   request.input_allocation = source.block;
   request.output_allocation = target.block;
+  request.device = source.device != nullptr ? source.device : target.device;
+  request.streams = {source.stream, target.stream};
+  if (source.device != target.device && source.nbytes > 0 && target.nbytes > 0) {
+    throw Error(ErrorCode::kInvalidArgument, "the array and `out` are not in the memory of the same device",
+                "pass arrays of one GPU, or both in CPU memory");
+  }
   request.priority = priority;
   return request;
 }

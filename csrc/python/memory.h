@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "core/dtype.h"
+#include "device/device.h"
 #include "transport/region_cache.h"
 
 namespace bps::python {
@@ -16,8 +17,10 @@ struct Memory {
   std::uint64_t nbytes = 0;
   std::uint64_t elements = 0;
   Dtype dtype{};
-  transport::Allocation block;  // the allocation around the array, which is registered as a whole
-  pybind11::object keep;        // the array, which must live while its memory is in use
+  transport::Allocation block;       // the allocation around the array, which is registered as a whole; none of a GPU's
+  pybind11::object keep;             // the array, which must live while its memory is in use
+  device::Device* device = nullptr;  // whose memory it is; null: the host's
+  std::uintptr_t stream = 0;         // of the device, in which the array is made and used
 };
 
 }  // namespace bps::python

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arrays in the memory of a GPU, as the core's own route takes them: BPS_DEVICE_ROUTE, see docs/choose.md.
+
+These are objects with `__cuda_array_interface__`, such as CuPy's arrays, and CUDA tensors of torch. The work that makes
+an array is in a stream: the one that the interface names, or else the legacy default stream; of torch, the stream in
+which the calling thread computes. The core waits for what is in it when the operation starts.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import Any
+
+import numpy as np
+
+from bps_rdma import _core, arrays
+from bps_rdma.errors import InvalidTensorError
+from bps_rdma.views import current
+
+_LEGACY_STREAM = 1  # CUDA's number for it
+
+
+class _Kept:
+    """An array, and its shape, which not every class has as an attribute."""
+
+    def __init__(self, array: Any, shape: tuple[int, ...]) -> None:
+        self.array = array
+        self.shape = shape
+
+
+def are_carried() -> bool:
+    """Whether the core carries the arrays of GPUs in this job."""
+    return current().cuda_library is not None
+
+
+def has(array: Any) -> bool:
+    """Whether this is an array in the memory of a GPU."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(array, torch.Tensor):
+        return bool(array.is_cuda)
+    return hasattr(array, "__cuda_array_interface__")
+
+
+def describe(array: Any, writable: bool) -> arrays.Memory:
+    """Describes the memory of an array, as arrays.describe() does.
+
+    Raises:
+        InvalidTensorError: as arrays.describe(); or the route is off. TransportError: there is no driver.
+    """
+    if not are_carried():
+        raise InvalidTensorError(
+            f"the {type(array).__name__} is in the memory of a GPU",
+            "copy it to the CPU first, or set BPS_DEVICE_ROUTE=1 in all processes of the job",
+        )
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(array, torch.Tensor):
+        dtype = arrays.check_dense(array)
+        address, _ = arrays.check_values(array)
+        stream = torch.cuda.current_stream(array.device).cuda_stream
+        return _on_device(array, tuple(array.shape), address, dtype, stream)
+    interface = array.__cuda_array_interface__
+    shape, (address, is_read_only) = tuple(interface["shape"]), interface["data"]
+    own = getattr(array, "dtype", None)  # the interface cannot say bfloat16
+    dtype = arrays.core_dtype(own if isinstance(own, np.dtype) else interface["typestr"])
+    if interface.get("mask") is not None or not _is_contiguous(interface, shape, arrays.size_of(dtype)):
+        raise InvalidTensorError(f"the array of shape {shape} is not contiguous", "pass a contiguous copy of it")
+    if writable and is_read_only:
+        raise InvalidTensorError("the array is read-only", "use push_pull() instead of its in-place form, or a copy")
+    return _on_device(array, shape, address, dtype, interface.get("stream"))
+
+
+def _is_contiguous(interface: dict[str, Any], shape: tuple[int, ...], width: int) -> bool:
+    strides = interface.get("strides")
+    if strides is None or 0 in shape:
+        return True
+    expected = width
+    for length, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if length > 1 and stride != expected:
+            return False
+        expected *= length
+    return True
+
+
+def _on_device(
+    array: Any, shape: tuple[int, ...], address: int, dtype: _core.Dtype, stream: int | None
+) -> arrays.Memory:
+    count = math.prod(shape)
+    kept = _Kept(array, shape)
+    if count == 0:
+        return arrays.Memory(kept, 0, 0, 0, dtype, kept, 0, 0)
+    library = current().cuda_library
+    assert library is not None
+    nbytes = count * arrays.size_of(dtype)
+    found = _core.describe_on_device(library, kept, address, count, nbytes, dtype, stream or _LEGACY_STREAM)
+    if found is None:
+        raise InvalidTensorError(
+            f"the {type(array).__name__} of shape {shape} says that it is on a GPU, and is not",
+            "pass an array that lies in the memory of a GPU, or a copy in CPU memory",
+        )
+    return found

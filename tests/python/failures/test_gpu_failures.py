@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Losses, deadlines, interrupts and failed devices while arrays of a GPU travel: errors, and arrays that stay quiet."""
+
+from __future__ import annotations
+
+import signal
+import time
+from typing import Any
+
+import gpu_arrays
+import harness
+import numpy as np
+import pytest
+from bodies.failover import FAST
+from gpu_arrays import GpuArray, Kernel, fake
+from harness import await_mark, mark
+
+COUNT = 200_000
+MANY = harness.cut_at(16384)
+
+
+def on_gpu(transport: str, **more: str) -> dict[str, str]:
+    return harness.over(transport) | gpu_arrays.env() | MANY | more
+
+
+def is_quiet(array: GpuArray) -> bool:
+    """Nothing writes to it, or beside it."""
+    before = array.read()
+    time.sleep(0.2)  # what must not happen has had the time to
+    return array.read().tobytes() == before.tobytes() and array.is_contained()
+
+
+def goes_on_until_it_fails(bps: Any, error: str) -> str:
+    """Operations of which many are under way at any time."""
+    fake().fake_delay(200)
+    arrays = [GpuArray(COUNT) for _ in range(4)]
+    step = 0
+    while True:
+        handles = [bps.push_pull_async_inplace(one, name=f"t{i}") for i, one in enumerate(arrays)]
+        if step == 5:
+            mark("running")
+        step += 1
+        failures = []
+        for handle in handles:
+            try:
+                handle.wait()
+            except bps.BpsError as raised:
+                failures.append(raised)
+        if failures:
+            break
+    assert all(is_quiet(one) for one in arrays)
+    assert type(failures[0]).__name__ == error, failures[0]
+    bps.shutdown()
+    return str(failures[0])
+
+
+@pytest.mark.parametrize("servers", [None, 2])
+def test_a_rank_is_killed(transport, servers):
+    env = on_gpu(transport, BPS_SHUTDOWN_TIMEOUT="1")
+    with harness.start(goes_on_until_it_fails, "PeerLostError", workers=3, servers=servers, env=env) as job:
+        job.await_marks("running")
+        job.kill("rank 1")
+        for outcome in job.outcomes(but=[1])[::2]:
+            assert not outcome.error, outcome.error
+            assert "rank 1" in outcome.value or "worker 1" in outcome.value
+
+
+def loses_a_server(bps: Any) -> str:
+    fake().fake_delay(200)
+    array = GpuArray(COUNT)
+    for step in range(1_000_000):
+        if step == 5:
+            mark("running")
+        try:
+            bps.push_pull_inplace(array, name="x", timeout=60)
+        except (bps.PeerLostError, bps.RoundAbortedError) as raised:
+            assert is_quiet(array)
+            return str(raised)
+    return "nothing"
+
+
+def test_a_server_is_lost_where_others_take_over(transport):
+    """Arrays of a GPU do not outlive that: every rank is told, and no array changes after that."""
+    env = on_gpu(transport) | FAST
+    with harness.start(loses_a_server, workers=2, servers=2, env=env) as job:
+        job.await_marks("running")
+        job.kill("server 1")
+        for value in job.values():
+            assert "push_pull of 'x'" in value
+
+
+def interrupted(bps: Any) -> bool:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    array = GpuArray(COUNT)
+    if bps.rank() == 1:
+        await_mark("go on")
+    else:
+        mark("ready")
+        with pytest.raises(KeyboardInterrupt):
+            bps.push_pull_inplace(array, name="waits")
+        assert is_quiet(array)
+        mark("interrupted")
+    after = gpu_arrays.of(np.ones(COUNT, np.float32))
+    bps.push_pull_inplace(after, average=False, name="after")
+    return bool((after.read() == 2).all())
+
+
+def test_ctrl_c(transport):
+    with harness.start(interrupted, workers=2, env=on_gpu(transport)) as job:
+        job.await_marks("ready", ranks=[0])
+        job.await_call("rank 0")
+        job.kill("rank 0", signal.SIGINT)
+        job.await_marks("interrupted", ranks=[0])
+        job.set_mark("go on")
+        assert job.results() == [True, True]
+
+
+def late_gpu(bps: Any) -> None:
+    """Rank 1's GPU is late: all ranks have the deadline's error, and later rounds are right."""
+    array = GpuArray(COUNT, "uint8", fake().fake_stream())
+    kernel = Kernel(array, 3) if bps.rank() == 1 else None
+    with pytest.raises(bps.DeadlineError):
+        bps.push_pull_inplace(array, name="x", timeout=1 + bps.rank())
+    if kernel is not None:
+        kernel.let_go()
+        harness.eventually(lambda: bool((array.read() == 3).all()), 10, "the kernel")
+    assert is_quiet(array)
+    bps.barrier()
+    array.write(5)
+    bps.push_pull_inplace(array, average=False, name="x")
+    assert (array.read() == 10).all()
+
+
+def test_a_late_gpu_meets_the_deadline(transport):
+    harness.run(late_gpu, workers=2, env=on_gpu(transport))
+
+
+def broken_gpu(bps: Any) -> str:
+    array = GpuArray(COUNT, "uint8", fake().fake_stream())
+    bps.push_pull_inplace(array, name="x")
+    kernel = Kernel(array, 3) if bps.rank() == 1 else None
+    handle = bps.push_pull_async_inplace(array, name="x")
+    if kernel is not None:
+        fake().fake_break()
+    with pytest.raises(bps.TransportError) as caught:
+        handle.wait()
+    assert bps.push_pull(np.ones(5), average=False, name="host")[0] == 2, "memory of the host still travels"
+    return str(caught.value)
+
+
+def test_a_gpu_that_fails(transport):
+    for text in harness.run(broken_gpu, workers=2, env=on_gpu(transport)):
+        assert "GPU 0 has failed: an illegal memory access" in text
+
+
+def hanging_gpu(bps: Any) -> float:
+    array = GpuArray(COUNT, "uint8", fake().fake_stream())
+    kernel = Kernel(array, 3)
+    with pytest.raises(bps.DeadlineError):
+        bps.push_pull_inplace(array, name="x", timeout=1)
+    begin = time.monotonic()
+    bps.shutdown()
+    took = time.monotonic() - begin
+    kernel.let_go()  # what was under way ends only now
+    return took
+
+
+def test_a_job_ends_although_its_gpu_hangs():
+    for seconds in harness.run(hanging_gpu, workers=2, env=on_gpu("shm")):
+        assert seconds < 20 * harness.PATIENCE

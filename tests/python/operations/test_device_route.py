@@ -1,0 +1,291 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arrays of a GPU by the core's own route, on a fake driver: sums, order, and what is refused."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from pathlib import Path
+from typing import Any
+
+import gpu_arrays
+import harness
+import numpy as np
+import pytest
+from bodies.children import in_child
+from gpu_arrays import GpuArray, Kernel, fake
+from reference.values import NUMPY_DTYPES, pushed, summed
+
+import bps_rdma
+
+COUNT = 300_001  # several partitions
+SMALL = {"BPS_STAGING_BYTES": "65536"} | harness.cut_at(16384)  # many partitions, and few buffers
+
+
+def on_gpu(transport: str, **more: str) -> dict[str, str]:
+    return harness.over(transport) | gpu_arrays.env() | more
+
+
+def reduces(bps: Any, dtype: str) -> None:
+    rank, size = bps.rank(), bps.size()
+    fake().fake_delay(300)
+    array, beside = GpuArray(COUNT, dtype), GpuArray(COUNT, dtype)
+    for round_ in range(3):
+        mine, total = pushed(COUNT, dtype, rank, round_), summed(COUNT, dtype, range(size), round_)
+        for one in (array, beside):
+            one.write(mine)
+        assert bps.push_pull_inplace(array, average=False, name="in place") is array
+        fresh = bps.push_pull(beside, average=False, name="beside")
+        most = bps.push_pull_async(beside, op="max", name="most").wait()
+        assert np.array_equal(array.read(), total)
+        assert np.array_equal(fresh.read(), total)
+        assert np.array_equal(beside.read(), mine)
+        largest = np.max([pushed(COUNT, dtype, one, round_) for one in range(size)], axis=0)
+        assert np.array_equal(most.read(), largest)
+        assert all(one.is_contained() for one in (array, beside, fresh, most))
+    found = bps.metrics()["total"]
+    assert found["device_bytes"] == 3 * 3 * 2 * array.nbytes, "each tensor is copied down once, and up once"
+    assert found["copied_bytes"] == 0, "the processor copies nothing"
+
+
+@pytest.mark.parametrize("dtype", NUMPY_DTYPES)
+def test_sums_are_those_of_the_host(transport, dtype):
+    harness.run(reduces, dtype, workers=2, env=on_gpu(transport))
+
+
+@pytest.mark.parametrize("loops", ["1", "2"])
+@pytest.mark.parametrize("servers", [None, 2])
+def test_sums_with_servers_and_loops(transport, servers, loops):
+    harness.run(reduces, "float32", workers=3, servers=servers, env=on_gpu(transport, BPS_PUSH_THREAD=loops))
+
+
+def moves(bps: Any) -> None:
+    rank, size, count = bps.rank(), bps.size(), 30_000
+    fake().fake_delay(300)
+    assert bps.push_pull_inplace(GpuArray(0), name="nothing").shape == (0,)
+    begin, end = bps.shard_bounds(count, size, rank)
+    group = bps.new_group([0, size - 1], "ends") if rank in (0, size - 1) else None
+    for round_ in range(3):
+        mine, total = pushed(count, "float64", rank, round_), summed(count, "float64", range(size), round_)
+        whole, part = gpu_arrays.of(mine), GpuArray(end - begin, "float64")
+        assert bps.reduce_scatter(whole, "s", average=False, out=part) is part
+        assert np.array_equal(part.read(), total[begin:end])
+        assert np.array_equal(bps.reduce_scatter(whole, "n", average=True).read(), total[begin:end] / size)
+        gathered = GpuArray(count, "float64", fake().fake_stream())
+        bps.all_gather(part, "g", out=gathered)
+        assert np.array_equal(gathered.read(), total)
+        rows = bps.all_gather(gpu_arrays.of(mine[:10]), "f")
+        assert np.array_equal(
+            rows.read(), np.concatenate([pushed(count, "float64", r, round_)[:10] for r in range(size)])
+        )
+        bps.broadcast(whole, "b", root=size - 1)
+        assert np.array_equal(whole.read(), pushed(count, "float64", size - 1, round_))
+        bps.push(gpu_arrays.of(mine), "halves", average=False)
+        bps.pull(gathered, "halves", average=False)
+        assert np.array_equal(gathered.read(), total)
+        if group is not None:
+            ends = bps.push_pull(gpu_arrays.of(mine), "e", average=True, group=group)
+            assert np.array_equal(ends.read(), summed(count, "float64", (0, size - 1), round_) / 2)
+        exact = bps.push_pull(gpu_arrays.of(mine), "exact", average=False, exact=True)
+        assert np.array_equal(exact.read(), total)
+        assert all(one.is_contained() for one in (whole, part, gathered, rows))
+
+
+def test_operations_that_move(transport):
+    harness.run(moves, workers=3, env=on_gpu(transport))
+
+
+@pytest.mark.parametrize("layout", ["aabb", "aab"])
+def test_ranks_of_hosts_that_sum_first(layout):
+    options = harness.on_hosts(layout)
+    harness.run(moves, **options, env=gpu_arrays.env() | {"BPS_TRANSPORT": "shm,tcp"})
+
+
+def many(bps: Any) -> None:
+    """All at once, in another order on each rank, with priorities, kernels in two streams and arrays of the host."""
+    rank, size = bps.rank(), bps.size()
+    fake().fake_delay(100)
+    streams = [fake().fake_stream() for _ in range(2)]
+    counts = [1 + (37 * i) % 20_000 for i in range(40)]
+    for round_ in range(3):
+        order = np.random.default_rng(rank + 10 * round_).permutation(len(counts))
+        handles = {}
+        for i in map(int, order):
+            values = pushed(counts[i], "float32", rank, round_, i)
+            array = values if i % 4 == 0 else gpu_arrays.of(values, streams[i % 2])
+            handles[i] = bps.push_pull_async_inplace(array, name=f"t{i}", average=False, priority=i % 3)
+        for i, handle in handles.items():
+            array = handle.wait()
+            found = array if isinstance(array, np.ndarray) else array.read()
+            assert np.array_equal(found, summed(counts[i], "float32", range(size), round_, i)), i
+
+
+@pytest.mark.parametrize("credit", ["0", "65536"])
+def test_many_at_once_in_any_order(transport, credit):
+    harness.run(many, workers=3, env=on_gpu(transport, BPS_SCHEDULING_CREDIT=credit, **SMALL))
+
+
+def mixed(bps: Any) -> None:
+    values = pushed(COUNT, "float32", bps.rank())
+    array = values if bps.rank() == 1 else gpu_arrays.of(values)
+    result = bps.push_pull(array, average=False, name="x")
+    found = result if bps.rank() == 1 else result.read()
+    assert np.array_equal(found, summed(COUNT, "float32", range(bps.size())))
+
+
+def test_some_ranks_may_have_no_gpu(transport):
+    harness.run(mixed, workers=3, env=on_gpu(transport))
+
+
+def behind_kernels(bps: Any) -> None:
+    stream = fake().fake_stream()
+    array, out = GpuArray(COUNT, "uint8", stream), GpuArray(COUNT, "uint8", stream)
+    kernel = Kernel(array, 3)
+    handle = bps.push_pull_async(array, average=False, name="behind")
+    on_host = bps.push_pull(np.ones(5, np.float32), average=False, name="beside")
+    assert on_host[0] == bps.size()
+    assert not handle.done()
+    kernel.let_go()
+    assert (handle.wait().read() == 3 * bps.size()).all()
+    part = GpuArray(COUNT, "uint8", fake().fake_stream())
+    kernel, other = Kernel(part, 7), Kernel(out, 9)
+    whole = GpuArray(bps.size() * COUNT, "uint8", stream)
+    gathering = bps.all_gather_async(part, "gather", out=whole)
+    assert not gathering.done()
+    kernel.let_go()
+    other.let_go()
+    assert (gathering.wait().read() == 7).all()
+
+
+def test_operations_wait_for_kernels_before_them(transport):
+    harness.run(behind_kernels, workers=2, env=on_gpu(transport))
+
+
+def nothing_grows(bps: Any) -> None:
+    arrays = [GpuArray(1000 + i) for i in range(20)]
+
+    def run(times: int) -> None:
+        for _ in range(times):
+            handles = [bps.push_pull_async_inplace(a, name=f"a{i}") for i, a in enumerate(arrays)]
+            bps.wait(handles)
+
+    def held() -> tuple[int, ...]:
+        gc.collect()
+        kept = [len(list(Path(f"/proc/self/{name}").iterdir())) for name in ("task", "fd")]
+        return (*kept, fake().fake_events(), fake().fake_streams(), fake().fake_pinned())
+
+    run(20)
+    before = held()
+    run(300)
+    after = held()
+    assert after[:4] == before[:4], "threads, descriptors, events, streams"
+    assert after[4] <= before[4] + 4, "a buffer more on a busy machine, and none for each operation"
+    bps.shutdown()
+    assert fake().fake_streams() == fake().fake_pinned() == 0
+
+
+def test_nothing_grows_and_nothing_is_left():
+    harness.run(nothing_grows, workers=2, env=on_gpu("shm"))
+
+
+def refusals(bps: Any) -> None:
+    array, host = GpuArray(100), np.zeros(100, np.float32)
+
+    def refused(kind: type[Exception], words: str, call: Any) -> None:
+        with pytest.raises(kind, match=words) as caught:
+            call()
+        assert caught.value.hint  # type: ignore[attr-defined]
+
+    refused(bps.InvalidArgumentError, "cannot be prepared", lambda: bps.prepare("push_pull", array))
+    refused(bps.InvalidTensorError, "memory of a GPU", lambda: bps.store(array, "w"))
+    refused(bps.InvalidTensorError, "memory of a GPU", lambda: bps.accumulate(array, "w"))
+    refused(bps.InvalidTensorError, "memory of a GPU", lambda: bps.ExactSum(array))
+    refused(bps.InvalidTensorError, "memory of a GPU", lambda: bps.send(array, dst=1 - bps.rank()))
+    refused(bps.InvalidArgumentError, "same device", lambda: bps.reduce_scatter(array, "r", out=host[:50]))
+    refused(bps.InvalidTensorError, "same device", lambda: bps.all_gather(array, "g", out=np.zeros(200, np.float32)))
+    refused(bps.InvalidTensorError, "same device", lambda: bps.all_gather(host[:50], "g", out=array))
+    compressed = bps.Int8()
+    large = GpuArray(1 << 20)
+    refused(bps.InvalidArgumentError, "compressed", lambda: bps.push_pull(large, "c", compression=compressed))
+    for changes, words in (
+        ({"strides": (8,)}, "not contiguous"),
+        ({"data": (array.address, True)}, "read-only"),
+        ({"data": (host.ctypes.data, False)}, "says that it is on a GPU"),
+        ({"mask": 1}, "not contiguous"),
+    ):
+        array.changes = changes
+        refused(bps.InvalidTensorError, words, lambda: bps.push_pull_inplace(array, name="x"))
+    array.changes = {"strides": (4,)}
+    captured = GpuArray(100, "float32", fake().fake_stream())
+    fake().fake_begin_capture(captured.stream)
+    refused(bps.InvalidArgumentError, "CUDA graph", lambda: bps.push_pull_inplace(captured, name="x"))
+    for one in (array, captured):
+        assert (one.read() == 0).all()
+    array.write(1)
+    bps.push_pull_inplace(array, average=False, name="x")
+    assert (array.read() == bps.size()).all(), "no refusal was a round"
+    assert in_child(lambda: refuses_in_child(array)) == 0
+
+
+def refuses_in_child(array: GpuArray) -> None:
+    bps_rdma.init(num_workers=1)
+    with pytest.raises(bps_rdma.TransportError, match="forked"):
+        bps_rdma.push_pull_inplace(array, name="x")
+    bps_rdma.shutdown()
+
+
+def test_what_does_not_compose_is_refused_by_name():
+    harness.run(refusals, workers=2, env=on_gpu("tcp"))
+
+
+def without_route(bps: Any, expected: str, words: str) -> None:
+    array = GpuArray(100)
+    with pytest.raises(getattr(bps, expected), match=words) as caught:
+        bps.push_pull_inplace(array, name="x")
+    assert "BPS_DEVICE_ROUTE" in str(caught.value) or "driver" in str(caught.value)
+
+
+def test_off_by_default():
+    harness.run(
+        without_route, "InvalidTensorError", "memory of a GPU", workers=1, env=on_gpu("shm", BPS_DEVICE_ROUTE="0")
+    )
+
+
+def without_driver(bps: Any) -> None:
+    class Claims:
+        def __init__(self) -> None:
+            self.__cuda_array_interface__ = {"shape": (5,), "typestr": "<f4", "data": (4096, False), "version": 3}
+
+    with pytest.raises(bps.TransportError, match="libno-such-driver") as caught:
+        bps.push_pull_inplace(Claims(), name="x")
+    assert "install NVIDIA's driver" in caught.value.hint
+    assert bps.push_pull(np.ones(3), average=False, name="y")[0] == 1
+
+
+def test_a_driver_that_is_not_there():
+    env = {"BPS_DEVICE_ROUTE": "1", "BPS_CUDA_LIB": "libno-such-driver.so.1"}
+    harness.run(without_driver, workers=1, env=env)
+
+
+def keeps_what_is_read(bps: Any) -> None:
+    """The deadline does not wait for the kernel; the copy that does reads the array, which stays as long."""
+    array = GpuArray(1000, "uint8", fake().fake_stream())
+    kernel = Kernel(array, 3)
+    with pytest.raises(bps.DeadlineError):
+        bps.push_pull_inplace(array, name="late", timeout=0.5)
+    gone = weakref.ref(array)
+    del array
+    gc.collect()
+    assert gone() is not None, "the device still reads it"
+    kernel.let_go()
+
+    def is_gone() -> bool:
+        bps.push_pull(np.ones(3), name="next")  # which lets go of what is over
+        gc.collect()
+        return gone() is None
+
+    harness.eventually(is_gone, 30, "the end of the array")
+
+
+def test_an_array_stays_while_the_device_reads_it():
+    harness.run(keeps_what_is_read, workers=1, env=on_gpu("shm"))

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CUDA tensors by the core's own route, without CUDA: tensors whose memory is that of the fake driver."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gpu_arrays
+import harness
+import numpy as np
+import pytest
+import torch
+from gpu_arrays import GpuArray, Kernel, fake
+from reference.values import pushed, summed
+
+COUNT = 50_000
+
+
+class Tensor(torch.Tensor):
+    """A tensor that says that it is on a GPU, and has its memory there."""
+
+    is_cuda = property(lambda _: True)  # type: ignore[assignment]
+    is_cpu = property(lambda _: False)  # type: ignore[assignment]
+    on: GpuArray
+
+    def data_ptr(self) -> int:
+        return self.on.address
+
+    def untyped_storage(self) -> Any:
+        return Storage(self.on)
+
+
+class Storage:
+    """That of such a tensor."""
+
+    def __init__(self, on: GpuArray) -> None:
+        self._on = on
+
+    def data_ptr(self) -> int:
+        return self._on.address
+
+    def nbytes(self) -> int:
+        return self._on.nbytes
+
+
+class Stream:
+    """What torch.cuda.current_stream() gives."""
+
+    def __init__(self, number: int) -> None:
+        self.cuda_stream = number
+
+
+def tensor_on(array: GpuArray, dtype: torch.dtype) -> Tensor:
+    made = torch.empty(array.nbytes // dtype.itemsize, dtype=dtype).as_subclass(Tensor)
+    made.on = array
+    return made
+
+
+def reduces(bps: Any) -> None:
+    stream = fake().fake_stream()
+    torch.cuda.current_stream = lambda _: Stream(stream)
+    array = gpu_arrays.of(pushed(COUNT, "float32", bps.rank()))
+    tensor = tensor_on(array, torch.float32)
+    version = tensor._version
+    assert bps.push_pull_inplace(tensor, average=False, name="x") is tensor
+    assert np.array_equal(array.read(), summed(COUNT, "float32", range(bps.size())))
+    assert tensor._version > version, "autograd knows"
+    array.stream = stream
+    kernel = Kernel(array, 1)
+    halves = tensor_on(array, torch.bfloat16)
+    handle = bps.push_pull_async_inplace(halves, average=False, name="halves")
+    assert not handle.done()
+    kernel.let_go()
+    handle.wait()
+    both = torch.full((1,), 0x0101, dtype=torch.int16).view(torch.bfloat16) * bps.size()
+    assert (array.read().view(np.int16) == both.view(torch.int16).item()).all()
+    with pytest.raises(bps.InvalidArgumentError, match="cannot be prepared"):
+        bps.prepare("push_pull", tensor)
+
+
+def test_sums_in_the_order_of_streams(transport):
+    harness.run(reduces, workers=2, env=harness.over(transport) | gpu_arrays.env())
