@@ -5,6 +5,7 @@
     python bench/gpu_staging.py --ranks 4 --chunks 1,4,16 --json FILE
 
     bps     all_reduce of bps_rdma on the GPU's tensor
+    core    push_pull of it by the route of the core (BPS_DEVICE_ROUTE)
     gloo    torch.distributed.all_reduce of the same tensor on gloo, which copies it to the host, too
     copies  to pinned memory of the host and back, without any communication
     host    push_pull of an array of that size in the host's memory, without any copies of the GPU
@@ -29,7 +30,7 @@ from side_by_side import quartiles, ratios, said_by_ranks, slowest
 
 from bps_rdma.launch.environment import LocalJob
 
-METHODS = ("bps", "gloo", "copies", "host")
+METHODS = ("bps", "core", "gloo", "copies", "host")
 RANK = "GPU_STAGING_RANK"
 
 
@@ -56,6 +57,9 @@ def rank_main(sizes: list[int], rounds: int) -> None:
         def bps(tensor: Any = on_gpu) -> None:
             transfer.all_reduce(tensor, OperationOptions(ReduceOp.sum, f"staged {tensor.numel()}")).wait()
 
+        def core(tensor: Any = on_gpu) -> None:
+            bps_rdma.push_pull_inplace(tensor, average=False, name=f"core {tensor.numel()}")
+
         def gloo(tensor: Any = on_gpu) -> None:
             dist.all_reduce(tensor)
 
@@ -69,7 +73,7 @@ def rank_main(sizes: list[int], rounds: int) -> None:
         calls = max(1, min(32, (16 << 20) // nbytes))
         times: dict[str, list[float]] = {name: [] for name in METHODS}
         for number in range(rounds + 2):
-            for name, call in zip(METHODS, (bps, gloo, copies, host), strict=True):
+            for name, call in zip(METHODS, (bps, core, gloo, copies, host), strict=True):
                 tensor = on_host if name == "host" else on_gpu
                 tensor.fill_(1)
                 torch.cuda.synchronize()
@@ -93,7 +97,7 @@ def measure(arguments: argparse.Namespace, chunk_mib: str) -> dict[str, dict[str
     said = said_by_ranks(
         LocalJob(workers=arguments.ranks, transport=arguments.transport),
         sys.argv[1:],
-        **{RANK: "1", "BPS_GPU_CHUNK_BYTES": str(int(float(chunk_mib) * 2**20))},
+        **{RANK: "1", "BPS_DEVICE_ROUTE": "1", "BPS_GPU_CHUNK_BYTES": str(int(float(chunk_mib) * 2**20))},
     )
     return {size: slowest([one[size] for one in said]) for size in said[0]}
 
@@ -122,7 +126,8 @@ def main() -> None:
             ms = "  ".join(f"{name} {statistics.median(times[name]) * 1e3:8.3f}" for name in METHODS)
             print(
                 f"  {int(size) / 2**20:8.3f} MiB: {ms} ms; rate beside gloo {quotient(times['gloo'], times['bps'])}, "
-                f"time beside copies {quotient(times['bps'], times['copies'])}, "
+                f"time beside copies {quotient(times['bps'], times['copies'])} "
+                f"and {quotient(times['core'], times['copies'])} (core), "
                 f"beside host {quotient(times['bps'], times['host'])}",
                 flush=True,
             )
