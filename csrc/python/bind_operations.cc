@@ -35,14 +35,16 @@ worker::Request make_request(tensor::OperationKind kind, ReduceOp op, const Memo
   request.output = target.address;
   request.input_allocation = source.block;
   request.output_allocation = target.block;
-  request.device = source.device != nullptr ? source.device : target.device;
-  request.streams = {source.stream, target.stream};
+  request.priority = priority;
+  return request;
+}
+
+worker::DeviceMemory device_memory_of(const Memory& source, const Memory& target) {
   if (source.device != target.device && source.nbytes > 0 && target.nbytes > 0) {
     throw Error(ErrorCode::kInvalidArgument, "the array and `out` are not in the memory of the same device",
                 "pass arrays of one GPU, or both in CPU memory");
   }
-  request.priority = priority;
-  return request;
+  return {source.device != nullptr ? source.device : target.device, {source.stream, target.stream}};
 }
 
 double timeout_of(const Process& process, std::optional<double> timeout_s) {
@@ -60,11 +62,12 @@ std::unique_ptr<Handle> start_operation(Process& process, const std::shared_ptr<
   request.awaited = awaited;
   request.two_phase = survives;
   request.again = again;
+  const worker::DeviceMemory memory = device_memory_of(source, target);
   const auto start = [&] {
     const WithoutGil released;
     const Process::Call call(process);
     request.timeout_s = timeout_of(process, timeout_s);
-    return process.worker().start(tensor, request);
+    return process.worker().start(tensor, request, memory);
   };
   return std::make_unique<Handle>(start(), std::move(result), source.keep, target.keep);
 }
@@ -75,6 +78,10 @@ std::unique_ptr<Prepared> prepare_operation(py::object process, const std::share
                                             std::int32_t priority, std::optional<double> timeout_s,
                                             std::uintptr_t copy_to) {
   worker::Request request = make_request(kind, op, source, target, root, priority);
+  if (device_memory_of(source, target).device != nullptr) {
+    throw Error(ErrorCode::kInvalidArgument, "operations on arrays of a GPU cannot be prepared",
+                "start each one by itself");
+  }
   request.two_phase = true;
   auto& member = process.cast<Process&>();
   const Process::Call call(member);

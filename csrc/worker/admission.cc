@@ -21,7 +21,7 @@ RouteFacts facts_of(const Portion& portion, const ServerConnection& server) {
   const bool can_fence = direct != nullptr && direct->can_fence();
   RouteFacts facts;
   facts.is_encoded = operation.may_compress() && compresses_to(server, *operation.tensor);
-  facts.is_on_device = operation.request.device != nullptr;
+  facts.is_on_device = operation.on_device != nullptr;
   facts.is_small = operation.bytes() <= kLargestStagedIfCheap;
   facts.is_two_phase = operation.request.two_phase;
   facts.is_continuation = operation.continuation != nullptr;
@@ -145,7 +145,7 @@ void Admission::prepare(Portion& portion, ServerConnection& server) {
     return server.memory.reserve(std::min(server.memory.in_use() + portion.parts.size(), kMostStagedIfCheap));
   }
   server.memory.reserve(portion.parts.size());
-  if (facts.is_on_device) return copies_.prepare(*portion.operation->request.device, server);
+  if (facts.is_on_device) return copies_.prepare(portion.operation->on_device->device, server);
   if (facts.is_encoded || facts.is_registered) return;
   for (const Part& part : portion.parts) counters_.unwatched_bytes.add(portion.place(part).length);
 }

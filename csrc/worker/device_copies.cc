@@ -58,7 +58,7 @@ void DeviceCopies::prepare(device::Device& device, ServerConnection& server) {
 }
 
 DeviceCopies::Lane& DeviceCopies::lane_of(const Transfer& transfer) {
-  const device::Device* const device = transfer.operation->request.device;
+  const device::Device* const device = &transfer.operation->on_device->device;
   return **std::ranges::find_if(lanes_, [&](const auto& one) { return &one->device == device; });
 }
 
@@ -83,7 +83,7 @@ bool DeviceCopies::finish(Lane& lane) {
 
 void DeviceCopies::filled(StagingBuffer& buffer) {
   const StagingBuffer::Copy copy = std::exchange(buffer.copy, {});
-  copy.of->reads.fetch_sub(1, std::memory_order_release);
+  copy.of->on_device->reads.fetch_sub(1, std::memory_order_release);
   Transfer& transfer = *copy.transfer;
   if (is_ending(transfer)) return copy.server->memory.give_back(&buffer);
   StagingBuffer** end = &transfer.encoded;
@@ -120,7 +120,7 @@ bool DeviceCopies::start(ServerConnection& server, Portion& portion) {
   const tensor::Placement placement = portion.place(portion.parts[portion.loaded]);
   const device::Device::Current current(lane.device);
   device::cuda::Result result = kSuccess;
-  for (const device::Ready& point : operation.ready) {
+  for (const device::Ready& point : operation.on_device->ready) {
     if (portion.loaded == 0 && result == kSuccess) result = lane.out.wait_for(point);
   }
   if (result == kSuccess && placement.has_payload()) {
@@ -133,7 +133,7 @@ bool DeviceCopies::start(ServerConnection& server, Portion& portion) {
     return false;
   }
   if (placement.has_payload()) reactor_.counters().device_bytes.add(placement.length);
-  operation.reads.fetch_add(1, std::memory_order_relaxed);
+  operation.on_device->reads.fetch_add(1, std::memory_order_relaxed);
   buffer->copy = {operation.shared_from_this(), &portion, &server, 0, lane.out.marks()};
   lane.down.add(buffer);
   ++portion.loaded;
@@ -211,7 +211,7 @@ void DeviceCopies::fail(Lane& lane, const Error& why) {
   while (!lane.down.empty()) {
     StagingBuffer* buffer = lane.down.take();
     const StagingBuffer::Copy copy = std::exchange(buffer->copy, {});
-    copy.of->reads.fetch_sub(1, std::memory_order_release);
+    copy.of->on_device->reads.fetch_sub(1, std::memory_order_release);
     copy.server->memory.give_back(buffer);
     cancellation_.abort(*copy.of, why);
   }

@@ -96,7 +96,7 @@ void Operation::rethrow() const {
 
 // Counted before anybody can see that it is over: a caller that has waited for it finds it in the counters.
 void Operation::end(Counters& counters) {
-  if (request.device != nullptr) ready = {};  // nothing waits for them any more, and others can use them
+  if (on_device) on_device->ready = {};  // nothing waits for them any more, and others can use them
   if (completion.is_incomplete()) {
     if (completion.is_given_back()) {
       (void)fail(ErrorCode::kInvalidArgument, "the memory of its result was given back before it was complete",

@@ -34,6 +34,13 @@
 
 namespace bps::worker {
 
+// What an operation has on a device.
+struct DeviceArrays {
+  device::Device& device;
+  std::array<device::Ready, 2> ready{};  // points that the device has to reach before it uses the memory
+  std::atomic<std::uint32_t> reads{0};   // copies from it that have not ended, perhaps even after the operation's end
+};
+
 class Operation : public std::enable_shared_from_this<Operation> {
  public:
   // `only`: a continuation, of these partitions, in order; empty: all of them.
@@ -77,6 +84,8 @@ class Operation : public std::enable_shared_from_this<Operation> {
   // Operations that add are compressed if their tensor was declared so, on the way to servers where compression pays.
   bool may_compress() const { return tensor->compressor && tensor->compressor->applies(request.kind, request.op); }
   std::uint64_t bytes() const { return tensor->bytes; }
+  // True while a device still copies from the memory: the caller must keep it.
+  bool is_read() const { return on_device && on_device->reads.load(std::memory_order_acquire) > 0; }
   // The time since it was started; an operation without a deadline has none.
   std::optional<Duration> age(Clock::time_point now) const;
   std::int64_t age_ms() const { return recording_.age_ms(); }  // as far as its start is recorded
@@ -92,9 +101,7 @@ class Operation : public std::enable_shared_from_this<Operation> {
   Deadline deadline;
   const PartitionLayout layout;
   const std::unique_ptr<const Continuation> continuation;  // of an operation of an earlier view, or null
-  std::array<device::Ready, 2> ready;  // points that its device has to reach before it uses the memory
-  std::atomic<std::uint32_t> reads{
-      0};  // copies from its memory that a device has not ended, perhaps even after its end
+  std::unique_ptr<DeviceArrays> on_device;                 // null: its memory is the host's
   Completion completion;
   std::atomic<std::uint64_t> remaining;
   std::vector<Portion> portions;  // [loop * places + place]

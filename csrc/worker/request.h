@@ -26,14 +26,18 @@ struct Request {
   std::byte* output = nullptr;             // kReduceScatter: the own shard; kAllGather: the whole tensor
   transport::Allocation input_allocation;  // the blocks around them, which are registered
   transport::Allocation output_allocation;
-  device::Device* device = nullptr;         // whose memory both are; null: of the host
-  std::array<std::uintptr_t, 2> streams{};  // of a device, which must reach this call before either is used; 0: none
-  std::int32_t priority = 0;                // higher first
+  std::int32_t priority = 0;  // higher first
   double timeout_s = 300;
   // A lost server then costs nothing: see tensor::kTwoPhase. kSplit cannot have it, because its push is over before its
   // round is.
   bool two_phase = false;
   bool awaited = false;  // its caller waits next, and then works itself: nobody needs to be woken
+};
+
+// The device whose memory the input and the output are; null: they are the host's.
+struct DeviceMemory {
+  device::Device* device = nullptr;
+  std::array<std::uintptr_t, 2> streams{};  // which must reach the call before either is used; 0: none
 };
 
 }  // namespace bps::worker

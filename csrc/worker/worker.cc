@@ -89,31 +89,34 @@ void Worker::require_direct() const {
 }
 
 // What the streams of a device's arrays have reached now.
-std::array<device::Ready, 2> Worker::take_points(const Tensor& tensor, const Request& request) {
+std::unique_ptr<DeviceArrays> Worker::take_points(const Tensor& tensor, const Request& request,
+                                                  const DeviceMemory& memory) {
   if (tensor.compressor && tensor.compressor->applies(request.kind, request.op)) {
     throw Error(ErrorCode::kInvalidArgument, "'" + tensor.name + "' is compressed, and its array is on a GPU",
                 "pass compression=Uncompressed(), or a copy of the array in CPU memory");
   }
-  std::array<device::Ready, 2> points;
-  const auto& [source, target] = request.streams;
-  if (source != 0) points[0] = request.device->record(source);
-  if (target != 0 && target != source) points[1] = request.device->record(target);
-  return points;
+  auto arrays = std::make_unique<DeviceArrays>(*memory.device);
+  const auto& [source, target] = memory.streams;
+  if (source != 0) arrays->ready[0] = memory.device->record(source);
+  if (target != 0 && target != source) arrays->ready[1] = memory.device->record(target);
+  return arrays;
 }
 
-std::shared_ptr<Operation> Worker::start(const std::shared_ptr<Tensor>& whose, const Request& request) {
+std::shared_ptr<Operation> Worker::start(const std::shared_ptr<Tensor>& whose, const Request& request,
+                                         const DeviceMemory& memory) {
   const bool is_stored = request.kind >= tensor::OperationKind::kStore && !tensor::is_feedback(request.kind);
   if (is_stored) require_direct();
   const auto tensor = request.kind == tensor::OperationKind::kAccumulate ? alone(*whose) : whose;
   require_alive(*tensor, request.kind);
-  std::array<device::Ready, 2> ready;
-  if (request.device != nullptr) ready = take_points(*tensor, request);  // or an error, before it is a round
+  std::unique_ptr<DeviceArrays> on_device;
+  if (memory.device != nullptr) on_device = take_points(*tensor, request, memory);  // or an error, before it is a round
   const std::uint32_t round = next_round(*tensor, request);
   Request what = request;
   if (what.kind == tensor::OperationKind::kAccumulate) count_tries(*tensor, what, round);
+  if (on_device) survive_nothing(what);
   auto plans = plans_of(*tensor, what, round);
   auto operation = make_operation(tensor, what, round, sequence_.fetch_add(1), {}, std::move(plans));
-  operation->ready = std::move(ready);
+  operation->on_device = std::move(on_device);
   launch(operation, request.awaited);
   return operation;
 }
@@ -153,6 +156,12 @@ std::uint32_t Worker::next_round(Tensor& tensor, const Request& request) {
   return round;
 }
 
+// Of an operation that does not survive the loss of a server: after one, the job does not either.
+void Worker::survive_nothing(Request& request) const {
+  if (options_.two_phase && request.two_phase) has_one_phase_.store(true);
+  request.two_phase = false;
+}
+
 std::shared_ptr<Operation> Worker::make_operation(const std::shared_ptr<Tensor>& tensor, const Request& request,
                                                   std::uint32_t round, std::uint64_t sequence,
                                                   std::span<const Begun> only,
@@ -160,10 +169,8 @@ std::shared_ptr<Operation> Worker::make_operation(const std::shared_ptr<Tensor>&
   Request what = request;
   what.op = exact_op(what.op, what.kind, tensor->exactness);
   const bool is_compressed = tensor->compressor && tensor->compressor->applies(what.kind, what.op);
-  // What is left of a suspended operation is copied by the processor, which does not reach a device's memory.
-  const bool may_suspend = what.kind < tensor::OperationKind::kSplit && !is_compressed && what.device == nullptr;
-  what.two_phase &= options_.two_phase && may_suspend;
-  if (options_.two_phase && request.two_phase && !what.two_phase) has_one_phase_.store(true);
+  what.two_phase &= options_.two_phase;
+  if (what.kind >= tensor::OperationKind::kSplit || is_compressed) survive_nothing(what);
   auto operation = std::make_shared<Operation>(tensor, what, round, sequence, worker_loops_.size(), places_.count(),
                                                only, std::move(plans));
   if (worker_loops_.size() == 1) operation->completion.progress = worker_loops_.front().reactor->progress();

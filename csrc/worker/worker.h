@@ -63,7 +63,8 @@ class Worker {
   // One round trip for those not declared yet. `shape` is for people. Throws kMismatch when a name is used again with
   // another dtype or size, on this rank or on another one.
   std::vector<std::shared_ptr<Tensor>> declare(std::span<const van::TensorSpec> tensors);
-  std::shared_ptr<Operation> start(const std::shared_ptr<Tensor>& whose, const Request& request);
+  std::shared_ptr<Operation> start(const std::shared_ptr<Tensor>& whose, const Request& request,
+                                   const DeviceMemory& memory = {});
   // Starts what was prepared once more; `awaited` as in Request. Throws kInvalidArgument while it is in progress.
   void start(PreparedOperation& prepared, bool awaited);
 
@@ -137,7 +138,9 @@ class Worker {
   void check_alive(const Tensor& tensor, tensor::OperationKind kind) const;
   void require_alive(const Tensor& tensor, tensor::OperationKind kind);  // the same, and notes the failure
   static std::uint32_t next_round(Tensor& tensor, const Request& request);
-  static std::array<device::Ready, 2> take_points(const Tensor& tensor, const Request& request);
+  static std::unique_ptr<DeviceArrays> take_points(const Tensor& tensor, const Request& request,
+                                                   const DeviceMemory& memory);
+  void survive_nothing(Request& request) const;
   static void count_tries(Tensor& tensor, Request& request, std::uint32_t round);
   std::shared_ptr<Tensor> alone(Tensor& tensor);
   void require_direct() const;

@@ -79,9 +79,9 @@ class DeviceRouteTest : public WorkerLoopTest {
     Request request;
     request.input = sent.input->data();
     request.output = sent.output->data();
-    request.device = &only_device();
     sent.operation = std::make_shared<Operation>(tensor, request, 0, sequence++, 1, kServers);
-    sent.operation->ready[0] = only_device().record(reinterpret_cast<std::uintptr_t>(stream));
+    sent.operation->on_device = std::make_unique<DeviceArrays>(only_device());
+    sent.operation->on_device->ready[0] = only_device().record(reinterpret_cast<std::uintptr_t>(stream));
     worker_loop.submit(sent.operation, true);
     return sent;
   }
@@ -168,7 +168,7 @@ TEST_F(DeviceRouteTest, NothingChangesOnceAnAbortedOperationHasEnded) {
     abort_all();
     await(sent);
     expect_quiet(sent);
-    turn_until([&] { return sent.operation->reads == 0; });  // before its memory goes
+    turn_until([&] { return !sent.operation->is_read(); });  // before its memory goes
   }
 }
 
@@ -179,9 +179,9 @@ TEST_F(DeviceRouteTest, AnAbortDoesNotWaitForALateDeviceWhichReadsOn) {
   abort_all();
   await(late);
   EXPECT_THROW(late.operation->rethrow(), Error);
-  EXPECT_GT(late.operation->reads, 0U) << "the memory must stay";
+  EXPECT_TRUE(late.operation->is_read()) << "the memory must stay";
   __atomic_store_n(&gate, 1, __ATOMIC_RELEASE);
-  turn_until([&] { return late.operation->reads == 0; });
+  turn_until([&] { return !late.operation->is_read(); });
   EXPECT_EQ(late.output->read(), std::vector<std::byte>(late.output->size(), std::byte{0}));
   const Sent next = send(40, group);
   await(next);
@@ -197,7 +197,7 @@ TEST_P(DeviceRouteLoss, NothingChangesOnceAServerIsLost) {
   worker_loop.lose_server(servers[0]->node, "gone");
   await(sent);
   expect_quiet(sent);
-  turn_until([&] { return sent.operation->reads == 0; });
+  turn_until([&] { return !sent.operation->is_read(); });
 }
 INSTANTIATE_TEST_SUITE_P(AtAnyMoment, DeviceRouteLoss, ::testing::Range(0, 60, 4));
 
@@ -212,7 +212,7 @@ TEST_F(DeviceRouteTest, ADeviceThatFailsFailsWhatItCopiesFor) {
         FAKE(fake_break)();
         for (const Deadline until = Deadline::after(kPatience_s); !sent.operation->done() && !until.passed();) turn();
         const auto why = sent.operation->failure();
-        std::fprintf(stderr, "%s, %u", why ? why->what() : "nothing", sent.operation->reads.load());
+        std::fprintf(stderr, "%s, %u", why ? why->what() : "nothing", sent.operation->on_device->reads.load());
         std::_Exit(0);
       },
       ::testing::ExitedWithCode(0), "GPU 0 has failed: an illegal memory access .*, 0");
