@@ -101,11 +101,11 @@ bool DeviceCopies::load(ServerConnection& server) {
   bool found = false;
   while (!server.loading.empty()) {
     auto& portion = static_cast<Portion&>(*server.loading.top());
-    if (is_ending(portion) || portion.loaded == portion.parts.size()) {
+    if (is_ending(portion) || portion.loaded() == portion.parts.size()) {
       server.loading.pop();
       continue;
     }
-    if (portion.loaded - portion.next >= kAhead || !start(server, portion)) break;
+    if (portion.loaded() - portion.next >= kAhead || !start(server, portion)) break;
     found = true;
   }
   return found;
@@ -117,11 +117,11 @@ bool DeviceCopies::start(ServerConnection& server, Portion& portion) {
   Lane& lane = lane_of(portion);
   StagingBuffer* const buffer = take_buffer(server, lane, operation);
   if (buffer == nullptr) return false;
-  const tensor::Placement placement = portion.place(portion.parts[portion.loaded]);
+  const tensor::Placement placement = portion.place(portion.parts[portion.loaded()]);
   const device::Device::Current current(lane.device);
   device::cuda::Result result = kSuccess;
   for (const device::Ready& point : operation.on_device->ready) {
-    if (portion.loaded == 0 && result == kSuccess) result = lane.out.wait_for(point);
+    if (portion.loaded() == 0 && result == kSuccess) result = lane.out.wait_for(point);
   }
   if (result == kSuccess && placement.has_payload()) {
     result = lane.out.to_host(buffer->bytes(), portion.input_bytes + placement.input_offset, placement.length);
@@ -136,7 +136,7 @@ bool DeviceCopies::start(ServerConnection& server, Portion& portion) {
   operation.on_device->reads.fetch_add(1, std::memory_order_relaxed);
   buffer->copy = {operation.shared_from_this(), &portion, &server, 0, lane.out.marks()};
   lane.down.add(buffer);
-  ++portion.loaded;
+  portion.note_loaded();
   return true;
 }
 

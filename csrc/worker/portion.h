@@ -9,7 +9,9 @@ namespace bps::worker {
 
 class Portion final : public Transfer {
  public:
-  std::uint32_t loaded = 0;  // Route::kDevice: partitions whose copies from the device have been started
+  // Route::kDevice: how many partitions have been copied from the device, or are being. A few more than were sent.
+  std::uint32_t loaded() const { return next + static_cast<std::uint8_t>(loaded_ - next); }
+  void note_loaded() { ++loaded_; }
   inline tensor::Placement place(const Part& part) const override;
   Status fill(const Part& part, tensor::Placement& placement, std::byte* into, Counters& counters) override;
   Status take_answer(const Part& part, const tensor::Placement& placement, const std::byte* from,
