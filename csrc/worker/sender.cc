@@ -145,7 +145,7 @@ std::optional<StagingBuffer*> Sender::stage(ServerConnection& server, Transfer& 
     transfer.encoded = std::exchange(encoded->next, nullptr);
     // Of a device, no other one is there yet: it is queued again when one is.
     const bool is_last = transfer.next + 1 == transfer.parts.size();
-    if (transfer.route == Route::kDevice && transfer.encoded == nullptr && !is_last) server.queue.pop();
+    if (transfer.route == Route::kDevice && transfer.encoded == nullptr && !is_last) server.queue.remove(&transfer);
     return encoded;
   }
   const bool is_read_in_place = transfer.route == Route::kAnswersAside;
