@@ -106,7 +106,7 @@ constexpr Setting kTable[] = {
      "the job goes on after a loss while this many workers are left; 0: the loss of a member ends it"},
     {"BPS_SERVER_FAILOVER", "", "auto", words("0 1 auto"), job<&JobSettings::server_failover>,
      "with BPS_MIN_WORKERS, the loss of a dedicated server aborts no operation. 0: off; 1: on; auto: on, except in "
-     "asynchronous training"},
+     "asynchronous training and with BPS_DEVICE_ROUTE"},
     {"BPS_PLACEMENT", "", "auto", words("auto mixed dedicated embedded"), job<&JobSettings::placement>,
      "which servers sum. auto: the dedicated ones, and those inside the workers as far as that keeps all links full; "
      "mixed: the same, as if all links were equal; dedicated or embedded: those servers alone"},

@@ -75,6 +75,12 @@ ProcessOptions::ProcessOptions(const Settings& all, const Startup& who)
       worker_loops(who.is_worker() ? all.worker.loops : 0),
       server_loops(who.is_server() || node::may_serve(all, who) ? all.server.loops : 0),
       may_serve(node::may_serve(all, who)) {
+  if (all.worker.device_route && all.job.server_failover == "1") {
+    throw Error(ErrorCode::kInvalidArgument,
+                "BPS_SERVER_FAILOVER=1 and BPS_DEVICE_ROUTE=1 exclude each other: operations on arrays of a GPU do not "
+                "survive the loss of a server",
+                "unset one of them in all processes of the job");
+  }
   if (who.joint || may_serve) {
     // Every loop carries a worker loop and a server loop, so that what a rank sends to itself never changes threads.
     worker_loops = server_loops = loops();
@@ -105,6 +111,7 @@ van::Terms ProcessOptions::terms() const {
           .min_partition_bytes = worker.min_partition_bytes,
           .async = worker.async,
           .placement_seconds = settings.job.placement_seconds,
+          .device_route = worker.device_route,
           .survives_servers = may_fail_over()};
 }
 

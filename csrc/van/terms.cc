@@ -19,6 +19,7 @@ Named named(const Terms& terms, bool of_worker) {
                          {"BPS_MIN_PARTITION_BYTES", std::to_string(terms.min_partition_bytes)},
                          {"BPS_PLACEMENT_SECONDS", std::to_string(terms.placement_seconds)},
                          {"BPS_ASYNC", terms.async ? "1" : "0"},
+                         {"BPS_DEVICE_ROUTE", terms.device_route ? "1" : "0"},
                          {"BPS_SERVER_FAILOVER", terms.survives_servers ? "1" : "0"}});
   return all;
 }

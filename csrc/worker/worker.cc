@@ -113,7 +113,6 @@ std::shared_ptr<Operation> Worker::start(const std::shared_ptr<Tensor>& whose, c
   const std::uint32_t round = next_round(*tensor, request);
   Request what = request;
   if (what.kind == tensor::OperationKind::kAccumulate) count_tries(*tensor, what, round);
-  if (on_device) survive_nothing(what);
   auto plans = plans_of(*tensor, what, round);
   auto operation = make_operation(tensor, what, round, sequence_.fetch_add(1), {}, std::move(plans));
   operation->on_device = std::move(on_device);
@@ -156,12 +155,6 @@ std::uint32_t Worker::next_round(Tensor& tensor, const Request& request) {
   return round;
 }
 
-// Of an operation that does not survive the loss of a server: after one, the job does not either.
-void Worker::survive_nothing(Request& request) const {
-  if (options_.two_phase && request.two_phase) has_one_phase_.store(true);
-  request.two_phase = false;
-}
-
 std::shared_ptr<Operation> Worker::make_operation(const std::shared_ptr<Tensor>& tensor, const Request& request,
                                                   std::uint32_t round, std::uint64_t sequence,
                                                   std::span<const Begun> only,
@@ -169,8 +162,8 @@ std::shared_ptr<Operation> Worker::make_operation(const std::shared_ptr<Tensor>&
   Request what = request;
   what.op = exact_op(what.op, what.kind, tensor->exactness);
   const bool is_compressed = tensor->compressor && tensor->compressor->applies(what.kind, what.op);
-  what.two_phase &= options_.two_phase;
-  if (what.kind >= tensor::OperationKind::kSplit || is_compressed) survive_nothing(what);
+  what.two_phase &= options_.two_phase && what.kind < tensor::OperationKind::kSplit && !is_compressed;
+  if (options_.two_phase && request.two_phase && !what.two_phase) has_one_phase_.store(true);
   auto operation = std::make_shared<Operation>(tensor, what, round, sequence, worker_loops_.size(), places_.count(),
                                                only, std::move(plans));
   if (worker_loops_.size() == 1) operation->completion.progress = worker_loops_.front().reactor->progress();

@@ -140,7 +140,6 @@ class Worker {
   static std::uint32_t next_round(Tensor& tensor, const Request& request);
   static std::unique_ptr<DeviceArrays> take_points(const Tensor& tensor, const Request& request,
                                                    const DeviceMemory& memory);
-  void survive_nothing(Request& request) const;
   static void count_tries(Tensor& tensor, Request& request, std::uint32_t round);
   std::shared_ptr<Tensor> alone(Tensor& tensor);
   void require_direct() const;

@@ -81,7 +81,7 @@ def loses_a_server(bps: Any) -> str:
 
 def test_a_server_is_lost_where_others_take_over(transport):
     """Arrays of a GPU do not outlive that: every rank is told, and no array changes after that."""
-    env = on_gpu(transport) | FAST
+    env = on_gpu(transport) | FAST | {"BPS_SERVER_FAILOVER": "auto"}
     with harness.start(loses_a_server, workers=2, servers=2, env=env) as job:
         job.await_marks("running")
         job.kill("server 1")
@@ -151,6 +151,16 @@ def broken_gpu(bps: Any) -> str:
 def test_a_gpu_that_fails(transport):
     for text in harness.run(broken_gpu, workers=2, env=on_gpu(transport)):
         assert "GPU 0 has failed: an illegal memory access" in text
+
+
+def no_failover(bps: Any) -> None:
+    bps.shutdown()
+    with pytest.raises(bps.InvalidArgumentError, match="BPS_SERVER_FAILOVER=1 and BPS_DEVICE_ROUTE=1"):
+        bps.init(server_failover="1")
+
+
+def test_failover_is_not_promised():
+    harness.run(no_failover, workers=1, env=on_gpu("shm"))
 
 
 def hanging_gpu(bps: Any) -> float:

@@ -74,5 +74,6 @@ def test_settings_that_decide_where_a_piece_is_summed(name, servers):
     expect_refusal({name: DECIDE_WHERE[name]}, servers, {"BPS_PARTITION_BYTES": "524288"})
 
 
-def test_failover_on_some_ranks():
-    expect_refusal({"BPS_SERVER_FAILOVER": "0"}, 2, {"BPS_MIN_WORKERS": "1"})
+@pytest.mark.parametrize("different", [{"BPS_SERVER_FAILOVER": "0"}, {"BPS_DEVICE_ROUTE": "1"}])
+def test_failover_on_some_ranks(different):
+    expect_refusal(different, 2, {"BPS_MIN_WORKERS": "1"})

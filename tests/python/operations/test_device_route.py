@@ -133,8 +133,11 @@ def mixed(bps: Any) -> None:
     assert np.array_equal(found, summed(COUNT, "float32", range(bps.size())))
 
 
-def test_some_ranks_may_have_no_gpu(transport):
-    harness.run(mixed, workers=3, env=on_gpu(transport))
+@pytest.mark.parametrize("elastic", [False, True])
+def test_some_ranks_may_have_no_gpu(transport, elastic):
+    """In elastic jobs, too, where operations on arrays of the host alone would survive the loss of a server."""
+    more = {"BPS_MIN_WORKERS": "1"} if elastic else {}
+    harness.run(mixed, workers=3, servers=2, env=on_gpu(transport, **more))
 
 
 def behind_kernels(bps: Any) -> None:
