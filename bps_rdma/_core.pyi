@@ -34,7 +34,6 @@ __all__: list[str] = [
     "ask_job",
     "check_environment",
     "copy_bytes",
-    "copy_on_device",
     "deal_slots",
     "describe_array",
     "describe_on_device",
@@ -711,11 +710,6 @@ def copy_bytes(
     from_: typing.SupportsInt | typing.SupportsIndex,
     size: typing.SupportsInt | typing.SupportsIndex,
 ) -> None: ...
-def copy_on_device(to: typing.SupportsInt | typing.SupportsIndex, from_: Memory, whole: Memory) -> None:
-    """
-    Puts a copy to the address `to` within `whole` into the stream of that array, behind that of `from_`, which is on the same GPU.
-    """
-
 def deal_slots(weights: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]) -> list[int]: ...
 def describe_array(array: typing.Any, writable: bool) -> Memory | None:
     """

@@ -83,9 +83,7 @@ def all_gather(array: Any, out: Any, options: OperationOptions, result: Any = No
     found = gathering(array, out, options)
     if result is not None:
         found = found._replace(result=result)
-    if found.copy_to and found.source.device >= 0:
-        _core.copy_on_device(found.copy_to, found.source, found.target)
-    elif found.copy_to:
+    if found.copy_to:
         _core.copy_bytes(found.copy_to, found.source.address, found.source.nbytes)
     return run(found, options)
 
@@ -158,7 +156,13 @@ def gathering(array: Any, out: Any, options: OperationOptions) -> Described:
             "pass arrays of one GPU, or both in CPU memory",
         )
     own = whole.address + begin * (whole.nbytes // max(whole.elements, 1))
-    copies = part.address != own and part.nbytes > 0
+    is_beside = part.address != own and part.nbytes > 0
+    if is_beside and part.address < whole.address + whole.nbytes and whole.address < part.address + part.nbytes:
+        raise InvalidTensorError(
+            f"the array overlaps `out`, and is not its own part of it: elements {begin} to {end}",
+            "pass that part of `out`, or an array of its own",
+        )
+    copies = is_beside and part.device < 0  # the core copies from GPUs itself
     return Described(Kind.all_gather, part, whole, out, whole.elements, copy_to=own if copies else 0)
 
 

@@ -68,9 +68,7 @@ cuda::Result CopyStream::to_device(std::byte* to, const std::byte* from, std::si
 }
 
 cuda::Result CopyStream::mark() {
-  const cuda::Result result = device_.driver().call().cuStreamWriteValue32_v2(stream_, flag_at_, marks_ + 1, 0);
-  if (result == cuda::kSuccess) ++marks_;
-  return result;
+  return device_.driver().call().cuStreamWriteValue32_v2(stream_, flag_at_, ++marks_, 0);
 }
 
 bool CopyStream::reached(std::uint32_t mark) const {
@@ -83,6 +81,18 @@ cuda::Result CopyStream::ring_at_last_mark() {
   const cuda::Result result = device_.driver().call().cuLaunchHostFunc(
       stream_, &ring, reinterpret_cast<void*>(static_cast<std::intptr_t>(doorbell_)));
   if (result == cuda::kSuccess) rings_at_ = marks_;
+  return result;
+}
+
+cuda::Result CopyStream::state() const {
+  const cuda::Result result = device_.driver().call().cuStreamQuery(stream_);
+  return cuda::is_of_capture(result) ? cuda::kNotReady : result;  // of what is in the stream it says nothing
+}
+
+cuda::Result CopyStream::settle() {
+  const cuda::Result result = state();
+  // The device writes to the flag for what is in the stream alone.
+  if (result == cuda::kSuccess && !reached(marks_)) __atomic_store_n(flag_, marks_, __ATOMIC_RELEASE);
   return result;
 }
 

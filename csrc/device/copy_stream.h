@@ -3,13 +3,14 @@
 //
 // A mark is a number that the device writes to the flag when all that was put into the stream before it has ended. The
 // loop reads the flag as it polls, which is a load and no call. A loop that is about to sleep has the stream ring its
-// doorbell: the driver runs such a function on a thread of its own and holds the stream up meanwhile, so that a loop
-// which polls anyway does without.
+// doorbell; and so has one that puts a wait behind copies, which it could not be told of later. The driver runs such a
+// function on a thread of its own and holds the stream up meanwhile, so that a loop which polls anyway does without.
 //
 // Threading: one thread at a time, which holds a Device::Current for everything but reached() and marks().
 // Ordering: what is put into the stream ends in that order.
-// Errors: the constructor throws; the others return what the driver says. After an error of the device nothing that is
-// in the stream changes memory any more, and no mark of it is reached: state() tells.
+// Errors: the constructor throws; the others return what the driver says. That may be a refusal of one call, and tells
+// nothing of what is in the stream: state() does. After an error of the device nothing that is in the stream changes
+// memory any more, and no mark of it is reached.
 #pragma once
 
 #include <cstddef>
@@ -34,15 +35,18 @@ class CopyStream {
   cuda::Result wait_for(const Ready& ready);
   cuda::Result to_host(std::byte* to, const std::byte* from, std::size_t size);
   cuda::Result to_device(std::byte* to, const std::byte* from, std::size_t size);
-  // Puts the next mark, whose number is marks() afterwards.
+  // Puts the next mark, whose number is marks() afterwards. It counts even if the driver refuses it: a later one is
+  // reached after all that is before this one, and settle() does without any.
   cuda::Result mark();
   std::uint32_t marks() const { return marks_; }
   // True when the device has come to this mark. Numbers wrap.
   bool reached(std::uint32_t mark) const;
   // Rings the doorbell when the last mark is reached, unless that has been asked for since it was put.
   cuda::Result ring_at_last_mark();
-  // kSuccess: all has ended; kNotReady; or the error of the device.
-  cuda::Result state() const { return device_.driver().call().cuStreamQuery(stream_); }
+  // kSuccess: all has ended; kNotReady; or the error of the device, and all has ended, too.
+  cuda::Result state() const;
+  // The same. When all has ended, every mark is reached, also those that the driver refused.
+  cuda::Result settle();
   // Waits until all has ended; false at the deadline.
   bool drain(const Deadline& until) const;
 

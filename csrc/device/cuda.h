@@ -19,6 +19,8 @@ using HostFunction = void (*)(void*);
 
 constexpr Result kSuccess = 0;
 constexpr Result kNotReady = 600;
+constexpr Result kFirstOfCapture = 900;  // a call that does not fit to a capture into a CUDA graph
+constexpr Result kLastOfCapture = 908;
 constexpr unsigned kStreamNonBlocking = 1;  // it does not wait for the default stream
 constexpr unsigned kEventDisableTiming = 2;
 constexpr unsigned kHostPortable = 1;   // pinned for every context of the process
@@ -27,6 +29,7 @@ constexpr int kPointerMemoryType = 2;   // attributes of a pointer
 constexpr int kPointerOrdinal = 9;
 constexpr unsigned kMemoryOfDevice = 2;
 constexpr int kCaptureNone = 0;
+constexpr int kCaptureRelaxed = 2;  // captures of other threads forbid this one nothing
 
 // X(name, parameters)
 #define BPS_CUDA_FUNCTIONS(X)                                                                  \
@@ -43,6 +46,7 @@ constexpr int kCaptureNone = 0;
   X(cuStreamQuery, (Stream stream))                                                            \
   X(cuStreamWaitEvent, (Stream stream, Event event, unsigned flags))                           \
   X(cuStreamIsCapturing, (Stream stream, int* status))                                         \
+  X(cuThreadExchangeStreamCaptureMode, (int* mode))                                            \
   X(cuStreamWriteValue32_v2, (Stream stream, Address at, std::uint32_t value, unsigned flags)) \
   X(cuLaunchHostFunc, (Stream stream, HostFunction function, void* argument))                  \
   X(cuEventCreate, (Event * event, unsigned flags))                                            \
@@ -54,7 +58,6 @@ constexpr int kCaptureNone = 0;
   X(cuMemHostUnregister, (void* memory))                                                       \
   X(cuMemcpyDtoHAsync_v2, (void* to, Address from, std::size_t size, Stream stream))           \
   X(cuMemcpyHtoDAsync_v2, (Address to, const void* from, std::size_t size, Stream stream))     \
-  X(cuMemcpyDtoDAsync_v2, (Address to, Address from, std::size_t size, Stream stream))         \
   X(cuMemcpy, (Address to, Address from, std::size_t size))
 
 struct Functions {
@@ -62,5 +65,9 @@ struct Functions {
   BPS_CUDA_FUNCTIONS(BPS_CUDA_MEMBER)
 #undef BPS_CUDA_MEMBER
 };
+
+constexpr bool is_of_capture(Result result) {
+  return result >= kFirstOfCapture && result <= kLastOfCapture;
+}
 
 }  // namespace bps::device::cuda

@@ -34,9 +34,14 @@ std::optional<cuda::Ordinal> Device::owner_of(const Driver& driver, const void* 
 }
 
 Device::Current::Current(const Device& device)
-    : device_(device), is_pushed_(device.driver_.call().cuCtxPushCurrent_v2(device.context_) == cuda::kSuccess) {}
+    : device_(device),
+      is_pushed_(device.driver_.call().cuCtxPushCurrent_v2(device.context_) == cuda::kSuccess),
+      capture_mode_(cuda::kCaptureRelaxed) {
+  (void)device.driver_.call().cuThreadExchangeStreamCaptureMode(&capture_mode_);
+}
 
 Device::Current::~Current() {
+  (void)device_.driver_.call().cuThreadExchangeStreamCaptureMode(&capture_mode_);
   if (!is_pushed_) return;
   cuda::Context popped = nullptr;
   (void)device_.driver_.call().cuCtxPopCurrent_v2(&popped);
@@ -63,8 +68,7 @@ Ready Device::record(std::uintptr_t stream) {
   int capture = cuda::kCaptureNone;
   driver_.check(driver_.call().cuStreamIsCapturing(of, &capture), "the stream of an array is not usable");
   if (capture != cuda::kCaptureNone) {
-    throw Error(ErrorCode::kInvalidArgument, "the array's stream is being captured into a CUDA graph",
-                "call operations of bps_rdma outside of the capture");
+    throw Error(ErrorCode::kInvalidArgument, "the array's stream is being captured into a CUDA graph", kEndCapture);
   }
   Ready ready;
   ready.point_ = take_point();
@@ -83,19 +87,6 @@ void Device::pin(std::span<std::byte> memory) const {
 void Device::unpin(std::span<std::byte> memory) const noexcept {
   const Current current(*this);
   (void)driver_.call().cuMemHostUnregister(memory.data());
-}
-
-void Device::copy_within(const Place& to, const Place& from, std::size_t size) {
-  const Ready made = record(from.stream);
-  const Ready used = record(to.stream);  // which refuses a stream that is being captured
-  const Current current(*this);
-  auto* const stream = stream_of(to.stream);
-  if (to.stream != from.stream) {
-    driver_.check(driver_.call().cuStreamWaitEvent(stream, made.event(), 0), "cannot order streams of a GPU");
-  }
-  driver_.check(driver_.call().cuMemcpyDtoDAsync_v2(reinterpret_cast<cuda::Address>(to.at),
-                                                    reinterpret_cast<cuda::Address>(from.at), size, stream),
-                "cannot copy within a GPU");
 }
 
 void Device::copy(std::byte* to, const std::byte* from, std::size_t size) const {

@@ -68,7 +68,8 @@ class Device {
   static std::optional<cuda::Ordinal> owner_of(const Driver& driver, const void* memory);
 
   // For its lifetime, the calling thread works in the device's context. Without that, which a device that has failed
-  // may refuse, calls of the driver return the error.
+  // may refuse, calls of the driver return the error. Captures of other threads into CUDA graphs do not concern it
+  // either: no call in between touches a stream that is captured.
   class Current {
    public:
     explicit Current(const Device& device);
@@ -79,6 +80,7 @@ class Device {
    private:
     const Device& device_;
     const bool is_pushed_;
+    int capture_mode_;  // the thread's own, while it is another one
   };
 
   // The point that this stream has reached now. `stream`: a CUstream as a number, as __cuda_array_interface__ has it
@@ -89,13 +91,6 @@ class Device {
   void pin(std::span<std::byte> memory) const;
   // Errors do not count: after one of the device all its calls fail.
   void unpin(std::span<std::byte> memory) const noexcept;
-
-  // Puts a copy within the device into the stream of `to`, behind what that of `from` has reached now.
-  struct Place {
-    std::uintptr_t stream;  // as record() has it
-    std::byte* at;
-  };
-  void copy_within(const Place& to, const Place& from, std::size_t size);
 
   // Copies at once; each side may be memory of the host or of the device. Not for the data path.
   void copy(std::byte* to, const std::byte* from, std::size_t size) const;

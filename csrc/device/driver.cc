@@ -44,6 +44,8 @@ std::string Driver::describe(cuda::Result result) const {
 
 void Driver::check(cuda::Result result, const std::string& what) const {
   if (result == cuda::kSuccess) return;
+  if (cuda::is_of_capture(result))
+    throw Error(ErrorCode::kInvalidArgument, what + ": " + describe(result), kEndCapture);
   throw Error(ErrorCode::kTransport, what + ": " + describe(result),
               "see the kernel log (dmesg) and nvidia-smi for the state of the GPU");
 }

@@ -3,7 +3,8 @@
 //
 // Threading: any thread. A driver that was opened stays open. A child that was forked must not call it: CUDA does not
 // survive a fork.
-// Errors: open() and check() throw kTransport with CUDA's own words.
+// Errors: open() and check() throw kTransport with CUDA's own words; kInvalidArgument where a capture into a CUDA graph
+// forbids the call.
 #pragma once
 
 #include <string>
@@ -11,6 +12,9 @@
 #include "device/cuda.h"
 
 namespace bps::device {
+
+// What to do about an error of that kind.
+inline constexpr const char* kEndCapture = "call operations of bps_rdma while no stream is captured into a CUDA graph";
 
 class Driver {
  public:

@@ -36,7 +36,7 @@ py::object Handle::wait() {
   check_not_taken();  // by another thread, while this one waited without the GIL
   taken_ = true;
   py::object result = std::move(result_);
-  if (operation.is_read()) {
+  if (operation.is_copied()) {
     keep_until_over({pending_.operation, std::move(pending_.source), std::move(pending_.target)});
   }
   pending_.source = pending_.target = py::object();

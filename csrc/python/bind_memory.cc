@@ -78,11 +78,6 @@ std::optional<Memory> describe_on_device(const std::string& library, py::object 
                 .stream = stream};
 }
 
-void copy_on_device(std::uintptr_t to, const Memory& from, const Memory& whole) {
-  const WithoutGil released;
-  from.device->copy_within({whole.stream, pointer(to)}, {from.stream, from.address}, from.nbytes);
-}
-
 }  // namespace
 
 void bind_memory(py::module_& module) {
@@ -135,10 +130,6 @@ void bind_memory(py::module_& module) {
       py::arg("elements"), py::arg("nbytes"), py::arg("dtype"), py::arg("stream"),
       "The memory of an array of a GPU, by the CUDA driver of this name; None for other memory. stream: a CUstream "
       "as a number, in which the array is made and used.");
-  module.def(
-      "copy_on_device", &copy_on_device, py::arg("to"), py::arg("from_"), py::arg("whole"),
-      "Puts a copy to the address `to` within `whole` into the stream of that array, behind that of `from_`, which "
-      "is on the same GPU.");
   module.def("describe_array", &describe_array, py::arg("array"), py::arg("writable"),
              "The memory of a numpy array; None for anything else, and for arrays that cannot be used in place.");
   module.def(

@@ -41,7 +41,7 @@ class Orphans {
     std::vector<PendingArrays> over;  // destroyed after the lock is gone: an array's end may run any code
     const std::lock_guard lock(mutex_);
     const auto keep = [&](const PendingArrays& arrays) {
-      return arrays.operation->is_read() || (!all && !is_over(*arrays.operation));
+      return arrays.operation->is_copied() || (!all && !is_over(*arrays.operation));
     };
     const auto first = std::stable_partition(all_.begin(), all_.end(), keep);
     std::move(first, all_.end(), std::back_inserter(over));
@@ -113,7 +113,7 @@ void rethrow(const worker::Operation& operation) {
 }
 
 bool is_over(const worker::Operation& operation) {
-  if (!operation.done() || operation.is_read()) return false;
+  if (!operation.done() || operation.is_copied()) return false;
   if (!operation.is_suspended()) return true;
   const worker::Suspension& suspension = operation.suspension();
   const auto next = suspension.continued_by();

@@ -32,7 +32,7 @@ bool is_over(const worker::Operation& operation);
 
 // Keeps the arrays of an operation that nobody waits for any more until it is over, when nobody can write into them.
 void keep_until_over(PendingArrays arrays);
-// Lets go of those whose operations are over; `all`: of all of them, but for what a device still reads.
+// Lets go of those whose operations are over; `all`: of all of them, but for what a device still copies.
 void release_kept(bool all);
 
 }  // namespace bps::python

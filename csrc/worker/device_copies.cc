@@ -27,6 +27,20 @@ Error failure_of(const device::Device& device, device::cuda::Result result) {
           "see the kernel log (dmesg) and nvidia-smi for the state of the GPU; this process cannot use it any more"};
 }
 
+// Of one call, by a device that may well work.
+Error refusal_of(const device::Device& device, device::cuda::Result result) {
+  const bool captures = device::cuda::is_of_capture(result);
+  return {captures ? ErrorCode::kInvalidArgument : ErrorCode::kTransport,
+          "GPU " + std::to_string(device.ordinal()) + " has refused a copy: " + device.driver().describe(result),
+          captures ? device::kEndCapture : "see the kernel log (dmesg) and nvidia-smi for the state of the GPU"};
+}
+
+// Own bytes of an all_gather that lie elsewhere than in its result: what is in the buffer goes there, too.
+bool is_own_part_beside(const Transfer& transfer, const tensor::Placement& placement) {
+  return transfer.operation->request.kind == tensor::OperationKind::kAllGather && placement.has_payload() &&
+         transfer.output_bytes + placement.output_offset != transfer.input_bytes + placement.input_offset;
+}
+
 }  // namespace
 
 void DeviceCopies::Copies::add(StagingBuffer* buffer) {
@@ -76,14 +90,21 @@ bool DeviceCopies::finish(Lane& lane) {
   bool found = false;
   for (; !lane.down.empty() && lane.out.reached(lane.down.first->copy.mark); found = true) filled(*lane.down.take());
   for (; !lane.up.empty() && lane.in.reached(lane.up.first->copy.mark); found = true) {
-    partitions_.complete(std::exchange(lane.up.take()->copy, {}).entry);
+    const StagingBuffer::Copy copy = std::exchange(lane.up.take()->copy, {});
+    copy.of->on_device->copies.fetch_sub(1, std::memory_order_release);
+    if (!copy.is_refused) {
+      partitions_.complete(copy.entry);
+    } else {
+      partitions_.table[copy.entry].stage = InFlight::Stage::kSent;
+      partitions_.end_when_unread(copy.entry);
+    }
   }
   return found;
 }
 
 void DeviceCopies::filled(StagingBuffer& buffer) {
   const StagingBuffer::Copy copy = std::exchange(buffer.copy, {});
-  copy.of->on_device->reads.fetch_sub(1, std::memory_order_release);
+  copy.of->on_device->copies.fetch_sub(1, std::memory_order_release);
   Transfer& transfer = *copy.transfer;
   if (is_ending(transfer)) return copy.server->memory.give_back(&buffer);
   StagingBuffer** end = &transfer.encoded;
@@ -105,13 +126,14 @@ bool DeviceCopies::load(ServerConnection& server) {
       server.loading.pop();
       continue;
     }
-    if (portion.loaded() - portion.next >= kAhead || !start(server, portion)) break;
+    if (portion.loaded() - portion.next >= kAhead) break;
+    if (!start(server, portion) && !is_ending(portion)) break;
     found = true;
   }
   return found;
 }
 
-// Starts the copy of the next partition; false without a buffer, or when the operation has failed by it.
+// Starts the copy of the next partition; false without a buffer.
 bool DeviceCopies::start(ServerConnection& server, Portion& portion) {
   Operation& operation = *portion.operation;
   Lane& lane = lane_of(portion);
@@ -119,66 +141,94 @@ bool DeviceCopies::start(ServerConnection& server, Portion& portion) {
   if (buffer == nullptr) return false;
   const tensor::Placement placement = portion.place(portion.parts[portion.loaded()]);
   const device::Device::Current current(lane.device);
-  device::cuda::Result result = kSuccess;
-  for (const device::Ready& point : operation.on_device->ready) {
-    if (portion.loaded() == 0 && result == kSuccess) result = lane.out.wait_for(point);
-  }
+  device::cuda::Result result = portion.loaded() == 0 ? wait_for_call(lane, *operation.on_device) : kSuccess;
   if (result == kSuccess && placement.has_payload()) {
     result = lane.out.to_host(buffer->bytes(), portion.input_bytes + placement.input_offset, placement.length);
   }
-  if (result == kSuccess) result = lane.out.mark();
-  if (result != kSuccess) {
-    server.memory.give_back(buffer);
-    cancellation_.abort(operation, failure_of(lane.device, result));
-    return false;
-  }
-  if (placement.has_payload()) reactor_.counters().device_bytes.add(placement.length);
-  operation.on_device->reads.fetch_add(1, std::memory_order_relaxed);
+  const device::cuda::Result marked = lane.out.mark();
+  operation.on_device->copies.fetch_add(1, std::memory_order_relaxed);
   buffer->copy = {operation.shared_from_this(), &portion, &server, 0, lane.out.marks()};
   lane.down.add(buffer);
   portion.note_loaded();
+  if (result == kSuccess) result = marked;
+  if (result != kSuccess) {
+    refuse(lane, operation, result);
+  } else if (placement.has_payload()) {
+    reactor_.counters().device_bytes.add(placement.length);
+  }
   return true;
+}
+
+// Holds up the copies of an operation until its caller's streams have come to the call. Whoever sleeps hears first of
+// what was copied before, which may be much earlier.
+device::cuda::Result DeviceCopies::wait_for_call(Lane& lane, const DeviceArrays& arrays) {
+  if (!lane.down.empty()) (void)lane.out.ring_at_last_mark();
+  for (const device::Ready& point : arrays.ready) {
+    if (const device::cuda::Result result = lane.out.wait_for(point); result != kSuccess) return result;
+  }
+  return kSuccess;
+}
+
+// Of a device that has failed, check() ends everything else.
+void DeviceCopies::refuse(const Lane& lane, Operation& operation, device::cuda::Result result) {
+  const device::cuda::Result state = lane.out.state();
+  const bool works = state == kSuccess || state == kNotReady;
+  cancellation_.abort(operation, works ? refusal_of(lane.device, result) : failure_of(lane.device, result));
 }
 
 // As Sender::take_buffer(): beyond the budget only when waiting for a free one could last for ever. What a device that
 // is late has not filled does not: it goes on by itself, however long that takes.
 StagingBuffer* DeviceCopies::take_buffer(ServerConnection& server, const Lane& lane, Operation& operation) {
   StagingBuffer* buffer = server.memory.take();
-  if (buffer != nullptr) return buffer;
-  if (!server.memory.may_grow() && !(lane.down.empty() && server.outstanding.check_stall())) {
+  if (buffer != nullptr && buffer->pinned_by != nullptr) return buffer;
+  if (buffer == nullptr && !server.memory.may_grow() && !(lane.down.empty() && server.outstanding.check_stall())) {
     is_blocked_ = true;
     return nullptr;
   }
   const transport::Reactor::SetUp set_up(&reactor_);
   try {
-    server.memory.add_buffer();
+    if (buffer == nullptr) {
+      server.memory.add_buffer();
+      server.outstanding.restart_stall();
+      buffer = server.memory.take();
+    }
+    TransportMemory::pin(*buffer, lane.device);
+    return buffer;
   } catch (const Error& error) {
+    if (buffer != nullptr) server.memory.give_back(buffer);
     cancellation_.abort(operation, error);
     return nullptr;
   }
-  server.outstanding.restart_stall();
-  return server.memory.take();
 }
 
 // ---- To the device
 
-void DeviceCopies::take_answer(std::uint32_t index) {
+bool DeviceCopies::take_answer(std::uint32_t index) {
   InFlight& entry = partitions_.table[index];
   const Transfer& transfer = *entry.transfer;
-  Lane& lane = lane_of(transfer);
   const tensor::Placement placement = transfer.place(entry.part);
+  if (entry.answer_length == 0 && !is_own_part_beside(transfer, placement)) return false;
+  Operation& operation = *transfer.operation;
+  Lane& lane = lane_of(transfer);
   const device::Device::Current current(lane.device);
   entry.unsent_bytes = false;  // the answer was faster than the word of that
   std::byte* const target = transfer.output_bytes + placement.output_offset;
   auto result = lane.in.to_device(target, entry.staged->bytes(), placement.length);
-  if (result == kSuccess) result = lane.in.mark();
-  if (result != kSuccess) return cancellation_.fail(index, failure_of(lane.device, result));
-  reactor_.counters().device_bytes.add(placement.length);
+  const auto marked = lane.in.mark();
+  operation.on_device->copies.fetch_add(1, std::memory_order_relaxed);
   entry.stage = InFlight::Stage::kCopying;
   entry.owed = InFlight::Owed::kNothing;
   ++entry.generation;
-  entry.staged->copy = {nullptr, entry.transfer, entry.server, index, lane.in.marks()};
+  entry.staged->copy = {operation.shared_from_this(), entry.transfer, entry.server, index, lane.in.marks()};
   lane.up.add(entry.staged);
+  if (result == kSuccess) result = marked;
+  if (result != kSuccess) {
+    entry.staged->copy.is_refused = true;
+    refuse(lane, operation, result);
+  } else {
+    reactor_.counters().device_bytes.add(placement.length);
+  }
+  return true;
 }
 
 // ---- Sleep, failures, the end
@@ -199,8 +249,8 @@ void DeviceCopies::check() {
   for (const auto& lane : lanes_) {
     if (!lane->is_copying()) continue;
     const device::Device::Current current(lane->device);
-    for (const device::CopyStream* stream : {&lane->out, &lane->in}) {
-      const device::cuda::Result result = stream->state();
+    for (device::CopyStream* stream : {&lane->out, &lane->in}) {
+      const device::cuda::Result result = stream->settle();
       if (result != kSuccess && result != kNotReady) fail(*lane, failure_of(lane->device, result));
     }
   }
@@ -211,14 +261,15 @@ void DeviceCopies::fail(Lane& lane, const Error& why) {
   while (!lane.down.empty()) {
     StagingBuffer* buffer = lane.down.take();
     const StagingBuffer::Copy copy = std::exchange(buffer->copy, {});
-    copy.of->on_device->reads.fetch_sub(1, std::memory_order_release);
+    copy.of->on_device->copies.fetch_sub(1, std::memory_order_release);
     copy.server->memory.give_back(buffer);
     cancellation_.abort(*copy.of, why);
   }
   while (!lane.up.empty()) {
-    const std::uint32_t index = std::exchange(lane.up.take()->copy, {}).entry;
-    partitions_.table[index].stage = InFlight::Stage::kSent;
-    cancellation_.fail(index, why);
+    const StagingBuffer::Copy copy = std::exchange(lane.up.take()->copy, {});
+    copy.of->on_device->copies.fetch_sub(1, std::memory_order_release);
+    partitions_.table[copy.entry].stage = InFlight::Stage::kSent;
+    cancellation_.fail(copy.entry, why);
   }
 }
 
@@ -233,10 +284,14 @@ void DeviceCopies::end() {
     if (!found) std::this_thread::sleep_for(std::chrono::milliseconds(1));  // the end of a job
   }
   for (auto& lane : lanes_) {
-    if (!lane->is_copying()) continue;
-    lane->down.keep_memory();
-    lane->up.keep_memory();
-    (void)lane.release();
+    if (lane->is_copying()) {
+      lane->down.keep_memory();
+      lane->up.keep_memory();
+      (void)lane.release();
+    } else {
+      const device::Device::Current current(lane->device);
+      lane.reset();
+    }
   }
   lanes_.clear();
 }

@@ -7,10 +7,11 @@
 // On the way in, an answer in its buffer is copied to the caller's tensor, and the partition completes when that copy
 // has ended. Nothing else ends it meanwhile (InFlight::Stage::kCopying), and its immediate names nothing any more.
 //
-// The copies under way are a list through their staging buffers, so that none allocates. A copy from a tensor that
-// fails meanwhile keeps its buffer, and holds the operation's count of reads. A device that has failed fails what it
-// copies for. One that hangs keeps its operations open, and what it may still write to for ever.
-// Threading: the loop's, whoever holds the progress lock.
+// The copies under way are a list through their staging buffers, so that none allocates. Each holds the operation's
+// count of copies. A copy from a tensor that fails meanwhile keeps its buffer, also if the driver refused to put it or
+// its mark into the stream: only the stream's end tells what it had taken. A device that has failed fails what it
+// copies for. One that hangs keeps its operations open, and what it may still write to for ever. Threading: the loop's,
+// whoever holds the progress lock.
 #pragma once
 
 #include <cstdint>
@@ -42,9 +43,9 @@ class DeviceCopies {
   bool is_blocked() const { return is_blocked_; }
   // Before the loop sleeps: has its doorbell rung by the copies under way. False: one has ended.
   bool arm();
-  // The answer of an entry is in its buffer: starts the copy to the tensor.
-  void take_answer(std::uint32_t index);
-  // Looks whether a device has failed: no flag of its copies would ever say so.
+  // The answer of an entry is in its buffer: starts the copy to the tensor. False: there is nothing to copy.
+  bool take_answer(std::uint32_t index);
+  // Looks whether a device has failed, or has refused a mark: no flag of its copies would ever say so.
   void check();
   // The loop ends, and nothing is sent any more: waits for what is under way, for a while.
   void end();
@@ -81,6 +82,8 @@ class DeviceCopies {
   bool load(ServerConnection& server);
   bool start(ServerConnection& server, Portion& portion);
   StagingBuffer* take_buffer(ServerConnection& server, const Lane& lane, Operation& operation);
+  static device::cuda::Result wait_for_call(Lane& lane, const DeviceArrays& arrays);
+  void refuse(const Lane& lane, Operation& operation, device::cuda::Result result);
   void filled(StagingBuffer& buffer);
   void fail(Lane& lane, const Error& why);
 

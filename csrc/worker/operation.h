@@ -36,9 +36,10 @@ namespace bps::worker {
 
 // What an operation has on a device.
 struct DeviceArrays {
+  explicit DeviceArrays(device::Device& of) : device(of) {}
   device::Device& device;
   std::array<device::Ready, 2> ready{};  // points that the device has to reach before it uses the memory
-  std::atomic<std::uint32_t> reads{0};   // copies from it that have not ended, perhaps even after the operation's end
+  std::atomic<std::uint32_t> copies{0};  // that have not ended; those from the memory, perhaps even after the operation
 };
 
 class Operation : public std::enable_shared_from_this<Operation> {
@@ -84,8 +85,8 @@ class Operation : public std::enable_shared_from_this<Operation> {
   // Operations that add are compressed if their tensor was declared so, on the way to servers where compression pays.
   bool may_compress() const { return tensor->compressor && tensor->compressor->applies(request.kind, request.op); }
   std::uint64_t bytes() const { return tensor->bytes; }
-  // True while a device still copies from the memory: the caller must keep it.
-  bool is_read() const { return on_device && on_device->reads.load(std::memory_order_acquire) > 0; }
+  // True while a device copies from the memory or to it: the caller must keep it.
+  bool is_copied() const { return on_device && on_device->copies.load(std::memory_order_acquire) > 0; }
   // The time since it was started; an operation without a deadline has none.
   std::optional<Duration> age(Clock::time_point now) const;
   std::int64_t age_ms() const { return recording_.age_ms(); }  // as far as its start is recorded

@@ -37,11 +37,8 @@ void Receiver::on_landed(ServerConnection& server, InFlight& entry, std::uint32_
 bool Receiver::take_answer(ServerConnection& server, std::uint32_t immediate) {
   const std::uint32_t index = InFlightTable::index_of(immediate);
   const InFlight& entry = rooms_.partitions.table[index];
-  if (entry.transfer->route == Route::kDevice) {
-    if (entry.answer_length == 0) return true;
-    rooms_.copies.take_answer(index);
-    return false;  // it completes when the copy has ended
-  }
+  if (entry.transfer->route == Route::kDevice)
+    return !rooms_.copies.take_answer(index);  // it completes by the copy's end
   switch (rooms_.partitions.take_answer(entry)) {
     case Status::kOk: return true;
     case Status::kCodec: rooms_.cancellation.fail(index, codec_failure()); return false;

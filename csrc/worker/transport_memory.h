@@ -37,6 +37,7 @@ struct StagingBuffer {
     ServerConnection* server = nullptr;
     std::uint32_t entry = 0;
     std::uint32_t mark = 0;
+    bool is_refused = false;  // the driver may have taken it or not: its bytes do not count
   };
   Copy copy{};
 };
@@ -63,17 +64,19 @@ class TransportMemory {
   void reserve(std::size_t buffers) {
     while (buffers_.size() < std::min(buffers, most_buffers_)) add_buffer();
   }
-  // Makes all buffers usable for copies of devices, those that are made later too.
+  // Set-up: makes the buffers that there are usable for copies of every device. Throws; those before that stay so.
   void pin(const device::Device& device) {
-    if (pins_ != nullptr) return;  // they are pinned for every device
-    for (StagingBuffer& buffer : buffers_) pin(buffer, device);
-    pins_ = &device;
+    for (; pinned_ < buffers_.size(); ++pinned_) pin(buffers_[pinned_], device);
+  }
+  static void pin(StagingBuffer& buffer, const device::Device& device) {
+    if (buffer.pinned_by != nullptr) return;
+    device.pin(buffer.memory->bytes());
+    buffer.pinned_by = &device;
   }
   bool may_grow() const { return buffers_.size() < most_buffers_; }
   void add_buffer() {
     StagingBuffer made{transport::shm::SharedMemory::create(buffer_bytes_), nullptr};
     made.region = transport_.register_memory(made.memory->bytes());
-    if (pins_ != nullptr) pin(made, *pins_);
     free_.reserve(buffers_.size() + 1);
     buffers_.push_back(std::move(made));
     free_.push_back(&buffers_.back());
@@ -96,18 +99,13 @@ class TransportMemory {
   transport::RegionCache regions;
 
  private:
-  static void pin(StagingBuffer& buffer, const device::Device& device) {
-    if (buffer.pinned_by != nullptr) return;  // by a call that failed at a later one
-    device.pin(buffer.memory->bytes());
-    buffer.pinned_by = &device;
-  }
   static constexpr std::size_t kCachedRegions = 4096;  // an entry is a table row, except on a NIC
 
   transport::Transport& transport_;
   const std::size_t buffer_bytes_;
   const std::size_t most_buffers_;
-  const device::Device* pins_ = nullptr;
   std::deque<StagingBuffer> buffers_;  // a deque: addresses stay
+  std::size_t pinned_ = 0;             // of the first ones; others may be, too
   std::vector<StagingBuffer*> free_;
 };
 

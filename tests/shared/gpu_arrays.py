@@ -52,6 +52,7 @@ def fake() -> Any:
     kernel = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t, ctypes.c_void_p]
     library.fake_kernel.argtypes = kernel
     library.fake_begin_capture.argtypes = [ctypes.c_void_p]
+    library.fake_refuse.argtypes = [ctypes.c_char_p, ctypes.c_int, ctypes.c_int]
     return library
 
 

@@ -135,28 +135,6 @@ TEST_F(CopyStreamTest, RefusesAStreamThatIsBeingCaptured) {
   }
 }
 
-TEST_F(CopyStreamTest, ACopyWithinTheDeviceWaitsForBothStreams) {
-  void* const makers = FAKE(fake_stream)();
-  void* const users = FAKE(fake_stream)();
-  const std::vector<std::byte> ones(kBytes, std::byte{1});
-  FAKE(fake_write)(memory, ones.data(), kBytes);
-  std::uint32_t made = 0, used = 0;
-  FAKE(fake_kernel)(makers, memory, 7, kBytes / 2, &made);
-  FAKE(fake_kernel)(users, memory + kBytes / 2, 8, kBytes / 2, &used);
-  const auto number = [](void* stream) { return reinterpret_cast<std::uintptr_t>(stream); };
-  device.copy_within({number(users), memory + kBytes / 2}, {number(makers), memory}, kBytes / 2);
-  const Ready copied = device.record(number(users));
-  const Device::Current current(device);
-  CopyStream down(device, doorbell.get());
-  ASSERT_EQ(down.wait_for(copied), cuda::kSuccess);
-  ASSERT_EQ(down.mark(), cuda::kSuccess);
-  __atomic_store_n(&used, 1, __ATOMIC_RELEASE);
-  EXPECT_FALSE(down.drain(Deadline::after(0.02))) << "what it copies is not made";
-  __atomic_store_n(&made, 1, __ATOMIC_RELEASE);
-  await(down, 1);
-  EXPECT_TRUE(all(on_device(kBytes), 7));
-}
-
 TEST_F(CopyStreamTest, CopiesAtOnceInEachDirection) {
   std::vector<std::byte> plain(kBytes, std::byte{3});
   device.copy(memory, plain.data(), kBytes);
@@ -178,6 +156,54 @@ TEST_F(CopyStreamTest, LeavesNothingBehind) {
   }
   EXPECT_EQ(FAKE(fake_streams)(), streams);
   EXPECT_EQ(FAKE(fake_pinned)(), pinned);
+}
+
+TEST_F(CopyStreamTest, AMarkThatTheDriverRefusesIsReachedBehindWhatItTook) {
+  const Device::Current current(device);
+  CopyStream down(device, doorbell.get());
+  FAKE(fake_hang)(1);
+  ASSERT_EQ(down.to_host(host.data(), memory, kBytes), cuda::kSuccess);
+  FAKE(fake_refuse)("cuStreamWriteValue32_v2", 900, 0);
+  EXPECT_EQ(down.mark(), 900);
+  EXPECT_EQ(down.settle(), cuda::kNotReady);
+  EXPECT_FALSE(down.reached(1)) << "the copy is under way";
+  FAKE(fake_refuse)("cuStreamQuery", 900, 0);
+  EXPECT_EQ(down.settle(), cuda::kNotReady) << "a refusal to look says nothing of the device";
+  FAKE(fake_hang)(0);
+  ASSERT_TRUE(down.drain(Deadline::after(kPatience_s)));
+  EXPECT_FALSE(down.reached(1)) << "no flag says so";
+  EXPECT_EQ(down.settle(), cuda::kSuccess);
+  EXPECT_TRUE(down.reached(1));
+  ASSERT_EQ(down.mark(), cuda::kSuccess);
+  await(down, 2);
+}
+
+// In a process of its own: that capture never ends.
+TEST_F(CopyStreamTest, CapturesOfOtherThreadsForbidNothing) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(
+      {
+        FAKE(fake_capture_elsewhere)();
+        void* const callers = FAKE(fake_stream)();
+        const Ready ready = device.record(reinterpret_cast<std::uintptr_t>(callers));
+        const Device::Current current(device);
+        CopyStream down(device, doorbell.get());
+        const bool taken = down.wait_for(ready) == cuda::kSuccess &&
+                           down.to_host(host.data(), memory, kBytes) == cuda::kSuccess && down.mark() == cuda::kSuccess;
+        std::_Exit(taken && down.drain(Deadline::after(kPatience_s)) && down.reached(1) ? 0 : 1);
+      },
+      ::testing::ExitedWithCode(0), "");
+}
+
+TEST_F(CopyStreamTest, RefusalsForCapturesSayWhatToDo) {
+  FAKE(fake_refuse)("cuEventRecord", 906, 0);
+  try {
+    (void)device.record(1);
+    FAIL() << "it was recorded";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+    EXPECT_NE(error.hint().find("captured into a CUDA graph"), std::string::npos);
+  }
 }
 
 // In a process of its own: a device that has failed stays so.

@@ -16,6 +16,7 @@
 #include <mutex>
 #include <random>
 #include <set>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -40,17 +41,24 @@ constexpr Result kInvalidContext = 201;
 constexpr Result kIllegalAddress = 700;
 constexpr Result kAlreadyRegistered = 712;
 constexpr Result kNotPermitted = 800;
+constexpr Result kCaptureUnsupported = 900;
 
-std::mutex mutex;                                                          // guards the next three
+std::mutex mutex;                                                          // guards the next three, and `refused`
 std::map<std::uintptr_t, std::pair<std::byte*, std::size_t>> allocations;  // address of the device -> where it lies
 std::map<std::uintptr_t, std::size_t> pinned;
 std::set<Stream> streams;
 std::atomic<unsigned> most_delay{0};
 std::atomic<bool> broken{false};
+std::atomic<bool> hanging{false};
+std::atomic<bool> captured_elsewhere{false};
+std::string refused;  // the function; the next two say which call, and how
+int refused_after = 0;
+Result refused_with = kSuccess;
 std::atomic<int> events{0};
 OpaqueContext only_context;
 thread_local std::vector<Context> contexts;
 thread_local bool in_host_function = false;
+thread_local int capture_mode = 0;
 
 std::byte* find(std::uintptr_t at, std::size_t size) {
   const std::lock_guard lock(mutex);
@@ -68,9 +76,15 @@ bool is_pinned(const void* memory, std::size_t size) {
 }
 
 // What every call but those that look at a device begins with.
-Result usable() {
+Result usable(const char* function = __builtin_FUNCTION()) {
   if (in_host_function) return kNotPermitted;
   if (contexts.empty()) return kInvalidContext;
+  if (captured_elsewhere && capture_mode != kCaptureRelaxed) return kCaptureUnsupported;
+  const std::lock_guard lock(mutex);
+  if (refused == function && refused_after-- == 0) {
+    refused.clear();
+    return refused_with;
+  }
   return broken ? kIllegalAddress : kSuccess;
 }
 
@@ -108,6 +122,7 @@ struct bps::device::cuda::OpaqueStream {
       if (const unsigned most = most_delay; most > 0) {
         std::this_thread::sleep_for(std::chrono::microseconds(random() % most));
       }
+      while (hanging && !broken) std::this_thread::sleep_for(std::chrono::microseconds(100));
       if (!broken) work();
       lock.lock();
       queue.pop_front();  // it counts until it has ended
@@ -183,6 +198,7 @@ Result cuStreamCreateWithPriority(Stream* stream, unsigned flags, int) {
   return kSuccess;
 }
 Result cuStreamDestroy_v2(Stream stream) {
+  if (const Result result = usable(); result != kSuccess) return result;
   {
     const std::lock_guard lock(mutex);
     streams.erase(stream);
@@ -191,7 +207,7 @@ Result cuStreamDestroy_v2(Stream stream) {
   return kSuccess;
 }
 Result cuStreamQuery(Stream stream) {
-  if (broken) return kIllegalAddress;
+  if (const Result result = usable(); result != kSuccess) return result;
   return stream->is_idle() ? kSuccess : kNotReady;
 }
 Result cuStreamWaitEvent(Stream stream, Event event, unsigned) {
@@ -204,6 +220,10 @@ Result cuStreamWaitEvent(Stream stream, Event event, unsigned) {
 Result cuStreamIsCapturing(Stream stream, int* status) {
   if (const Result result = usable(); result != kSuccess) return result;
   *status = of(stream)->captures ? 1 : kCaptureNone;
+  return kSuccess;
+}
+Result cuThreadExchangeStreamCaptureMode(int* mode) {
+  std::swap(capture_mode, *mode);
   return kSuccess;
 }
 Result cuStreamWriteValue32_v2(Stream stream, Address at, std::uint32_t value, unsigned) {
@@ -243,6 +263,7 @@ Result cuMemHostAlloc(void** memory, std::size_t size, unsigned) {
   return kSuccess;
 }
 Result cuMemFreeHost(void* memory) {
+  if (const Result result = usable(); result != kSuccess) return result;
   {
     const std::lock_guard lock(mutex);
     pinned.erase(reinterpret_cast<std::uintptr_t>(memory));
@@ -262,6 +283,7 @@ Result cuMemHostRegister_v2(void* memory, std::size_t size, unsigned) {
   return kSuccess;
 }
 Result cuMemHostUnregister(void* memory) {
+  if (const Result result = usable(); result != kSuccess) return result;
   const std::lock_guard lock(mutex);
   return pinned.erase(reinterpret_cast<std::uintptr_t>(memory)) == 1 ? kSuccess : kInvalidValue;
 }
@@ -277,14 +299,6 @@ Result cuMemcpyHtoDAsync_v2(Address to, const void* from, std::size_t size, Stre
   std::byte* target = find(to, size);
   if (target == nullptr || !is_pinned(from, size)) return kInvalidValue;
   stream->put([=] { std::memcpy(target, from, size); });
-  return kSuccess;
-}
-Result cuMemcpyDtoDAsync_v2(Address to, Address from, std::size_t size, Stream stream) {
-  if (const Result result = usable(); result != kSuccess) return result;
-  std::byte* target = find(to, size);
-  const std::byte* source = find(from, size);
-  if (source == nullptr || target == nullptr) return kInvalidValue;
-  of(stream)->put([=] { std::memcpy(target, source, size); });
   return kSuccess;
 }
 Result cuMemcpy(Address to, Address from, std::size_t size) {
@@ -334,6 +348,18 @@ void fake_kernel(void* stream, void* memory, int value, std::size_t size, const 
 }
 void fake_begin_capture(void* stream) {
   static_cast<Stream>(stream)->captures = true;
+}
+void fake_capture_elsewhere(void) {
+  captured_elsewhere = true;
+}
+void fake_refuse(const char* function, int result, int skip) {
+  const std::lock_guard lock(mutex);
+  refused = function;
+  refused_after = skip;
+  refused_with = result;
+}
+void fake_hang(int hangs) {
+  hanging = hangs != 0;
 }
 void fake_delay(unsigned most_us) {
   most_delay = most_us;

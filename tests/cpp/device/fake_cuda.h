@@ -19,10 +19,16 @@ void fake_write(void* memory, const void* from, std::size_t size);
 void* fake_stream();
 void fake_kernel(void* stream, void* memory, int value, std::size_t size, const std::uint32_t* gate);
 void fake_begin_capture(void* stream);
+// From here on some stream is captured, by a thread that forbids all others what could break that.
+void fake_capture_elsewhere(void);
 // Each thing that a stream does takes up to so long, by chance.
 void fake_delay(unsigned most_us);
 // From now on the device has failed: all that is in streams is dropped, and each call says so.
 void fake_break(void);
+// The call of this function after `skip` others does nothing, and returns `result`.
+void fake_refuse(const char* function, int result, int skip);
+// While it is not zero, streams do nothing.
+void fake_hang(int hangs);
 // Objects that exist: streams, events, and blocks of pinned memory.
 int fake_streams(void);
 int fake_events(void);

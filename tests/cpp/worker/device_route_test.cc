@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Operations on a GPU's memory, on the fake driver: sums, late devices, aborts and losses at any moment, failed
-// devices.
+// Operations on a GPU's memory, on the fake driver: sums, late devices, aborts and losses at any moment, refusals,
+// failed devices.
+#include <poll.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -101,9 +103,9 @@ class DeviceRouteTest : public WorkerLoopTest {
     turn_until([&] { return sent.operation->done(); });
   }
   // What a copy that is still under way would change.
-  static void expect_quiet(const Sent& sent) {
+  static void expect_quiet(const Sent& sent, int ms = 3) {
     const auto before = sent.output->read();
-    std::this_thread::sleep_for(std::chrono::milliseconds(3));
+    std::this_thread::sleep_for(std::chrono::milliseconds(ms));
     EXPECT_EQ(sent.output->read(), before);
     EXPECT_TRUE(sent.output->is_contained());
   }
@@ -168,7 +170,7 @@ TEST_F(DeviceRouteTest, NothingChangesOnceAnAbortedOperationHasEnded) {
     abort_all();
     await(sent);
     expect_quiet(sent);
-    turn_until([&] { return !sent.operation->is_read(); });  // before its memory goes
+    turn_until([&] { return !sent.operation->is_copied(); });  // before its memory goes
   }
 }
 
@@ -179,14 +181,126 @@ TEST_F(DeviceRouteTest, AnAbortDoesNotWaitForALateDeviceWhichReadsOn) {
   abort_all();
   await(late);
   EXPECT_THROW(late.operation->rethrow(), Error);
-  EXPECT_TRUE(late.operation->is_read()) << "the memory must stay";
+  EXPECT_TRUE(late.operation->is_copied()) << "the memory must stay";
   __atomic_store_n(&gate, 1, __ATOMIC_RELEASE);
-  turn_until([&] { return !late.operation->is_read(); });
+  turn_until([&] { return !late.operation->is_copied(); });
   EXPECT_EQ(late.output->read(), std::vector<std::byte>(late.output->size(), std::byte{0}));
   const Sent next = send(40, group);
   await(next);
   next.operation->rethrow();
   EXPECT_EQ(next.output->read(), next.input->read());
+}
+
+TEST_F(DeviceRouteTest, ASleepingLoopHearsOfACopyBeforeALateOne) {
+  std::uint32_t first_gate = 0, second_gate = 0;
+  const Sent first = send(1, group, &first_gate);
+  const Sent second = send(1, group, &second_gate);
+  for (int i = 0; i < 3; ++i) worker_loop.step();
+  ASSERT_TRUE(worker_loop.arm());
+  std::uint64_t rings = 0;
+  [[maybe_unused]] const auto n = ::read(reactor.loop().doorbell(), &rings, sizeof rings);  // of the submissions
+  __atomic_store_n(&first_gate, 1, __ATOMIC_RELEASE);
+  pollfd bell{reactor.loop().doorbell(), POLLIN, 0};
+  EXPECT_EQ(::poll(&bell, 1, static_cast<int>(kPatience_s * 1e3 / 4)), 1) << "the first copies have ended";
+  __atomic_store_n(&second_gate, 1, __ATOMIC_RELEASE);
+  await(first);
+  await(second);
+}
+
+// What the driver has taken of a copy goes on, although it refuses to mark its end.
+TEST_F(DeviceRouteTest, ARefusedMarkKeepsWhatIsCopiedFromTheDevice) {
+  std::uint32_t gate = 0;
+  FAKE(fake_refuse)("cuStreamWriteValue32_v2", 900, 0);
+  const Sent sent = send(1, group, &gate);
+  await(sent);
+  const auto why = sent.operation->failure();
+  ASSERT_TRUE(why);
+  EXPECT_EQ(why->code(), ErrorCode::kInvalidArgument);
+  EXPECT_NE(std::string(why->what()).find("GPU 0 has refused a copy"), std::string::npos) << why->what();
+  EXPECT_NE(why->hint().find("captured into a CUDA graph"), std::string::npos);
+  EXPECT_TRUE(sent.operation->is_copied()) << "array and buffer must stay";
+  __atomic_store_n(&gate, 1, __ATOMIC_RELEASE);
+  turn_until([&] { return !sent.operation->is_copied(); });
+  const Sent next = send(40, group);
+  await(next);
+  next.operation->rethrow();
+  EXPECT_EQ(next.output->read(), next.input->read());
+}
+
+class DeviceRouteRefusal : public DeviceRouteTest, public ::testing::WithParamInterface<std::pair<const char*, int>> {};
+
+TEST_P(DeviceRouteRefusal, OfACopyToTheDeviceFailsItsOperationWhenItHasEnded) {
+  FAKE(fake_refuse)(GetParam().first, 900, GetParam().second);
+  const Sent sent = send(1, group);
+  for (int i = 0; !(sent.operation->is_failing() && sent.operation->is_copied()) && i < 1'000'000; ++i) {
+    if (i == 0) FAKE(fake_delay)(20'000);
+    turn();
+  }
+  ASSERT_TRUE(sent.operation->is_failing());
+  await(sent);
+  EXPECT_THROW(sent.operation->rethrow(), Error) << "not all of the result is there";
+  expect_quiet(sent, 100);
+  turn_until([&] { return !sent.operation->is_copied(); });  // what was to be sent to the other server, perhaps
+  FAKE(fake_delay)(200);
+  const Sent next = send(40, group);
+  await(next);
+  next.operation->rethrow();
+  EXPECT_EQ(next.output->read(), next.input->read());
+}
+
+// Of marks, those of what is sent come first.
+INSTANTIATE_TEST_SUITE_P(Of, DeviceRouteRefusal,
+                         ::testing::Values(std::pair("cuMemcpyHtoDAsync_v2", 0),
+                                           std::pair("cuStreamWriteValue32_v2", 2)));
+
+TEST_F(DeviceRouteTest, AnArrayIsInUseUntilItsResultIsThere) {
+  const Sent sent = send(1, group);
+  turn_until([&] { return sent.operation->is_copied(); });
+  turn_until([&] { return !sent.operation->is_copied(); });  // what is sent is in buffers
+  ASSERT_FALSE(sent.operation->done());
+  FAKE(fake_hang)(1);
+  for (int i = 0; i < 20; ++i) turn();
+  EXPECT_TRUE(sent.operation->is_copied());
+  abort_all();
+  for (int i = 0; i < 20; ++i) turn();
+  EXPECT_FALSE(sent.operation->done()) << "the device writes to it";
+  FAKE(fake_hang)(0);
+  await(sent);
+  EXPECT_FALSE(sent.operation->is_copied());
+  expect_quiet(sent);
+}
+
+TEST_F(DeviceRouteTest, BuffersThatTheHostMadeArePinnedWhenADeviceTakesThem) {
+  const Sent first = send(1, group);
+  await(first);
+  for (ServerConnection* server : servers) server->memory.add_buffer();
+  const int before = FAKE(fake_pinned)();
+  servers.front()->memory.add_buffer();
+  EXPECT_EQ(FAKE(fake_pinned)(), before) << "no device has taken it";
+  const Sent second = send(40, group);
+  await(second);
+  second.operation->rethrow();
+  EXPECT_EQ(second.output->read(), second.input->read());
+}
+
+TEST_F(DeviceRouteTest, OwnPartsThatLieElsewhereAreCopiedToTheResult) {
+  const auto tensor = declare(20, group);
+  tensor->plans.sharded = tensor->plans.whole;
+  OnDevice part(tensor->bytes), whole(tensor->bytes);
+  std::vector<std::byte> values(tensor->bytes);
+  for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<std::byte>(i * 7);
+  part.write(values);
+  Request request;
+  request.kind = tensor::OperationKind::kAllGather;
+  request.input = part.data();
+  request.output = whole.data();
+  const auto operation = std::make_shared<Operation>(tensor, request, 0, sequence++, 1, kServers);
+  operation->on_device = std::make_unique<DeviceArrays>(only_device());
+  worker_loop.submit(operation, true);
+  turn_until([&] { return operation->done(); });
+  operation->rethrow();
+  EXPECT_EQ(whole.read(), values);
+  EXPECT_TRUE(whole.is_contained());
 }
 
 class DeviceRouteLoss : public DeviceRouteTest, public ::testing::WithParamInterface<int> {};
@@ -197,7 +311,7 @@ TEST_P(DeviceRouteLoss, NothingChangesOnceAServerIsLost) {
   worker_loop.lose_server(servers[0]->node, "gone");
   await(sent);
   expect_quiet(sent);
-  turn_until([&] { return !sent.operation->is_read(); });
+  turn_until([&] { return !sent.operation->is_copied(); });
 }
 INSTANTIATE_TEST_SUITE_P(AtAnyMoment, DeviceRouteLoss, ::testing::Range(0, 60, 4));
 
@@ -212,7 +326,8 @@ TEST_F(DeviceRouteTest, ADeviceThatFailsFailsWhatItCopiesFor) {
         FAKE(fake_break)();
         for (const Deadline until = Deadline::after(kPatience_s); !sent.operation->done() && !until.passed();) turn();
         const auto why = sent.operation->failure();
-        std::fprintf(stderr, "%s, %u", why ? why->what() : "nothing", sent.operation->on_device->reads.load());
+        std::fprintf(stderr, "%s, %u", why ? why->what() : "nothing", sent.operation->on_device->copies.load());
+        for (ServerConnection* server : servers) server->memory.add_buffer();  // for operations of the host
         std::_Exit(0);
       },
       ::testing::ExitedWithCode(0), "GPU 0 has failed: an illegal memory access .*, 0");

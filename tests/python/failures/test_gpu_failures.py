@@ -153,6 +153,23 @@ def test_a_gpu_that_fails(transport):
         assert "GPU 0 has failed: an illegal memory access" in text
 
 
+def late_part(bps: Any) -> None:
+    """A part that lies elsewhere than in `out`, behind a late kernel: no copy of it outlives the error."""
+    stream = fake().fake_stream()
+    part, out = GpuArray(COUNT, "uint8", stream), GpuArray(bps.size() * COUNT, "uint8", stream)
+    kernel = Kernel(part, 3)
+    with pytest.raises(bps.DeadlineError):
+        bps.all_gather(part, "x", out=out, timeout=1)
+    kernel.let_go()
+    harness.eventually(lambda: bool((part.read() == 3).all()), 10, "the kernel")
+    assert is_quiet(out)
+    assert (out.read() == 0).all()
+
+
+def test_no_own_part_is_copied_after_an_error(transport):
+    harness.run(late_part, workers=2, env=on_gpu(transport))
+
+
 def no_failover(bps: Any) -> None:
     bps.shutdown()
     with pytest.raises(bps.InvalidArgumentError, match="BPS_SERVER_FAILOVER=1 and BPS_DEVICE_ROUTE=1"):

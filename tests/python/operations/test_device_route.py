@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import gc
+import time
 import weakref
 from pathlib import Path
 from typing import Any
@@ -140,6 +141,51 @@ def test_some_ranks_may_have_no_gpu(transport, elastic):
     harness.run(mixed, workers=3, servers=2, env=on_gpu(transport, **more))
 
 
+def captured_elsewhere(bps: Any) -> None:
+    array = GpuArray(COUNT, "float32", fake().fake_stream())
+    fake().fake_capture_elsewhere()
+    array.write(1)
+    bps.push_pull_inplace(array, average=False, name="x")
+    assert (array.read() == bps.size()).all()
+
+
+def test_another_thread_may_capture_a_graph():
+    harness.run(captured_elsewhere, workers=2, env=on_gpu("shm"))
+
+
+def succeeds(bps: Any, handle: Any) -> bool:
+    try:
+        handle.wait()
+    except bps.BpsError:
+        return False
+    return True
+
+
+def refused_copies(bps: Any) -> None:
+    """The driver refuses one call of rank 1. All ranks that have no result get the cause, and the GPU still works."""
+    array = GpuArray(COUNT, "float32")
+    copies = (b"cuMemcpyDtoHAsync_v2", b"cuMemcpyHtoDAsync_v2")
+    for function in (b"cuStreamWaitEvent", *copies, b"cuStreamWriteValue32_v2"):
+        array.write(1)
+        bps.barrier()
+        if bps.rank() == 1:
+            fake().fake_refuse(function, 900, 0)
+        handle = bps.push_pull_async_inplace(array, average=False, name="x")
+        if bps.rank() == 0 and function == b"cuMemcpyHtoDAsync_v2":  # its answers may have been sent before
+            assert not succeeds(bps, handle) or (array.read() == bps.size()).all()
+        else:
+            with pytest.raises(bps.BpsError, match=r"GPU 0 has refused a copy: .*CUDA error 900"):
+                handle.wait()
+        bps.barrier()
+        array.write(1)
+        bps.push_pull_inplace(array, average=False, name="x")
+        assert (array.read() == bps.size()).all()
+
+
+def test_a_call_that_the_driver_refuses_fails_one_operation(transport):
+    harness.run(refused_copies, workers=2, env=on_gpu(transport))
+
+
 def behind_kernels(bps: Any) -> None:
     stream = fake().fake_stream()
     array, out = GpuArray(COUNT, "uint8", stream), GpuArray(COUNT, "uint8", stream)
@@ -218,6 +264,11 @@ def refusals(bps: Any) -> None:
     ):
         array.changes = changes
         refused(bps.InvalidTensorError, words, lambda: bps.push_pull_inplace(array, name="x"))
+    array.changes = {}
+    shifted = GpuArray(50)
+    shifted.changes = {"data": (array.address + 4, False)}
+    refused(bps.InvalidTensorError, "overlaps `out`", lambda: bps.all_gather(shifted, "g", out=array))
+    refused(bps.InvalidTensorError, "overlaps `out`", lambda: bps.all_gather(host[1:51], "g", out=host))
     array.changes = {"strides": (4,)}
     captured = GpuArray(100, "float32", fake().fake_stream())
     fake().fake_begin_capture(captured.stream)
@@ -292,3 +343,33 @@ def keeps_what_is_read(bps: Any) -> None:
 
 def test_an_array_stays_while_the_device_reads_it():
     harness.run(keeps_what_is_read, workers=1, env=on_gpu("shm"))
+
+
+def keeps_what_is_written(bps: Any) -> None:
+    """A GPU hangs while results are copied to it, and the job ends: what it may still write to stays."""
+    nbytes = 1000
+    array = GpuArray(nbytes, "uint8")
+    handle = bps.push_pull_async_inplace(array, name="x") if bps.rank() == 0 else None
+    if handle is None:
+        bps.barrier()
+        bps.push_pull_inplace(array, name="x")
+        return
+
+    def device_bytes() -> int:
+        return int(bps.metrics()["total"]["device_bytes"])
+
+    harness.eventually(lambda: device_bytes() == nbytes, 30, "the copy from the array")
+    time.sleep(0.3)  # it ends; if it has not, the test shows less, and does not fail
+    fake().fake_hang(1)
+    bps.barrier()
+    harness.eventually(lambda: device_bytes() == 2 * nbytes, 30, "the copy to the array")
+    gone = weakref.ref(array)
+    del array, handle
+    bps.shutdown()
+    gc.collect()
+    assert gone() is not None, "the device still writes to it"
+    fake().fake_hang(0)
+
+
+def test_an_array_stays_while_the_device_writes_to_it():
+    harness.run(keeps_what_is_written, workers=2, env=on_gpu("shm"))
