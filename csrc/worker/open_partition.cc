@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "worker/open_partition.h"
 
+#include <set>
+
 #include "worker/connections.h"
 #include "worker/device_copies.h"
 #include "worker/in_flight.h"
