@@ -55,10 +55,10 @@ TEST_F(CopyStreamTest, KnowsWhoseMemoryAPointerIs) {
 }
 
 TEST_F(CopyStreamTest, ACopyWaitsForTheCallersStream) {
-  void* const callers = FAKE(fake_stream)();
+  const testing::CallersStream callers;
   std::uint32_t gate = 0;
-  FAKE(fake_kernel)(callers, memory, 7, kBytes, &gate);
-  const Ready ready = device.record(reinterpret_cast<std::uintptr_t>(callers));
+  FAKE(fake_kernel)(callers.get(), memory, 7, kBytes, &gate);
+  const Ready ready = device.record(callers.number());
   const Device::Current current(device);
   CopyStream down(device, doorbell.get());
   ASSERT_EQ(down.wait_for(ready), cuda::kSuccess);
@@ -109,8 +109,8 @@ TEST_F(CopyStreamTest, WakesASleepingLoopOncePerMark) {
 }
 
 TEST_F(CopyStreamTest, EventsAreUsedAgain) {
-  void* const callers = FAKE(fake_stream)();
-  const auto record = [&] { return device.record(reinterpret_cast<std::uintptr_t>(callers)); };
+  const testing::CallersStream callers;
+  const auto record = [&] { return device.record(callers.number()); };
   {
     const Ready first = record(), second = first, third = record();
   }
@@ -124,10 +124,10 @@ TEST_F(CopyStreamTest, EventsAreUsedAgain) {
 }
 
 TEST_F(CopyStreamTest, RefusesAStreamThatIsBeingCaptured) {
-  void* const callers = FAKE(fake_stream)();
-  FAKE(fake_begin_capture)(callers);
+  const testing::CallersStream callers;
+  FAKE(fake_begin_capture)(callers.get());
   try {
-    (void)device.record(reinterpret_cast<std::uintptr_t>(callers));
+    (void)device.record(callers.number());
     FAIL() << "it was recorded";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
@@ -184,8 +184,8 @@ TEST_F(CopyStreamTest, CapturesOfOtherThreadsForbidNothing) {
   EXPECT_EXIT(
       {
         FAKE(fake_capture_elsewhere)();
-        void* const callers = FAKE(fake_stream)();
-        const Ready ready = device.record(reinterpret_cast<std::uintptr_t>(callers));
+        const testing::CallersStream callers;
+        const Ready ready = device.record(callers.number());
         const Device::Current current(device);
         CopyStream down(device, doorbell.get());
         const bool taken = down.wait_for(ready) == cuda::kSuccess &&

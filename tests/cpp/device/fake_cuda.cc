@@ -339,6 +339,9 @@ void fake_write(void* memory, const void* from, std::size_t size) {
 void* fake_stream() {
   return new OpaqueStream;
 }
+void fake_end_stream(void* stream) {
+  delete static_cast<Stream>(stream);
+}
 void fake_kernel(void* stream, void* memory, int value, std::size_t size, const std::uint32_t* gate) {
   std::byte* target = find(reinterpret_cast<std::uintptr_t>(memory), size);
   static_cast<Stream>(stream)->put([=] {

@@ -17,6 +17,8 @@ void fake_read(const void* memory, void* into, std::size_t size);
 void fake_write(void* memory, const void* from, std::size_t size);
 // A stream of a caller. `kernel`: writes this byte, in the stream, once `gate` is not zero.
 void* fake_stream();
+// Ends it when all that is in it has happened.
+void fake_end_stream(void* stream);
 void fake_kernel(void* stream, void* memory, int value, std::size_t size, const std::uint32_t* gate);
 void fake_begin_capture(void* stream);
 // From here on some stream is captured, by a thread that forbids all others what could break that.

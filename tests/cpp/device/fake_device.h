@@ -4,6 +4,8 @@
 
 #include <dlfcn.h>
 
+#include <cstdint>
+
 #include "device/devices.h"
 #include "device/fake_cuda.h"
 
@@ -27,5 +29,20 @@ inline Device& only_device() {
   }();
   return device;
 }
+
+// A stream of a caller. It has a thread, which would be in the way of later tests that fork.
+class CallersStream {
+ public:
+  CallersStream() = default;
+  ~CallersStream() { FAKE(fake_end_stream)(stream_); }
+  CallersStream(const CallersStream&) = delete;
+  CallersStream& operator=(const CallersStream&) = delete;
+
+  void* get() const { return stream_; }
+  std::uintptr_t number() const { return reinterpret_cast<std::uintptr_t>(stream_); }
+
+ private:
+  void* const stream_ = FAKE(fake_stream)();
+};
 
 }  // namespace bps::device::testing

@@ -77,13 +77,13 @@ class DeviceRouteTest : public WorkerLoopTest {
     for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<std::byte>(i * 7 + i / kPiece);
     sent.input->write(values);
     sent.output->fill(0);
-    if (gate != nullptr) FAKE(fake_kernel)(stream, sent.input->data(), 5, tensor->bytes, gate);
+    if (gate != nullptr) FAKE(fake_kernel)(stream.get(), sent.input->data(), 5, tensor->bytes, gate);
     Request request;
     request.input = sent.input->data();
     request.output = sent.output->data();
     sent.operation = std::make_shared<Operation>(tensor, request, 0, sequence++, 1, kServers);
     sent.operation->on_device = std::make_unique<DeviceArrays>(only_device());
-    sent.operation->on_device->ready[0] = only_device().record(reinterpret_cast<std::uintptr_t>(stream));
+    sent.operation->on_device->ready[0] = only_device().record(stream.number());
     worker_loop.submit(sent.operation, true);
     return sent;
   }
@@ -110,7 +110,7 @@ class DeviceRouteTest : public WorkerLoopTest {
     EXPECT_TRUE(sent.output->is_contained());
   }
 
-  void* const stream = FAKE(fake_stream)();
+  const device::testing::CallersStream stream;
 };
 
 TEST_F(DeviceRouteTest, SumsAreThoseOfTheHost) {
