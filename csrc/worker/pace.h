@@ -47,11 +47,12 @@ class Pace {
     return true;
   }
   // True, to the operation's end, when nothing has been answered for kPatience: ranks that start operations in
-  // different orders may wait for each other. Others pass this one then.
+  // different orders may wait for each other. Others pass this one then, whenever it may not go on. Where a rank is
+  // merely late, they use a link that has nothing else to carry.
   bool lets_others_pass() const { return lets_others_pass_; }
 
  private:
-  // A partition that waits in the queues of a slow link is answered in this time.
+  // Longer than a partition waits in the queues of most links.
   static constexpr auto kPatience = std::chrono::milliseconds(20);
   static constexpr auto kStall = std::chrono::milliseconds(250);
 

@@ -213,7 +213,7 @@ StagingBuffer* Sender::take_buffer(ServerConnection& server, const Transfer& tra
     const bool needs_one = yields || server.memory.may_grow() || server.outstanding.check_stall();
     server.queue.needs_buffer = needs_one ? &transfer : nullptr;
   } else {
-    yields |= std::exchange(server.queue.needs_buffer, nullptr) != nullptr;
+    yields |= std::exchange(server.queue.needs_buffer, nullptr) == &transfer;
   }
   return buffer;
 }

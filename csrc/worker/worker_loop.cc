@@ -133,7 +133,7 @@ bool WorkerLoop::serve(ServerConnection& server) {
   }
   if (server.queue.empty()) return found;
   connections_.note_blocked();
-  if (server.queue.needs_buffer != nullptr) admission_.add_buffer(server);
+  if (server.queue.needs_buffer != nullptr && !server.memory.has_free()) admission_.add_buffer(server);
   return found;
 }
 

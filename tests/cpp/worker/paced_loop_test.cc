@@ -100,6 +100,19 @@ TEST_F(PacedLoop, ABufferThatCannotBeMadeFailsTheOneThatNeedsIt) {
   worker_loop->leave(Error(ErrorCode::kRoundAborted, "the test is over", ""));
 }
 
+TEST_F(PacedLoop, OneBufferIsMadeForOneThatIsCancelled) {
+  const auto operation = submit_by_relay();
+  ASSERT_EQ(data.posted, 2U);
+  worker_loop->relay().contribute(0, header, 0, 0);
+  worker_loop->step();
+  worker_loop->relay().cancel(0, Error(ErrorCode::kRoundAborted, "a rank of this host is lost", ""));
+  const std::uint64_t registered = worker_loop->usage().registered_bytes;
+  for (int turn = 0; turn < 20; ++turn) worker_loop->step();
+  EXPECT_EQ(worker_loop->usage().registered_bytes, registered);
+  EXPECT_EQ(data.posted, 2U);
+  worker_loop->leave(Error(ErrorCode::kRoundAborted, "the test is over", ""));
+}
+
 // Two servers over a network; one partition of an operation may be under way to each.
 class PacedNetwork : public ::testing::Test {
  protected:
