@@ -41,6 +41,7 @@ void Cancellation::cancel_transfer(Transfer& transfer, ServerConnection& server)
   if (std::exchange(transfer.cancelled, true)) return;
   server.queue.remove(&transfer);
   server.loading.remove(&transfer);
+  if (server.queue.needs_buffer == &transfer) server.queue.needs_buffer = nullptr;
   while (StagingBuffer* unsent = transfer.encoded) {
     transfer.encoded = std::exchange(unsent->next, nullptr);
     server.memory.give_back(unsent);
