@@ -118,15 +118,20 @@ void DeviceCopies::filled(StagingBuffer& buffer) {
 
 // ---- From the device
 
+// Operations pass one that is far enough ahead of what it has sent: other ranks may wait for them.
 bool DeviceCopies::load(ServerConnection& server) {
+  const auto is_over = [](const Portion& one) { return is_ending(one) || one.loaded() == one.parts.size(); };
   bool found = false;
-  while (!server.loading.empty()) {
-    auto& portion = static_cast<Portion&>(*server.loading.top());
-    if (is_ending(portion) || portion.loaded() == portion.parts.size()) {
-      server.loading.pop();
+  while (Transfer* const next = server.loading.find([&](const Transfer& one) {
+    const auto& portion = static_cast<const Portion&>(one);
+    return is_over(portion) || portion.loaded() - portion.next < kAhead;
+  })) {
+    auto& portion = static_cast<Portion&>(*next);
+    if (is_over(portion)) {
+      server.loading.remove(&portion);
       continue;
     }
-    if (portion.loaded() - portion.next >= kAhead) break;
+    const auto alive = portion.operation->shared_from_this();  // it may end here
     if (!start(server, portion) && !is_ending(portion)) break;
     found = true;
   }
