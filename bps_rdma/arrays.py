@@ -106,9 +106,14 @@ def empty_like(array: Any) -> Any:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(array, torch.Tensor):
         return torch.empty_like(array, requires_grad=False)
-    if hasattr(array, "__cuda_array_interface__"):
+    if is_on_gpu(array):
         return _makers(array).empty_like(array)
     return np.empty_like(_as_numpy(array))
+
+
+def is_on_gpu(array: Any) -> bool:
+    """Whether an object that is no tensor of torch has its memory on a GPU only."""
+    return not isinstance(array, np.ndarray) and hasattr(array, "__cuda_array_interface__")  # numba maps arrays to GPUs
 
 
 def size_of(dtype: Dtype) -> int:
@@ -133,7 +138,7 @@ def empty_flat(array: Any, shape: tuple[int, ...]) -> Any:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(array, torch.Tensor):
         return torch.empty(shape, dtype=array.dtype, device=array.device)
-    if hasattr(array, "__cuda_array_interface__"):
+    if is_on_gpu(array):
         return _makers(array).empty(shape, dtype=array.dtype)
     return np.empty(shape, dtype=_as_numpy(array).dtype)
 

@@ -39,7 +39,7 @@ def has(array: Any) -> bool:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(array, torch.Tensor):
         return bool(array.is_cuda)
-    return hasattr(array, "__cuda_array_interface__")
+    return arrays.is_on_gpu(array)
 
 
 def describe(array: Any, writable: bool) -> arrays.Memory:
