@@ -173,6 +173,15 @@ class Memory:
         """
         keep: the array; owner: the object with which the block is freed.
         """
+    def part(
+        self,
+        address: typing.SupportsInt | typing.SupportsIndex,
+        elements: typing.SupportsInt | typing.SupportsIndex,
+        nbytes: typing.SupportsInt | typing.SupportsIndex,
+    ) -> Memory:
+        """
+        Elements that lie inside of it.
+        """
     @property
     def address(self) -> int: ...
     @property
@@ -811,7 +820,7 @@ def prepare_operation(
     copy_to: typing.SupportsInt | typing.SupportsIndex,
 ) -> PreparedOperation[_T]:
     """
-    As start_operation, for an operation that is started later. copy_to: address to which the source is copied before each start, or 0.
+    As start_operation, for an operation that is started later. copy_to: where in the target the source is copied before each start, to be sent from there; or 0.
     """
 
 def rdma_report(config: Config) -> dict[str, typing.Any]:

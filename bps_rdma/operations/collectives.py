@@ -190,9 +190,9 @@ def all_gather_async(
     out: Any = None,
     timeout: float | None = None,
 ) -> Handle[Any] | PythonHandle[Any]:
-    """Starts all_gather(); the handle gives the whole. `array` may be changed on return, unless it lies in `out`.
+    """Starts all_gather(); the handle gives the whole. `array` may be changed on return, unless it is a part of `out`.
 
-    With `uneven` it may not.
+    With `uneven`, and on a GPU, it may not.
     """
     return _gathering(array, out, uneven, OperationOptions(SUM, name, priority, group, timeout))
 

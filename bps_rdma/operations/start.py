@@ -32,7 +32,7 @@ class Described(NamedTuple):
         result: what the caller gets: the array of `target`.
         elements: of the whole tensor.
         root: position in the group of the rank that is copied, for a broadcast; see accumulate() for that.
-        copy_to: address to which the source must be copied first; 0: none.
+        copy_to: where in the target the source must be copied first, to be sent from there; 0: none.
         again: see accumulate().
         declared: like what the name stands for, where `source` is not: feedback is float32 of tensors of all types.
     """
@@ -83,8 +83,10 @@ def all_gather(array: Any, out: Any, options: OperationOptions, result: Any = No
     found = gathering(array, out, options)
     if result is not None:
         found = found._replace(result=result)
-    if found.copy_to:
-        _core.copy_bytes(found.copy_to, found.source.address, found.source.nbytes)
+    if at := found.copy_to:  # and sent from there, so that the caller may change `array`
+        part = found.source
+        _core.copy_bytes(at, part.address, part.nbytes)
+        found = found._replace(source=found.target.part(at, part.elements, part.nbytes))
     return run(found, options)
 
 
@@ -157,12 +159,13 @@ def gathering(array: Any, out: Any, options: OperationOptions) -> Described:
         )
     own = whole.address + begin * (whole.nbytes // max(whole.elements, 1))
     is_beside = part.address != own and part.nbytes > 0
-    if is_beside and part.address < whole.address + whole.nbytes and whole.address < part.address + part.nbytes:
+    copies = is_beside and part.device < 0
+    overlaps = part.address < whole.address + whole.nbytes and whole.address < part.address + part.nbytes
+    if is_beside and overlaps and not copies:  # from GPUs the core copies later, when answers may have come
         raise InvalidTensorError(
-            f"the array overlaps `out`, and is not its own part of it: elements {begin} to {end}",
+            f"the array of a GPU overlaps `out`, and is not its own part of it: elements {begin} to {end}",
             "pass that part of `out`, or an array of its own",
         )
-    copies = is_beside and part.device < 0  # the core copies from GPUs itself
     return Described(Kind.all_gather, part, whole, out, whole.elements, copy_to=own if copies else 0)
 
 

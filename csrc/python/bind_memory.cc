@@ -109,6 +109,16 @@ void bind_memory(py::module_& module) {
            py::arg("keep"), py::arg("address"), py::arg("elements"), py::arg("nbytes"), py::arg("dtype"),
            py::arg("owner"), py::arg("block"), py::arg("block_nbytes"),
            "keep: the array; owner: the object with which the block is freed.")
+      .def(
+          "part",
+          [](const Memory& m, std::uintptr_t address, std::uint64_t elements, std::uint64_t nbytes) {
+            Memory part = m;
+            part.address = pointer(address);
+            part.elements = elements;
+            part.nbytes = nbytes;
+            return part;
+          },
+          py::arg("address"), py::arg("elements"), py::arg("nbytes"), "Elements that lie inside of it.")
       .def_property_readonly("address", [](const Memory& m) { return reinterpret_cast<std::uintptr_t>(m.address); })
       .def_readonly("nbytes", &Memory::nbytes)
       .def_readonly("elements", &Memory::elements)

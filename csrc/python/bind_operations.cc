@@ -82,6 +82,10 @@ std::unique_ptr<Prepared> prepare_operation(py::object process, const std::share
     throw Error(ErrorCode::kInvalidArgument, "operations on arrays of a GPU cannot be prepared",
                 "start each one by itself");
   }
+  if (copy_to != 0) {
+    request.input = reinterpret_cast<std::byte*>(copy_to);
+    request.input_allocation = target.block;
+  }
   request.two_phase = true;
   auto& member = process.cast<Process&>();
   const Process::Call call(member);
@@ -135,8 +139,8 @@ void bind_operations(py::module_& module) {
   module.def("prepare_operation", &prepare_operation, py::arg("process"), py::arg("tensor"), py::arg("kind"),
              py::arg("op"), py::arg("source"), py::arg("target"), py::arg("result"), py::arg("root"),
              py::arg("priority"), py::arg("timeout_s"), py::arg("copy_to"),
-             "As start_operation, for an operation that is started later. copy_to: address to which the source is "
-             "copied before each start, or 0.");
+             "As start_operation, for an operation that is started later. copy_to: where in the target "
+             "the source is copied before each start, to be sent from there; or 0.");
 }
 
 }  // namespace bps::python

@@ -52,6 +52,28 @@ def test_push_and_pull_apart(workers, servers, env):
     harness.run(pushes_and_pulls, workers=workers, servers=servers, env=SMALL_PARTITIONS | env)
 
 
+def gathered_and_changed(bps: Any) -> None:
+    """The part is changed as soon as the gather has been started; and it may lie anywhere in `out`."""
+    rank, size, count = bps.rank(), bps.size(), 4 << 20
+    part = np.full(count, rank, np.float32)
+    out = np.full(size * count, -1, np.float32)
+    handle = bps.all_gather_async(part, name="g", out=out)
+    part[...] = 99
+    assert np.array_equal(handle.wait().reshape(size, count)[:, ::1000], np.indices((size, count))[0][:, ::1000])
+    for name, prepare in (("at the start", False), ("prepared", True)):
+        out[:count] = rank
+        if prepare:
+            bps.prepare("all_gather", out[:count], name=name, out=out)()
+        else:
+            bps.all_gather(out[:count], name, out=out)
+        assert np.array_equal(out.reshape(size, count)[:, ::1000], np.indices((size, count))[0][:, ::1000]), name
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_a_gathered_part_may_be_changed_or_lie_in_the_result(transport):
+    harness.run(gathered_and_changed, workers=3, env={"BPS_TRANSPORT": transport})
+
+
 def pull_waits(bps: Any) -> float:
     """Rank 0 pulls long before rank 1 pushes."""
     if bps.rank() == 1:

@@ -268,7 +268,6 @@ def refusals(bps: Any) -> None:
     shifted = GpuArray(50)
     shifted.changes = {"data": (array.address + 4, False)}
     refused(bps.InvalidTensorError, "overlaps `out`", lambda: bps.all_gather(shifted, "g", out=array))
-    refused(bps.InvalidTensorError, "overlaps `out`", lambda: bps.all_gather(host[1:51], "g", out=host))
     array.changes = {"strides": (4,)}
     captured = GpuArray(100, "float32", fake().fake_stream())
     fake().fake_begin_capture(captured.stream)
