@@ -15,8 +15,11 @@ from typing import Any
 def register_in_order_of_use(model: Any) -> int:
     """Registers the output projection of each attention last, as forward uses it; Megatron does so before the others.
 
-    Call it on each chunk of a model before Megatron's DistributedDataParallel wraps it, on all ranks. Checkpoints go by
-    names and do not change, except those of a distributed optimizer's buffers: use the same order with these.
+    Call it on each chunk of a model before Megatron's DistributedDataParallel wraps it, on all ranks.
+
+    Do not add the call, or take it away, in a run that continues from a checkpoint made otherwise, unless its optimizer
+    state goes by names (fully_reshardable). The state of a plain optimizer goes by index, and checkpoints of the kinds
+    dp_reshardable and dp_zero go by offsets: state would be loaded for other parameters, without an error.
 
     Returns:
         How many have been moved.
@@ -90,7 +93,9 @@ class _Watch:
                         f"forward uses {early} before {name}, but {name} was registered first, and its parameters are "
                         f"gathered first: the gather for {early} begins when forward waits for it, too late. "
                         f"Register {early} before {name}, as bps_rdma.megatron.register_in_order_of_use() does with "
-                        "attention, or make buckets larger, so that one bucket has both"
+                        "attention, or make buckets larger, so that one bucket has both. Change no order in a run that "
+                        "continues from a checkpoint made without it, unless its optimizer state goes by names "
+                        "(fully_reshardable)"
                     )
                 self._met[chain, place] = name
                 self._last[chain] = max(last, place)

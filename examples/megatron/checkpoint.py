@@ -10,6 +10,8 @@ import torch
 import torch.distributed as dist
 from gpt import Training
 
+from bps_rdma.errors import InvalidArgumentError
+
 _LAST = "last"
 
 
@@ -23,6 +25,7 @@ def save(training: Training, folder: Path) -> None:
     if parallel_state.get_data_parallel_rank(with_context_parallel=True) == 0:  # the other ranks have the same state
         state = {
             "steps": training.steps,
+            "in_order": _in_order(training),
             "model": [chunk.module.state_dict() for chunk in training.model],
             "optimizer": training.optimizer.state_dict(),
         }
@@ -40,11 +43,20 @@ def save(training: Training, folder: Path) -> None:
 
 
 def load(training: Training, folder: Path) -> int:
-    """Load the last checkpoint before the first step; a collective call. Returns its number of steps, or 0."""
+    """Load the last checkpoint before the first step; a collective call. Returns its number of steps, or 0.
+
+    Raises:
+        InvalidArgumentError: the checkpoint was made with parameters in another order.
+    """
     if not (folder / _LAST).is_file():
         return 0
     last = folder / (folder / _LAST).read_text(encoding="ascii")
     state = torch.load(last / f"{_part()}.pt", weights_only=False)
+    if state.get("in_order", False) != _in_order(training):  # the optimizer's state goes by the order
+        raise InvalidArgumentError(
+            f"the checkpoint {last} was made with parameters in another order",
+            f"use in_order={not _in_order(training)}, as the run that made it",
+        )
     for chunk, weights in zip(training.model, state["model"], strict=True):
         chunk.module.load_state_dict(weights)
     training.optimizer.load_state_dict(state["optimizer"])
@@ -52,6 +64,10 @@ def load(training: Training, folder: Path) -> int:
         _load_shards(training, str(last / f"{_part()}-optimizer.pt"))
     training.skip(state["steps"])
     return int(state["steps"])
+
+
+def _in_order(training: Training) -> bool:
+    return training.setup.overlap_gather and training.setup.in_order
 
 
 def _load_shards(training: Training, file: str) -> None:

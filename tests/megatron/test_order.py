@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import cpu
@@ -34,7 +35,7 @@ def out_of_order(chunk: torch.nn.Module) -> None:
 
 
 def untouched(_: torch.nn.Module) -> None:
-    """As examples/megatron/gpt.py makes it, by register_in_order_of_use()."""
+    """As examples/megatron/gpt.py makes it with in_order, by register_in_order_of_use()."""
 
 
 def messages(bps: Any, setup: Setup, prepare: Any) -> tuple[list[str], bool]:
@@ -71,7 +72,8 @@ def hooks(training: Training) -> int:
 
 @pytest.mark.parametrize("prepare", [in_order, untouched])
 def test_in_order(prepare):
-    assert harness.run(messages, GATHERED, prepare, workers=2, init=False) == [([], True)] * 2
+    setup = replace(GATHERED, in_order=prepare is untouched)
+    assert harness.run(messages, setup, prepare, workers=2, init=False) == [([], True)] * 2
 
 
 def test_what_is_moved():

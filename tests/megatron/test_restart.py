@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,27 @@ def train(bps: Any, setup: Setup, folder: str, dies_in: int = -1) -> tuple[int, 
     dist.destroy_process_group()
     bps.shutdown()
     return begun, result
+
+
+def in_another_order(bps: Any, setup: Setup, folder: str) -> str:
+    """Loads a checkpoint into a training whose parameters are registered in another order."""
+    cpu.install()
+    dist.init_process_group("gloo")
+    training = Training(replace(setup, in_order=True))
+    training.step()
+    checkpoint.save(training, Path(folder))
+    try:
+        checkpoint.load(Training(setup), Path(folder))
+    except bps.InvalidArgumentError as error:
+        return str(error)
+    return "loaded"
+
+
+def test_a_checkpoint_with_parameters_in_another_order_is_refused(tmp_path):
+    setup = Setup(distributed_optimizer=True, overlap=True, overlap_gather=True)
+    for said in harness.run(in_another_order, setup, str(tmp_path), workers=2, init=False):
+        assert "was made with parameters in another order" in said
+        assert "use in_order=True" in said
 
 
 @pytest.mark.parametrize(
