@@ -31,6 +31,7 @@ class Setup:
     tp: int = 1
     pp: int = 1
     vpp: int = 0
+    batched: bool = False  # messages between pipeline stages
     cp: int = 1
     ep: int = 1
     sp: bool = False
@@ -241,8 +242,8 @@ def _config(setup: Setup) -> Any:
         context_parallel_size=setup.cp, sequence_parallel=setup.sp, gradient_accumulation_fusion=False,
         bias_dropout_fusion=False, masked_softmax_fusion=False, bias_activation_fusion=False,
         hidden_dropout=0.0, attention_dropout=0.0,
-        calculate_per_token_loss=setup.per_token, batch_p2p_comm=False, deallocate_pipeline_outputs=True, **experts,
-        **recompute,
+        calculate_per_token_loss=setup.per_token, batch_p2p_comm=setup.batched, deallocate_pipeline_outputs=True,
+        **experts, **recompute,
     )  # fmt: skip
 
 

@@ -198,7 +198,9 @@ STAGE_GROUPS = {"_PIPELINE_MODEL_PARALLEL_GROUP", "_EMBEDDING_GROUP"}
             Setup(tp=2, sp=True, experts=2, steps=4), {"use_dpu_tp_reduce": True},
             {"_TENSOR_MODEL_PARALLEL_GROUP", *EXPERT_GROUPS}, id="experts",
         ),
+        # One direction is in the group of all ranks, unless messages are batched.
         pytest.param(Setup(pp=2, steps=4), {"use_bps_pp": True}, STAGE_GROUPS, id="stages"),
+        pytest.param(Setup(pp=2, batched=True, steps=4), {"use_bps_pp": True}, STAGE_GROUPS, id="batched"),
         pytest.param(Setup(pp=2, vpp=2, steps=4), {"use_bps_pp": True}, STAGE_GROUPS, id="virtual stages"),
     ],
 )  # fmt: skip
