@@ -10,7 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
+import warnings
 from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
 from typing import Any
 
 from bps_rdma import extras
@@ -19,7 +22,7 @@ from bps_rdma.megatron.arguments import check_options, check_version, is_set
 from bps_rdma.megatron.communicator import Communicator
 from bps_rdma.megatron.lora import cure_frozen_embedding, watch_first_step
 from bps_rdma.megatron.memory import MappedBuffers, follow_moves
-from bps_rdma.megatron.model_groups import PIPELINE, TENSOR, replace_groups
+from bps_rdma.megatron.model_groups import is_replaced, replace_groups
 from bps_rdma.megatron.order import watch_order
 from bps_rdma.torch import membership
 from bps_rdma.torch.membership import unique
@@ -36,21 +39,26 @@ def enable(
     config: Any = None, *, use_dpu_reduce: bool | None = None, use_dpu_tp_reduce: bool | None = None,
     use_bps_pp: bool | None = None, cure_frozen_embeddings: bool | None = None,
 ) -> bool:  # fmt: skip
-    """Makes every Megatron DistributedDataParallel that is constructed from now on use push/pull for its gradients.
+    """Makes each Megatron DistributedDataParallel that is constructed from now on use push/pull for its gradients.
 
-    Call it once at start-up, before the model is built. Without the flags Megatron is not changed at all.
+    Call it once at start-up, on all ranks with the same arguments, before parallel groups and the model are made.
+    Without the flags Megatron is not changed at all. Models whose own configuration has use_bps=False are left to
+    Megatron (see bps_rdma.megatron.config).
 
     Args:
         config: Megatron's arguments or a DistributedDataParallelConfig, from which `use_bps` (or `use_dpu_reduce`),
             `use_bps_tp` (or `use_dpu_tp_reduce`) and `use_bps_pp` are read where it has them. None: use_dpu_reduce
             alone.
-        use_dpu_reduce: synchronise gradients and the distributed optimizer's parameters; overrides `config`.
+        use_dpu_reduce: synchronise gradients and the distributed optimizer's parameters; overrides `config`, but not
+            the configuration of a model.
         use_dpu_tp_reduce: also the collectives of tensor parallelism, through a group of bps_rdma's torch.distributed
             backend, and those of experts that are divided in this way; overrides `config`.
         use_bps_pp: also what pipeline stages send each other, and the gradients of embeddings that they share;
-            overrides `config`.
+            overrides `config`. Of two stages without batch_p2p_comm only the activations: Megatron sends the gradients
+            of activations in the group of all ranks.
         cure_frozen_embeddings: let_embeddings_pass_gradients() of models that recompute in full over a frozen
-            embedding, whose first stage would otherwise never train; overrides `config`. Default: True.
+            embedding, whose first stage would otherwise never train; overrides the configuration of a model, which
+            overrides `config`. Default: True.
 
     Returns:
         Whether anything is enabled.
@@ -72,18 +80,18 @@ def enable(
     if gradients:
         check_options(config)
     disable()
+    from megatron.core import parallel_state
+    from megatron.core.distributed import DistributedDataParallel
+
     if gradients:
-        from megatron.core.distributed import DistributedDataParallel
-
-        cure = getattr(config, "cure_frozen_embeddings", True)
-        if cure if cure_frozen_embeddings is None else cure_frozen_embeddings:
-            _replace(DistributedDataParallel, "__init__", _then_cure)
+        cure = _then_cure(cure_frozen_embeddings, otherwise=getattr(config, "cure_frozen_embeddings", True))
+        _replace(DistributedDataParallel, "__init__", cure)
         _replace(DistributedDataParallel, "__init__", _then_attach)
-    if tensors or stages:
-        from megatron.core import parallel_state
-
-        names = (TENSOR if tensors else ()) + (PIPELINE if stages else ())
-        _replace(parallel_state, "initialize_model_parallel", _then_replace(names))
+    flags = ["--use-bps-tp"] * tensors + ["--use-bps-pp"] * stages
+    if flags:
+        _replace(DistributedDataParallel, "__init__", _then_warn_of_idle(flags))
+    # Without these flags, too: this rank has to tell ranks that have them.
+    _replace(parallel_state, "initialize_model_parallel", _then_replace(flags))
     return True
 
 
@@ -94,7 +102,7 @@ def disable() -> None:
 
 
 @contextlib.contextmanager
-def enabled(config: Any = None, **flags: bool) -> Iterator[bool]:
+def enabled(config: Any = None, **flags: bool | None) -> Iterator[bool]:
     """enable() for the models that are made within this context."""
     try:
         yield enable(config, **flags)
@@ -113,6 +121,7 @@ def _then_attach(initialise: Any) -> Any:
     def initialise_and_attach(self: Any, config: Any, ddp_config: Any, *args: Any, **options: Any) -> None:
         if not is_set(ddp_config, "--use-dpu-reduce", otherwise=True):
             initialise(self, config, ddp_config, *args, **options)
+            membership.init()  # other ranks may make a model that uses it, and all ranks join
             return
         with MappedBuffers():
             initialise(self, config, ddp_config, *args, **options)
@@ -121,14 +130,44 @@ def _then_attach(initialise: Any) -> Any:
     return initialise_and_attach
 
 
-def _then_cure(initialise: Any) -> Any:
-    @functools.wraps(initialise)
-    def initialise_and_cure(self: Any, *args: Any, **options: Any) -> None:
-        initialise(self, *args, **options)
-        if is_set(self.ddp_config, "--use-dpu-reduce", otherwise=True):
-            cure_frozen_embedding(self.module, self.config)
+def _then_cure(keyword: bool | None, *, otherwise: bool) -> Callable[[Any], Any]:
+    def wrap(initialise: Any) -> Any:
+        @functools.wraps(initialise)
+        def initialise_and_cure(self: Any, *args: Any, **options: Any) -> None:
+            initialise(self, *args, **options)
+            own = getattr(self.ddp_config, "cure_frozen_embeddings", otherwise)
+            wanted = own if keyword is None else keyword
+            if wanted and is_set(self.ddp_config, "--use-dpu-reduce", otherwise=True):
+                cure_frozen_embedding(self.module, self.config)
 
-    return initialise_and_cure
+        return initialise_and_cure
+
+    return wrap
+
+
+def _then_warn_of_idle(flags: Sequence[str]) -> Callable[[Any], Any]:
+    """Warns of flags without effect when the first model is made."""
+    waiting = list(flags)
+
+    def wrap(initialise: Any) -> Any:
+        @functools.wraps(initialise)
+        def initialise_and_warn(self: Any, *args: Any, **options: Any) -> None:
+            import torch.distributed as dist
+
+            initialise(self, *args, **options)
+            idle = [flag for flag in waiting if not is_replaced(flag)]
+            waiting.clear()
+            if idle and dist.get_rank() == 0:
+                warnings.warn(
+                    f"{' and '.join(idle)} replaced no group: those groups have one rank, or were not made by "
+                    "Megatron's initialize_model_parallel() after enable(). Groups of a HyperCommGrid or of an own "
+                    "ProcessGroupCollection stay as they are",
+                    stacklevel=2,
+                )
+
+        return initialise_and_warn
+
+    return wrap
 
 
 def attach(ddp: Any) -> int:
@@ -177,12 +216,15 @@ def _attach_to(bucket_group: Any, name: str, priority: int) -> int:
     return replaced
 
 
-def _then_replace(names: Sequence[str]) -> Callable[[Any], Any]:
+def _then_replace(flags: Sequence[str]) -> Callable[[Any], Any]:
     def wrap(initialise: Any) -> Any:
         @functools.wraps(initialise)
         def initialise_and_replace(*args: Any, **options: Any) -> None:
             initialise(*args, **options)
-            replace_groups(names)
+            given = inspect.signature(initialise).bind(*args, **options)
+            given.apply_defaults()
+            minutes = given.arguments.get("distributed_timeout_minutes")
+            replace_groups(flags, None if minutes is None else timedelta(minutes=minutes))
 
         return initialise_and_replace
 

@@ -12,7 +12,8 @@ from bps_rdma.errors import InvalidArgumentError
 FLAGS = {
     "--use-dpu-reduce": "synchronise gradients by push/pull (bps_rdma)",
     "--use-dpu-tp-reduce": "run the collectives of tensor parallelism through bps_rdma, too",
-    "--use-bps-pp": "run what pipeline stages send each other through bps_rdma, too",
+    "--use-bps-pp": "run what pipeline stages send each other through bps_rdma, too; of two stages without batched "
+    "messages only activations",
 }
 # The names that users type, who need no DPU; those above come from forks of Megatron.
 ALIASES = {"--use-dpu-reduce": "--use-bps", "--use-dpu-tp-reduce": "--use-bps-tp"}
