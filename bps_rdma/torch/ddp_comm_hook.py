@@ -9,8 +9,9 @@ import torch
 import torch.distributed as dist
 
 from bps_rdma import job
+from bps_rdma.arrays import Dtype
 from bps_rdma.operations import OperationOptions, ReduceOp
-from bps_rdma.operations.options import AnyCompression, text_of
+from bps_rdma.operations.options import EXACT, NONE, AnyCompression, text_of
 from bps_rdma.torch import transfer
 from bps_rdma.torch.backend.folded import sum_sparse
 from bps_rdma.torch.backend.pending import Pending
@@ -21,6 +22,9 @@ from bps_rdma.torch.units import Sent, as_real
 
 class HookState:
     """What ddp_comm_hook() does with the buckets of one model. All ranks make theirs in the same order.
+
+    The first pass that is synchronised travels uncompressed: torch then fills the buckets anew, in the order in which
+    gradients became ready. Feedback and momentum therefore belong to the buckets that stay.
 
     Args:
         group: of torch.distributed or of bps_rdma; None: all workers.
@@ -36,15 +40,24 @@ class HookState:
     def __init__(
         self, group: AnyGroup = None, compression: AnyCompression | None = None, exact: bool | None = None
     ) -> None:
-        smallest = job.current().min_compress_bytes
-        self._sent = Sent(unique("ddp hook"), group_of(group), text_of(compression, exact), smallest)
+        running = job.current()
+        method = text_of(compression, exact)
+        self._sent = Sent(unique("ddp hook"), group_of(group), method, running.min_compress_bytes)
+        self._is_exact = running.compression(Dtype.float32, 1 << 60, method) == EXACT
+        self._numbers: dict[tuple[int, ...], int] = {}  # the parameters of a bucket -> its number
+        self._is_first_pass = True
 
     def options(self, bucket: Any) -> OperationOptions:
-        """Those of the operation for one of torch's buckets; buckets that are filled anew may be of another size."""
+        """Those of the operation for one of torch's buckets. A name stands for the same parameters at all times."""
         tensor = as_real(bucket.buffer())
-        name = f"{self._sent.prefix}.bucket {bucket.index()} of {tensor.numel()}"
+        parameters = tuple(map(id, bucket.parameters()))
+        name = f"{self._sent.prefix}.bucket {self._numbers.setdefault(parameters, len(self._numbers))}"
+        was_first, self._is_first_pass = self._is_first_pass, self._is_first_pass and not bucket.is_last()
         if tensor.layout is not torch.strided:  # rows travel as they are
             return OperationOptions(ReduceOp.average, name, group=self._sent.group)
+        if was_first and not self._is_exact:
+            name += " in the first pass"
+            return OperationOptions(ReduceOp.average, name, group=self._sent.group, compression=NONE)
         return self._sent.options(name, 0, tensor.dtype, tensor.numel())
 
 
