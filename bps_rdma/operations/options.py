@@ -21,7 +21,7 @@ class OperationOptions(NamedTuple):  # immutable like a frozen dataclass, and ma
     """The options of one operation.
 
     Attributes:
-        op: the reduction; it must be the sum for operations that only move data: servers would divide these, too.
+        op: the reduction; ignored by operations that only move data.
         name: identifies the tensor on all ranks. None: calls are matched by their order per kind, dtype and size.
         priority: operations with a higher priority are sent first.
         group: the ranks that take part; None: all workers.

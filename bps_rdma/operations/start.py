@@ -13,12 +13,13 @@ from bps_rdma.agreement import group_of
 from bps_rdma.errors import InvalidArgumentError, InvalidTensorError, RoundAbortedError
 from bps_rdma.job import current, resume
 from bps_rdma.operations.declare import declared
-from bps_rdma.operations.options import AVERAGE, OperationOptions
+from bps_rdma.operations.options import AVERAGE, SUM, OperationOptions
 from bps_rdma.running_job import Job
 
 Handle = _core.Handle
 Kind = _core.Kind
 _NOBODY = (1 << 32) - 1  # the root that means: no rank
+_MOVING = (Kind.all_gather, Kind.broadcast, Kind.store)
 _PUSH_PULL, _BOOL = Kind.push_pull, arrays.Dtype.bool  # looked up once: an attribute of an enum costs a call
 
 
@@ -192,6 +193,8 @@ def tensor_of(job: Job, kind: Kind, source: arrays.Memory, count: int, options: 
 def run(described: Described, options: OperationOptions) -> Handle[Any]:
     """Starts an operation that has been described."""
     kind, source, target, result, count, root, _, again, like = described
+    if options.op is not SUM and kind in _MOVING:  # servers would divide what is only moved
+        options = options._replace(op=SUM)
     return _start(kind, source, target, result, count, options, root=root, again=again, like=like)
 
 

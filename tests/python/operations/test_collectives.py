@@ -74,6 +74,26 @@ def test_a_gathered_part_may_be_changed_or_lie_in_the_result(transport):
     harness.run(gathered_and_changed, workers=3, env={"BPS_TRANSPORT": transport})
 
 
+def moves_with_any_reduction(bps: Any) -> None:
+    from bps_rdma.operations import OperationOptions, ReduceOp, start
+
+    for op in (ReduceOp.average, ReduceOp.product):
+        options = OperationOptions(op, f"moved by {op.name}")
+        own = np.full(4, 3.0 + bps.rank(), np.float32)
+        found = start.all_gather(own, None, options).wait()
+        np.testing.assert_array_equal(found, [3] * 4 + [4] * 4)
+        start.broadcast(own, 1, options._replace(name=f"told by {op.name}")).wait()
+        np.testing.assert_array_equal(own, [4] * 4)
+        for method in (start.store, start.unstore):
+            arguments = (own, 1) if method is start.store else (own,)
+            method(*arguments, options._replace(name=f"kept by {op.name}")).wait()
+            np.testing.assert_array_equal(own, [4] * 4)
+
+
+def test_what_is_only_moved_is_not_reduced():
+    harness.run(moves_with_any_reduction, workers=2)
+
+
 def pull_waits(bps: Any) -> float:
     """Rank 0 pulls long before rank 1 pushes."""
     if bps.rank() == 1:
