@@ -116,12 +116,17 @@ def check_parameter(name: str, parameter: torch.nn.Parameter) -> None:
         )
 
 
+def inexact(name: str, kind: str) -> InvalidTensorError:
+    """The error for gradients of this kind, sparse or complex, whose means are to be exact."""
+    return InvalidTensorError(
+        f"gradients of {name} are {kind}, and means of these cannot be exact",
+        "pass exact=False; or make the layer with sparse=False, or with a real parameter",
+    )
+
+
 def check_exact(entries: Iterable[IndexedParameter], sparse: Container[str]) -> None:
     """Raises InvalidTensorError for the first parameter whose gradients have no exact mean; names it."""
     for entry in entries:
         kind = "sparse" if entry.name in sparse else "complex" if entry.parameter.is_complex() else None
         if kind is not None:
-            raise InvalidTensorError(
-                f"gradients of {entry.name!r} are {kind}, and means of these cannot be exact",
-                "pass exact=False; or make the layer with sparse=False, or with a real parameter",
-            )
+            raise inexact(repr(entry.name), kind)

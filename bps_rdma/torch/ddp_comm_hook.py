@@ -16,6 +16,7 @@ from bps_rdma.torch import transfer
 from bps_rdma.torch.backend.folded import sum_sparse
 from bps_rdma.torch.backend.pending import Pending
 from bps_rdma.torch.backend.work import BpsWork
+from bps_rdma.torch.checks import inexact
 from bps_rdma.torch.membership import AnyGroup, group_of, unique
 from bps_rdma.torch.units import Sent, as_real
 
@@ -53,6 +54,9 @@ class HookState:
         parameters = tuple(map(id, bucket.parameters()))
         name = f"{self._sent.prefix}.bucket {self._numbers.setdefault(parameters, len(self._numbers))}"
         was_first, self._is_first_pass = self._is_first_pass, self._is_first_pass and not bucket.is_last()
+        kind = _kind_without_exact_mean(bucket)
+        if kind is not None and self._is_exact:
+            raise inexact(f"bucket {bucket.index()}", kind)
         if tensor.layout is not torch.strided:  # rows travel as they are
             return OperationOptions(ReduceOp.average, name, group=self._sent.group)
         if was_first and not self._is_exact:
@@ -74,13 +78,17 @@ def ddp_comm_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[t
         A future of the bucket's tensor, in place.
 
     Raises:
-        NotInitializedError, InvalidTensorError: nothing has been sent. Later errors are raised by backward(), as a
-            RuntimeError with the text of the error.
+        NotInitializedError: nothing has been sent.
+        InvalidTensorError: nothing has been sent. For example, means are to be exact, and the bucket is sparse or
+            complex. Later errors are raised by backward(), as a RuntimeError with the text of the error.
     """
     tensor = bucket.buffer()
     if isinstance(state, HookState):
         options = state.options(bucket)
     else:
+        kind = _kind_without_exact_mean(bucket)
+        if kind is not None and job.current().compression(Dtype.float32, 1 << 60, None) == EXACT:
+            raise inexact(f"bucket {bucket.index()}", kind)
         options = OperationOptions(ReduceOp.average, group=group_of(state))
     if tensor.layout is torch.strided:
         pending = Pending([transfer.all_reduce(as_real(tensor), options)])
@@ -90,6 +98,12 @@ def ddp_comm_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[t
         pending = sum_sparse(tensor, ReduceOp.average, ranks, options)
     work = BpsWork("all_reduce", pending.handles, pending.finishes, [tensor], [tensor])
     return work.get_future().then(_first)  # type: ignore[no-any-return]
+
+
+def _kind_without_exact_mean(bucket: Any) -> str | None:
+    if bucket.buffer().layout is not torch.strided:
+        return "sparse"
+    return "complex" if any(each.is_complex() for each in bucket.parameters()) else None
 
 
 def _first(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:

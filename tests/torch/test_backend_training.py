@@ -143,6 +143,29 @@ def test_the_hook_takes_sparse_and_complex_gradients_and_compresses_the_others()
             assert (difference > 1e-5) == compresses
 
 
+def exact_states(_: Any, is_sparse: bool, has_state: bool) -> None:
+    import bps_rdma.torch as bps
+
+    joined("gloo")
+    net = Sparse()
+    net.words.sparse = is_sparse
+    ddp = nn.parallel.DistributedDataParallel(net, bucket_cap_mb=1e-9)
+    ddp.register_comm_hook(bps.HookState(exact=True) if has_state else None, bps.ddp_comm_hook)
+    kind = "(sparse|complex)" if is_sparse else "complex"
+    with pytest.raises(RuntimeError, match=rf"gradients of bucket \d are {kind}, and means of these cannot be exact"):
+        ddp(torch.arange(12)).pow(2).mean().backward()
+    dist.barrier()  # the other one may still wait for an earlier bucket
+    bps.shutdown()
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("is_sparse", [False, True])
+@pytest.mark.parametrize("has_state", [False, True])
+def test_the_hook_refuses_exact_means_of_sparse_and_complex_gradients(is_sparse: bool, has_state: bool) -> None:
+    env = {} if has_state else {"BPS_EXACT": "1"}
+    harness.run(exact_states, is_sparse, has_state, workers=2, init=False, env=env)
+
+
 def with_fsdp(_: Any) -> None:
     from torch.distributed.fsdp import fully_shard
     from torch.nn.utils import clip_grad_norm_
