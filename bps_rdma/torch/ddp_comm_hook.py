@@ -35,7 +35,7 @@ class HookState:
 
     Raises:
         NotInitializedError: bps_rdma does not run.
-        InvalidArgumentError: what is compressed is not exact.
+        InvalidArgumentError: both compression and exact are given.
     """
 
     def __init__(
