@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from bps_rdma import job
 from bps_rdma.arrays import Dtype
+from bps_rdma.errors import InvalidArgumentError
 from bps_rdma.operations import OperationOptions, ReduceOp
 from bps_rdma.operations.options import EXACT, NONE, AnyCompression, text_of
 from bps_rdma.torch import transfer
@@ -79,6 +80,7 @@ def ddp_comm_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[t
 
     Raises:
         NotInitializedError: nothing has been sent.
+        InvalidArgumentError: a bucket is sparse, and `state` is no HookState.
         InvalidTensorError: nothing has been sent. For example, means are to be exact, and the bucket is sparse or
             complex. Later errors are raised by backward(), as a RuntimeError with the text of the error.
     """
@@ -93,7 +95,11 @@ def ddp_comm_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[t
     if tensor.layout is torch.strided:
         pending = Pending([transfer.all_reduce(as_real(tensor), options)])
     else:
-        options = options._replace(name=options.name or f"ddp hook, bucket {bucket.index()}")
+        if options.name is None:  # those of two models would be matched by their order
+            raise InvalidArgumentError(
+                f"bucket {bucket.index()} is sparse, and the hook has no HookState that names its rows",
+                "pass bps_rdma.torch.HookState(group) to register_comm_hook(), one for each model",
+            )
         ranks = transfer.members_of(options.group).size
         pending = sum_sparse(tensor, ReduceOp.average, ranks, options)
     work = BpsWork("all_reduce", pending.handles, pending.finishes, [tensor], [tensor])

@@ -143,6 +143,23 @@ def test_the_hook_takes_sparse_and_complex_gradients_and_compresses_the_others()
             assert (difference > 1e-5) == compresses
 
 
+def sparse_without_state(_: Any) -> None:
+    import bps_rdma.torch as bps
+
+    joined("gloo")
+    net = nn.parallel.DistributedDataParallel(nn.Embedding(12, 4, sparse=True))
+    net.register_comm_hook(None, bps.ddp_comm_hook)
+    with pytest.raises(RuntimeError, match="is sparse, and the hook has no HookState"):
+        net(torch.arange(12)).pow(2).mean().backward()
+    dist.barrier()
+    bps.shutdown()
+    dist.destroy_process_group()
+
+
+def test_the_hook_needs_a_state_for_sparse_gradients() -> None:
+    harness.run(sparse_without_state, workers=2, init=False)
+
+
 def exact_states(_: Any, is_sparse: bool, has_state: bool) -> None:
     import bps_rdma.torch as bps
 
