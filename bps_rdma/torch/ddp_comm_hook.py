@@ -49,6 +49,10 @@ class HookState:
         self._numbers: dict[tuple[int, ...], int] = {}  # the parameters of a bucket -> its number
         self._is_first_pass = True
 
+    def wrapped_anew(self) -> None:
+        """Notes that the same model has a new DDP, which begins with another first pass."""
+        self._is_first_pass = True
+
     def options(self, bucket: Any) -> OperationOptions:
         """Those of the operation for one of torch's buckets. A name stands for the same parameters at all times."""
         tensor = as_real(bucket.buffer())

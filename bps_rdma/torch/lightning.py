@@ -7,12 +7,14 @@ process group and wraps the model, as its DDPStrategy does. It would leave out a
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 from lightning.fabric.strategies import STRATEGY_REGISTRY
 from lightning.fabric.strategies import DDPStrategy as FabricDDPStrategy
 from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
 
+from bps_rdma import job
 from bps_rdma.errors import InvalidArgumentError
 from bps_rdma.operations.options import AnyCompression
 from bps_rdma.torch import membership
@@ -48,10 +50,23 @@ class _Averaged:
             )
         super().__init__(process_group_backend=process_group_backend, **options)  # type: ignore[call-arg]
         self._averaging = compression, exact
+        self._states: list[tuple[Any, Any, HookState]] = []  # weak references to a model and its job
 
     def _average(self, model: Any) -> None:
         membership.init()  # if a group of another backend was there already
-        model.register_comm_hook(HookState(None, *self._averaging), ddp_comm_hook)
+        model.register_comm_hook(self._state_of(model.module), ddp_comm_hook)
+
+    def _state_of(self, module: Any) -> HookState:
+        """The same for each fit() of a model, so that names on the servers do not become more and more."""
+        running = job.current()
+        self._states = [each for each in self._states if each[0]() is not None and each[1]() is running]
+        for known, _, state in self._states:
+            if known() is module:
+                state.wrapped_anew()
+                return state
+        state = HookState(None, *self._averaging)
+        self._states.append((weakref.ref(module), weakref.ref(running), state))
+        return state
 
     @classmethod
     def register_strategies(cls, strategy_registry: Any) -> None:

@@ -131,6 +131,28 @@ def test_lightning_with_our_hook(tmp_path):
         assert said == expected | {"backend": backend}
 
 
+def states_of_models(_):
+    import torch
+    import torch.distributed as dist
+
+    import bps_rdma.torch
+    from bps_rdma.torch.lightning import BpsFabricStrategy
+
+    dist.init_process_group("gloo")
+    bps_rdma.torch.init()
+    strategy, models = BpsFabricStrategy(), [torch.nn.Linear(2, 2) for _ in range(2)]
+    states = [strategy._state_of(model) for model in (*models, *models)]
+    assert states[:2] == states[2:]
+    assert states[0] is not states[1]
+    dist.barrier()
+    bps_rdma.torch.shutdown()
+    dist.destroy_process_group()
+
+
+def test_a_model_keeps_its_names_from_fit_to_fit():
+    harness.run(states_of_models, workers=2, init=False)
+
+
 def test_lightning_with_another_hook_is_refused():
     from bps_rdma.torch.lightning import BpsStrategy
 
