@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "worker/shifts.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "core/interrupt.h"
@@ -37,9 +38,9 @@ void Shifts::call_off() {
 
 void Shifts::end(std::shared_ptr<const Places> places, std::span<const van::TensorRound> from) {
   const std::lock_guard lock(mutex_);
-  before_ = std::exchange(latest_, std::move(places));
-  from_before_ = std::exchange(from_, {});
-  for (const van::TensorRound& first : from) from_[first.key()] = first.round;
+  std::ranges::rotate(known_, known_.end() - 1);
+  known_.front() = {std::move(places), {}};
+  for (const van::TensorRound& first : from) known_.front().from[first.key()] = first.round;
   state_ = (state_ / 2 + 1) * 2;
   changed_.notify_all();
 }
@@ -53,7 +54,7 @@ void Shifts::stop() {
 
 bool Shifts::is_early(const Tensor& tensor, std::uint32_t round) {
   const std::lock_guard lock(mutex_);
-  return is_before(from_, tensor, round);
+  return is_before(known_.front().from, tensor, round);
 }
 
 std::shared_ptr<const Plans> Shifts::plans_of(Tensor& tensor, const Request& request, std::uint32_t round,
@@ -68,14 +69,15 @@ std::shared_ptr<const Plans> Shifts::plans_of(Tensor& tensor, const Request& req
                   "'" + tensor.name + "' waits for the scheduler, which is about to change what each server sums",
                   "look whether the scheduler's process is stopped");
     }
-    const bool is_early = is_before(from_, tensor, round);
-    if (is_before(from_before_, tensor, round)) {  // the thread that calls has slept through a whole shift
+    const auto found =
+        std::ranges::find_if_not(known_, [&](const Placement& one) { return is_before(one.from, tensor, round); });
+    if (found == known_.end()) {  // the thread that calls has slept through two whole shifts
       throw Error(ErrorCode::kTimeout, "'" + tensor.name + "' was started too slowly: its servers have changed twice",
                   "give this process more processor time");
     }
-    places = is_early ? before_ : latest_;
+    places = found->places;
     if (!places) return nullptr;
-    shift = state_ / 2 - (is_early ? 1 : 0);
+    shift = state_ / 2 - static_cast<std::uint32_t>(found - known_.begin());
     for (const auto& known : tensor.shifted) {
       if (known && known->shift == shift) return known;
     }
@@ -85,7 +87,7 @@ std::shared_ptr<const Plans> Shifts::plans_of(Tensor& tensor, const Request& req
   for (const auto& known : tensor.shifted) {
     if (known && known->shift == shift) return known;  // another thread was faster
   }
-  return tensor.shifted[shift % 2] = std::move(made);
+  return tensor.shifted[shift % tensor.shifted.size()] = std::move(made);
 }
 
 }  // namespace bps::worker

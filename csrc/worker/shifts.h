@@ -2,13 +2,15 @@
 // The weights of servers that change while the job runs, as a worker sees it: which placement a round of a tensor has.
 // van/shift.h tells how all ranks agree on that.
 //
-// Until the first shift a tensor has the plans that it was declared with. A worker knows two placements at most, the
-// latest one and the one before. What servers keep from round to round does not move: stored tensors, and what error
-// feedback remembers, always have the first placement.
+// Until the first shift a tensor has the plans that it was declared with. Rounds that are open have the latest
+// placement or the one before. A worker knows one more, for a thread that sleeps between the number of its round and
+// its plans. What servers keep from round to round does not move: stored tensors, and what error feedback remembers,
+// always have the first placement.
 //
 // Threading: begin(), call_off() and end() belong to the van's thread; any thread may ask for plans.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
@@ -51,7 +53,7 @@ class Shifts {
   // The latest placement; null: that of the worker.
   std::shared_ptr<const Places> latest() const {
     const std::lock_guard lock(mutex_);
-    return latest_;
+    return known_.front().places;
   }
   // How many there were.
   std::uint32_t done() const { return state_.load() / 2; }
@@ -59,14 +61,17 @@ class Shifts {
  private:
   static constexpr std::uint32_t kOpen = 1;
 
+  struct Placement {
+    std::shared_ptr<const Places> places;         // null: those of the worker
+    std::map<std::uint64_t, std::uint32_t> from;  // the first round of a tensor, by van::TensorRound::key()
+  };
+
   std::atomic<std::uint32_t> state_{0};  // twice the shifts that are done, plus 1 while one is open
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   // ---- Guarded by mutex_
   bool stopped_ = false;
-  std::shared_ptr<const Places> latest_, before_;  // null: those of the worker
-  // The first round of a tensor in the latest placement, and in the one before; by van::TensorRound::key().
-  std::map<std::uint64_t, std::uint32_t> from_, from_before_;
+  std::array<Placement, Tensor::kShifts> known_;  // the latest one first
 };
 
 }  // namespace bps::worker

@@ -40,11 +40,12 @@ struct Tensor {
   Dtype dtype{};
   std::uint64_t bytes = 0;
   std::string shape;
-  tensor::Partitioning whole;                           // push_pull, broadcast
-  tensor::Partitioning sharded;                         // reduce_scatter, all_gather: one shard per member
-  tensor::Partitioning fed_back;                        // what is remembered of push_pulls: `whole`, in float32
-  Plans plans;                                          // as it was declared
-  std::array<std::shared_ptr<const Plans>, 2> shifted;  // those since, which are in use: of Shifts
+  tensor::Partitioning whole;     // push_pull, broadcast
+  tensor::Partitioning sharded;   // reduce_scatter, all_gather: one shard per member
+  tensor::Partitioning fed_back;  // what is remembered of push_pulls: `whole`, in float32
+  Plans plans;                    // as it was declared
+  static constexpr std::size_t kShifts = 3;
+  std::array<std::shared_ptr<const Plans>, kShifts> shifted;  // those since, which are in use: of Shifts
   std::atomic<std::uint32_t> next_round{0};
   // push() and pull() apart: which round each of them is at.
   std::atomic<std::uint32_t> next_pull{0};
