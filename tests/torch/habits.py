@@ -41,7 +41,7 @@ class Trained:
                 plain, process_group=group if wrapper == "backend" else None, find_unused_parameters=unused
             )
             if wrapper == "hook":
-                self.model.register_comm_hook(None, bps.ddp_comm_hook)
+                self.model.register_comm_hook(bps.HookState(), bps.ddp_comm_hook)
         if wrapper == "ZeRO":
             self.optimizer: Any = bps.ShardedOptimizer(plain.parameters(), make, **options)
         else:
