@@ -38,7 +38,7 @@ void Shifts::call_off() {
 
 void Shifts::end(std::shared_ptr<const Places> places, std::span<const van::TensorRound> from) {
   const std::lock_guard lock(mutex_);
-  std::ranges::rotate(known_, known_.end() - 1);
+  std::rotate(known_.begin(), known_.end() - 1, known_.end());
   known_.front() = {std::move(places), {}};
   for (const van::TensorRound& first : from) known_.front().from[first.key()] = first.round;
   state_ = (state_ / 2 + 1) * 2;
