@@ -100,7 +100,9 @@ van::VanEvents CurrentView::events() {
             with_worker([&](worker::Worker& worker) { van_->tell(van::Rounds{shift.number, worker.begin_shift()}); });
           },
       .on_shift_ended =
-          [this](const van::EndShift& shift) { with_worker([&](worker::Worker& worker) { worker.end_shift(shift); }); },
+          [this](const van::EndShift& shift) {
+            with_worker([&](worker::Worker& worker) { worker.planner().end_shift(shift); });
+          },
       .find_stuck = [this](Duration silence) { return find_stuck(silence); },
       .is_in_use =
           [this] {

@@ -147,7 +147,7 @@ std::string Report::describe_job() const {
 std::string Report::describe_members() const {
   JsonList list;
   const worker::Worker* const worker = view_.worker();
-  const van::Membership members = worker != nullptr ? worker->membership() : van_.membership();
+  const van::Membership members = worker != nullptr ? worker->planner().membership() : van_.membership();
   const auto weights = van::ServerWeights::of_job(members, van::Hosts(members));
   const std::vector<std::uint32_t> shares = weights ? weights->of(members.all()) : std::vector<std::uint32_t>();
   const worker::Deal deal = worker != nullptr ? worker->deal() : worker::Deal{};

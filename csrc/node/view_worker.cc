@@ -76,7 +76,7 @@ void View::make_worker_loop(std::size_t index, const worker::Worker& worker, van
   worker::WorkerLoopOptions options = loop_options(options_.settings.worker);
   options.index = index;
   options.two_phase = worker.survives_servers();
-  options.places = worker.places().count();
+  options.places = worker.planner().places().count();
   options.epoch = van.membership().epoch;
   options.name = van.self().describe();
   options.silence_s = options_.settings.deadlines.heartbeat;
@@ -143,18 +143,19 @@ std::unique_ptr<worker::Worker> View::connect_worker(van::Van& van) {
   const Deadline deadline = Deadline::after(patience_s);
   for (std::size_t i = 0; i < options_.worker_loops; ++i) {
     make_worker_loop(i, *worker, van);
-    const std::vector<std::size_t> places = worker->places().needed(i, options_.worker_loops, worker->world());
+    const std::vector<std::size_t> places =
+        worker->planner().places().needed(i, options_.worker_loops, worker->declarations().world());
     for (const std::size_t place : places) connector_->connect(i, place, deadline);
     Loop& loop = loops_[i];
     loop.reactor->call([&] { loop.reactor->add(loop.worker_loop.get()); });
     worker->add_loop(loop.worker_loop.get(), loop.reactor.get(), places);
   }
-  worker->connect_by([this, patience_s](std::size_t worker_loop, std::size_t place) {
+  worker->planner().connect_by([this, patience_s](std::size_t worker_loop, std::size_t place) {
     connector_->connect(worker_loop, place, Deadline::after(patience_s));
   });
   // All ranks cut tensors in the same way. And a relay that is not connected yet could not pass on what it is sent.
   if (has_several_hosts(van.membership())) {
-    const std::uint64_t most = van.barrier(worker->world(), patience_s, wished_partition(van));
+    const std::uint64_t most = van.barrier(worker->declarations().world(), patience_s, wished_partition(van));
     if (most > 0) worker->limit_partitions(most);
   }
   return worker;

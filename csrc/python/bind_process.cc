@@ -125,7 +125,7 @@ std::vector<std::shared_ptr<worker::Tensor>> declare(Process& process, const std
   for (const auto& [group, name, dtype, count, shape, compression] : specs) {
     tensors.push_back({group, name, static_cast<std::uint8_t>(dtype), count, shape, compression});
   }
-  return process.worker().declare(tensors);
+  return process.worker().declarations().declare(tensors);
 }
 
 using ProcessClass = py::class_<Process, OwnedProcess>;
@@ -164,7 +164,7 @@ void bind_views(ProcessClass& process) {
       .def("take_incomplete", &Process::take_incomplete, "Of a process that has been renewed.")
       .def("declare_like",
            as_call(+[](Process& p, const std::shared_ptr<worker::Tensor>& like, std::uint32_t group,
-                       const std::string& name) { return p.worker().declare_like(*like, group, name); }),
+                       const std::string& name) { return p.worker().declarations().declare_like(*like, group, name); }),
            py::arg("like"), py::arg("group"), py::arg("name"), MayWait(),
            "A name that is used once, in the partitions of a tensor of an earlier view.")
       .def("resume",
@@ -203,14 +203,14 @@ void bind_facts(ProcessClass& process) {
       .def_property_readonly("timeout_s", as_call(+[](Process& p) { return p.operation_timeout_s(); }))
       .def_property_readonly("workers", as_call(+[](Process& p) { return p.van().membership().workers; }))
       .def_property_readonly("servers", as_call(+[](Process& p) { return p.van().membership().servers; }))
-      .def_property_readonly("rank", as_call(+[](Process& p) { return p.worker().rank(); }))
+      .def_property_readonly("rank", as_call(+[](Process& p) { return p.worker().declarations().rank(); }))
       .def("describe", as_call(+[](Process& p) {
              std::vector<std::string> nodes;
              for (const van::Node& node : p.van().membership().nodes) nodes.push_back(node.describe());
              return nodes;
            }))
       .def("servers_of",
-           as_call(+[](Process& p, const worker::Tensor& t) { return p.worker().places().servers_of(t); }),
+           as_call(+[](Process& p, const worker::Tensor& t) { return p.worker().planner().places().servers_of(t); }),
            py::arg("tensor"), "By partition: the rank of the server that sums it.");
 }
 
@@ -251,17 +251,17 @@ void bind_reports(ProcessClass& process) {
 void bind_calls(ProcessClass& process) {
   process
       .def("barrier", as_call(+[](Process& p, std::uint32_t group, double timeout_s) {
-             p.van().barrier(*p.worker().group(group), checked_timeout(timeout_s));
+             p.van().barrier(*p.worker().declarations().group(group), checked_timeout(timeout_s));
            }),
            py::arg("group"), py::arg("timeout_s"), MayWait())
       .def("end_step", as_call(+[](Process& p, std::uint32_t group, double timeout_s) {
-             p.van().end_step(*p.worker().group(group), checked_timeout(timeout_s));
+             p.van().end_step(*p.worker().declarations().group(group), checked_timeout(timeout_s));
            }),
            py::arg("group"), py::arg("timeout_s"), MayWait(),
            "As barrier, where processes that wait to enter the job may do so.")
       .def("new_group",
            as_call(+[](Process& p, std::vector<std::uint32_t> ranks, const std::string& name, double timeout_s) {
-             return p.worker().new_group(std::move(ranks), name, checked_timeout(timeout_s)).id;
+             return p.worker().declarations().new_group(std::move(ranks), name, checked_timeout(timeout_s)).id;
            }),
            py::arg("ranks"), py::arg("name"), py::arg("timeout_s"), MayWait())
       .def("declare", as_call(&declare), py::arg("tensors"), MayWait(),

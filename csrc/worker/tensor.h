@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // A declared name: its id, its cut into partitions, and which loop and server each partition belongs to.
 //
-// Threading: made once, by Worker::declare(); from then on any thread reads it, and what changes is atomic. `alone` is
-// made under the mutex of Worker, and the compressor has rules of its own.
+// Threading: Declarations make it once; from then on any thread reads it, and what changes is atomic. `alone` is made
+// under their mutex, and the compressor has rules of its own.
 #pragma once
 
 #include <array>

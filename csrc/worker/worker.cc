@@ -1,35 +1,57 @@
 // SPDX-License-Identifier: Apache-2.0
-// Operations, from their start to the loops. Tensors are in worker_tensors.cc, losses and failures in worker_losses.cc.
 #include "worker/worker.h"
 
 #include <algorithm>
-#include <limits>
 #include <thread>
 #include <utility>
 
+#include "worker/round_numbers.h"
+
 namespace bps::worker {
+namespace {
+
+void require_direct(const WorkerOptions& options) {
+  if (options.hosts.active()) {
+    throw Error(ErrorCode::kInvalidArgument, "the ranks of each host sum first, and no rank can add to weights alone",
+                "set BPS_ASYNC=1, or BPS_HOST_SUM=0, in all processes of the job");
+  }
+}
+
+// What the streams of a device's arrays have reached now.
+std::unique_ptr<DeviceArrays> take_points(const Tensor& tensor, const Request& request, const DeviceMemory& memory) {
+  if (tensor.compressor && tensor.compressor->applies(request.kind, request.op)) {
+    throw Error(ErrorCode::kInvalidArgument, "'" + tensor.name + "' is compressed, and its array is on a GPU",
+                "pass compression=Uncompressed(), or a copy of the array in CPU memory");
+  }
+  auto arrays = std::make_unique<DeviceArrays>(*memory.device);
+  const auto& [source, target] = memory.streams;
+  if (source != 0) arrays->ready[0] = memory.device->record(source);
+  if (target != 0 && target != source) arrays->ready[1] = memory.device->record(target);
+  return arrays;
+}
+
+}  // namespace
 
 Worker::Worker(WorkerOptions options, van::Van& van)
     : options_(std::move(options)),
       van_(van),
-      places_(options_.key_map, options_.server_places, options_.weights, options_.own_server, options_.hosts, rank()),
-      late_connections_(places_.count()),
-      gone_(van, options_.hosts) {
-  van::Group all;
-  for (std::uint32_t rank = 0; rank < van.membership().workers; ++rank) all.ranks.push_back(rank);
-  groups_[0] = std::make_shared<const van::Group>(std::move(all));
-}
+      planner_(options_, van),
+      declarations_(options_, van, planner_, worker_loops_, recorder_, view_ended_),
+      gone_(van, options_.hosts) {}
 
 void Worker::add_loop(WorkerLoop* worker_loop, transport::Reactor* reactor, std::span<const std::size_t> connected) {
   worker_loops_.push_back({worker_loop, reactor});
   worker_loop->events.when_failing = [this, worker_loop](const std::shared_ptr<Operation>& operation) {
     cancel(operation, worker_loop);
   };
-  late_connections_.add_loop(connected);
+  planner_.add_loop(connected);
 }
 
 void Worker::cancel(const std::shared_ptr<Operation>& operation, const WorkerLoop* except) {
-  note_failure(operation);
+  if (const ErrorCode code = operation->failure()->code(); code != ErrorCode::kNotInitialized) {
+    failed_.add(operation, sequence_.load());
+    if (on_failure && code != ErrorCode::kRoundAborted) on_failure();
+  }
   for (const LoopOf& each : worker_loops_) {
     if (each.worker_loop == except) continue;
     each.reactor->loop().post([worker_loop = each.worker_loop, operation] { worker_loop->cancel(*operation); });
@@ -45,7 +67,7 @@ bool Worker::end_operations(ErrorCode code, const std::string& what, const std::
                             const Deadline& deadline) {
   const Error why(code, what, hint);
   gone_.end(why);
-  shifts_.stop();
+  planner_.stop_shifts();
   for (const LoopOf& each : worker_loops_) each.reactor->call([&] { each.worker_loop->leave(why); });
   const auto idle = [this] {
     return std::ranges::all_of(worker_loops_, [](const LoopOf& each) {
@@ -81,91 +103,62 @@ void Worker::refuse(const std::shared_ptr<Tensor>& tensor, const Operation& late
   launch(operation, false);
 }
 
-void Worker::require_direct() const {
-  if (options_.hosts.active()) {
-    throw Error(ErrorCode::kInvalidArgument, "the ranks of each host sum first, and no rank can add to weights alone",
-                "set BPS_ASYNC=1, or BPS_HOST_SUM=0, in all processes of the job");
-  }
-}
-
-// What the streams of a device's arrays have reached now.
-std::unique_ptr<DeviceArrays> Worker::take_points(const Tensor& tensor, const Request& request,
-                                                  const DeviceMemory& memory) {
-  if (tensor.compressor && tensor.compressor->applies(request.kind, request.op)) {
-    throw Error(ErrorCode::kInvalidArgument, "'" + tensor.name + "' is compressed, and its array is on a GPU",
-                "pass compression=Uncompressed(), or a copy of the array in CPU memory");
-  }
-  auto arrays = std::make_unique<DeviceArrays>(*memory.device);
-  const auto& [source, target] = memory.streams;
-  if (source != 0) arrays->ready[0] = memory.device->record(source);
-  if (target != 0 && target != source) arrays->ready[1] = memory.device->record(target);
-  return arrays;
-}
-
 std::shared_ptr<Operation> Worker::start(const std::shared_ptr<Tensor>& whose, const Request& request,
                                          const DeviceMemory& memory) {
   const bool is_stored = request.kind >= tensor::OperationKind::kStore && !tensor::is_feedback(request.kind);
-  if (is_stored) require_direct();
-  const auto tensor = request.kind == tensor::OperationKind::kAccumulate ? alone(*whose) : whose;
+  if (is_stored) require_direct(options_);
+  const auto tensor = request.kind == tensor::OperationKind::kAccumulate ? declarations_.alone(*whose) : whose;
   require_alive(*tensor, request.kind);
   std::unique_ptr<DeviceArrays> on_device;
   if (memory.device != nullptr) on_device = take_points(*tensor, request, memory);  // or an error, before it is a round
   const std::uint32_t round = next_round(*tensor, request);
   Request what = request;
   if (what.kind == tensor::OperationKind::kAccumulate) count_tries(*tensor, what, round);
-  auto plans = plans_of(*tensor, what, round);
+  auto plans = planner_.of_round(*tensor, what, round);
   auto operation = make_operation(tensor, what, round, sequence_.fetch_add(1), {}, std::move(plans));
   operation->on_device = std::move(on_device);
   launch(operation, request.awaited);
   return operation;
 }
 
-// An addition that is sent again names the round in which it was sent first.
-void Worker::count_tries(Tensor& tensor, Request& request, std::uint32_t round) {
-  if (!request.again) tensor.latest.store(round);
-  const std::uint32_t tries = round - tensor.latest.load();
-  if (tries > std::numeric_limits<std::uint16_t>::max()) {
-    throw Error(ErrorCode::kInvalidArgument, "'" + tensor.name + "' was sent too often without success",
-                "call store() again, on every rank");
+// Only an operation of a single loop is used again: nothing of an earlier round can be under way to a loop then but
+// what that loop takes in order.
+void Worker::start(PreparedOperation& prepared, bool awaited) {
+  std::shared_ptr<Operation>& operation = prepared.current;
+  if (operation && !operation->done()) {
+    throw Error(ErrorCode::kInvalidArgument, operation->describe() + " is still in progress",
+                "wait for a prepared operation before you start it again");
   }
-  request.addition.tries = static_cast<std::uint16_t>(tries);
-}
-
-std::uint32_t Worker::next_round(Tensor& tensor, const Request& request) {
-  if (tensor::is_feedback(request.kind) && !tensor.compressor) {
-    throw Error(ErrorCode::kInvalidArgument, "'" + tensor.name + "' is not compressed: nothing of it is fed back",
-                "declare it with a compression");
+  require_alive(*prepared.tensor, prepared.request.kind);
+  const std::uint32_t round = next_round(*prepared.tensor, prepared.request);
+  auto plans = planner_.of_round(*prepared.tensor, prepared.request, round);
+  const std::uint64_t sequence = sequence_.fetch_add(1);
+  const bool reusable =
+      operation && operation->completion.progress && operation->plans == plans && operation->rearm(round, sequence);
+  if (!reusable) {
+    operation = make_operation(prepared.tensor, prepared.request, round, sequence, {}, std::move(plans));
   }
-  const bool feeds = tensor::is_feedback(request.kind);  // of push_pull
-  if (tensor.compressor && (feeds || tensor.compressor->applies(request.kind, request.op)) &&
-      !tensor.compressor->bind(feeds ? tensor::OperationKind::kPushPull : request.kind)) {
-    throw Error(ErrorCode::kInvalidArgument,
-                "'" + tensor.name + "' is compressed, and was used with another kind of operation before",
-                "use names of their own for push_pull and reduce_scatter");
+  try {
+    launch(operation, awaited);
+  } catch (const Error&) {
+    // The loop that watches the operation since an earlier round will never be given this one, and must not wait for it
+    // when the job ends.
+    transport::Reactor& reactor = *worker_loops_.front().reactor;
+    reactor.loop().post([lost = std::exchange(operation, nullptr), &reactor] { finish(*lost, 1, reactor.counters()); });
+    throw;
   }
-  const bool split = request.kind == tensor::OperationKind::kSplit;
-  if (split && request.pulls) return tensor.next_pull.fetch_add(1);
-  const std::uint32_t round = tensor.next_round.fetch_add(1);
-  if (!split) {  // other threads may have begun later ones meanwhile
-    std::uint32_t pull = tensor.next_pull.load();
-    while (static_cast<std::int32_t>(round + 1 - pull) > 0 &&
-           !tensor.next_pull.compare_exchange_weak(pull, round + 1)) {
-    }
-  }
-  return round;
 }
 
 std::shared_ptr<Operation> Worker::make_operation(const std::shared_ptr<Tensor>& tensor, const Request& request,
                                                   std::uint32_t round, std::uint64_t sequence,
-                                                  std::span<const Begun> only,
-                                                  std::shared_ptr<const Plans> plans) const {
+                                                  std::span<const Begun> only, std::shared_ptr<const Plans> plans) {
   Request what = request;
   what.op = exact_op(what.op, what.kind, tensor->exactness);
   const bool is_compressed = tensor->compressor && tensor->compressor->applies(what.kind, what.op);
   what.two_phase &= options_.two_phase && what.kind < tensor::OperationKind::kSplit && !is_compressed;
   if (options_.two_phase && request.two_phase && !what.two_phase) has_one_phase_.store(true);
-  auto operation = std::make_shared<Operation>(tensor, what, round, sequence, worker_loops_.size(), places_.count(),
-                                               only, std::move(plans));
+  auto operation = std::make_shared<Operation>(tensor, what, round, sequence, worker_loops_.size(),
+                                               planner_.places().count(), only, std::move(plans));
   if (worker_loops_.size() == 1) operation->completion.progress = worker_loops_.front().reactor->progress();
   return operation;
 }
@@ -204,6 +197,77 @@ void Worker::submit(const std::shared_ptr<Operation>& operation) {
       return;
     }
   }
+}
+
+void Worker::check_alive(const Tensor& tensor, tensor::OperationKind kind) const {
+  if (tensor.failed.load(std::memory_order_acquire)) {
+    throw Error(ErrorCode::kMismatch, tensor.why_failed, kDeclareAlike);
+  }
+  gone_.check(tensor, kind);
+}
+
+void Worker::require_alive(const Tensor& tensor, tensor::OperationKind kind) {
+  try {
+    check_alive(tensor, kind);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kNotInitialized) {
+      failed_.note_refusal(error.what(), sequence_.load());
+      if (on_failure) on_failure();
+    }
+    throw;
+  }
+}
+
+void Worker::end_view(const Error& why) {
+  if (loops_know_.exchange(true)) return;
+  gone_.end(why);  // if this process does not leave already: then what is under way ends by that
+  *view_ended_ = true;
+  planner_.stop_shifts();
+  for (const LoopOf& each : worker_loops_) {
+    each.reactor->loop().post([worker_loop = each.worker_loop, why] { worker_loop->end_view(why); });
+  }
+}
+
+void Worker::lose_node(std::uint32_t node, const std::string& why) {
+  const van::Node* gone = van_.membership().by_id(node);
+  if (!gone_.note_lost(node, why)) return;
+  if (node == 0) planner_.stop_shifts();  // of other losses the scheduler knows: it calls the shift off
+  for (const LoopOf& worker_loop : worker_loops_) {
+    worker_loop.reactor->loop().post([this, worker_loop = worker_loop.worker_loop, gone, node, why] {
+      worker_loop->abort_operations(
+          [&](const Operation& operation) {
+            return gone == nullptr || gone_.concerns(*gone, *operation.tensor->group);
+          },
+          ErrorCode::kPeerLost, why, kRestartJob);
+      worker_loop->lose_server(node, why);
+    });
+  }
+}
+
+// The servers decide about operations in progress, because they know what that member has contributed to.
+void Worker::leave_node(std::uint32_t node, const std::string& why) {
+  gone_.note_left(node, why);
+}
+
+void Worker::on_reachable(std::uint32_t node) {
+  for (const LoopOf& each : worker_loops_) {
+    each.reactor->loop().post([worker_loop = each.worker_loop, node] { worker_loop->on_reachable(node); });
+  }
+}
+
+void Worker::fail_tensor(std::uint32_t id, const std::string& why) {
+  declarations_.fail(id, why);
+  for (const LoopOf& worker_loop : worker_loops_) {
+    worker_loop.reactor->loop().post([worker_loop = worker_loop.worker_loop, id, why] {
+      worker_loop->abort_operations([&](const Operation& operation) { return operation.tensor->id == id; },
+                                    ErrorCode::kMismatch, why, kDeclareAlike);
+    });
+  }
+}
+
+std::vector<van::TensorRound> Worker::begin_shift() {
+  planner_.begin_shift();  // before the tensors are looked at: a round that begins meanwhile waits
+  return planner_.next_rounds(declarations_.all());
 }
 
 void Worker::forget_memory(std::uint64_t identity) {

@@ -52,15 +52,15 @@ class Caller {
   }
   void declare() {
     const Process::Call call(process_);
-    (void)process_.worker().declare(std::vector{spec(std::to_string(next_++))});
+    (void)process_.worker().declarations().declare(std::vector{spec(std::to_string(next_++))});
   }
   void barrier() {
     const Process::Call call(process_);
-    process_.van().barrier(process_.worker().world(), 60);
+    process_.van().barrier(process_.worker().declarations().world(), 60);
   }
   void new_group() {
     const Process::Call call(process_);
-    (void)process_.worker().new_group({0}, std::to_string(number_) + "." + std::to_string(next_++), 60);
+    (void)process_.worker().declarations().new_group({0}, std::to_string(number_) + "." + std::to_string(next_++), 60);
   }
   void metrics() {
     const Process::Call call(process_);
@@ -75,7 +75,7 @@ class Caller {
   }
   std::shared_ptr<worker::Operation> start() {
     const Process::Call call(process_);
-    if (!tensor_) tensor_ = process_.worker().declare(std::vector{spec("tensor")}).front();
+    if (!tensor_) tensor_ = process_.worker().declarations().declare(std::vector{spec("tensor")}).front();
     worker::Request request;
     request.input = request.output = reinterpret_cast<std::byte*>(memory_.data());
     request.input_allocation = request.output_allocation = {std::as_writable_bytes(std::span(memory_)), number_ + 1};

@@ -43,7 +43,7 @@ std::unique_ptr<Process> start_rank(std::uint32_t rank, std::uint16_t scheduler,
 class Rank {
  public:
   Rank(Process& process, std::uint32_t rank) : process_(process), rank_(rank), random_(rank) {
-    const van::Group some = rank == 1 ? van::Group{} : process.worker().new_group({0, 2}, "some", 60);
+    const van::Group some = rank == 1 ? van::Group{} : process.worker().declarations().new_group({0, 2}, "some", 60);
     for (std::uint32_t i = 0; i < 6; ++i) {
       const bool is_of_some = i % 3 == 2;
       if (is_of_some && rank == 1) continue;
@@ -52,7 +52,7 @@ class Rank {
       mine.memory.resize(20000 + i);
       const van::TensorSpec spec{is_of_some ? some.id : 0, "t" + std::to_string(i),
                                  static_cast<std::uint8_t>(Dtype::kFloat32), mine.memory.size(), ""};
-      mine.tensor = process.worker().declare(std::vector{spec}).front();
+      mine.tensor = process.worker().declarations().declare(std::vector{spec}).front();
       worker::Request request;
       request.input = request.output = reinterpret_cast<std::byte*>(mine.memory.data());
       request.input_allocation =
@@ -62,7 +62,7 @@ class Rank {
     }
     apart_.resize(20000);
     const van::TensorSpec spec{0, "apart", static_cast<std::uint8_t>(Dtype::kFloat32), apart_.size(), ""};
-    tensor_apart_ = process.worker().declare(std::vector{spec}).front();
+    tensor_apart_ = process.worker().declarations().declare(std::vector{spec}).front();
   }
 
   void step(std::uint32_t number) {

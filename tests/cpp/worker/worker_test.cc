@@ -27,7 +27,7 @@ struct Loops {
   }
   std::shared_ptr<Tensor> declare(const std::string& name, std::uint64_t elements) {
     const auto float32 = static_cast<std::uint8_t>(Dtype::kFloat32);
-    return worker->declare(std::vector<van::TensorSpec>{{0, name, float32, elements, ""}}).front();
+    return worker->declarations().declare(std::vector<van::TensorSpec>{{0, name, float32, elements, ""}}).front();
   }
   std::shared_ptr<Operation> start(const std::shared_ptr<Tensor>& tensor) {
     Request request;

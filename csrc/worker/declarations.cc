@@ -1,49 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// Groups, declared tensors, and where the servers of their partitions are.
+#include "worker/declarations.h"
+
 #include <algorithm>
 #include <utility>
 
 #include "compress/label.h"
 #include "tensor/unrounded.h"
 #include "worker/pace.h"
-#include "worker/worker.h"
 
 namespace bps::worker {
+namespace {
 
-std::shared_ptr<Tensor> Worker::declare_like(const Tensor& like, std::uint32_t group, const std::string& name) {
-  const van::TensorSpec spec{group, name, static_cast<std::uint8_t>(like.dtype), like.bytes / size_of(like.dtype),
-                             like.shape};
-  auto tensor = make_tensor(spec, van_.declare(std::span(&spec, 1)).front(), &like);
-  const std::lock_guard lock(mutex_);
-  return more_tensors_.emplace_back(std::move(tensor));
-}
-
-std::uint32_t Worker::rank() const {
-  return static_cast<std::uint32_t>(van_.self().worker_rank);
-}
-
-van::Group Worker::world() const {
-  return *group(0);
-}
-
-std::shared_ptr<const van::Group> Worker::group(std::uint32_t id) const {
-  const std::lock_guard lock(mutex_);
-  const auto found = groups_.find(id);
-  if (found == groups_.end()) {
-    throw Error(ErrorCode::kInvalidArgument, "there is no group " + std::to_string(id),
-                "make groups with new_group() in this job");
-  }
-  return found->second;
-}
-
-van::Group Worker::new_group(std::vector<std::uint32_t> ranks, const std::string& name, double timeout_s) {
-  van::Group group = van_.new_group(std::move(ranks), name, timeout_s);
-  const std::lock_guard lock(mutex_);
-  groups_.emplace(group.id, std::make_shared<const van::Group>(group));
-  return group;
-}
-
-void Worker::check_same(const Tensor& known, const van::TensorSpec& spec) const {
+void check_same(const Tensor& known, const van::TensorSpec& spec) {
   const std::uint64_t bytes = spec.count * size_of(static_cast<Dtype>(spec.dtype));
   if (known.dtype == static_cast<Dtype>(spec.dtype) && known.bytes == bytes) {
     if (known.compression == spec.compression) return;
@@ -60,7 +28,63 @@ void Worker::check_same(const Tensor& known, const van::TensorSpec& spec) const 
               "use one name per tensor, or another name for another shape");
 }
 
-std::vector<std::shared_ptr<Tensor>> Worker::declare(std::span<const van::TensorSpec> tensors) {
+// The caller holds the mutex.
+void mark_failed(Tensor& tensor, const std::string& why) {
+  if (tensor.failed) return;
+  tensor.why_failed = why;
+  tensor.failed.store(true);
+}
+
+}  // namespace
+
+Declarations::Declarations(const WorkerOptions& options, van::Van& van, Planner& planner,
+                           const std::vector<LoopOf>& worker_loops, std::shared_ptr<FlightRecorder> recorder,
+                           std::shared_ptr<std::atomic<bool>> view_ended)
+    : options_(options),
+      van_(van),
+      planner_(planner),
+      worker_loops_(worker_loops),
+      recorder_(std::move(recorder)),
+      view_ended_(std::move(view_ended)) {
+  van::Group all;
+  for (std::uint32_t rank = 0; rank < van.membership().workers; ++rank) all.ranks.push_back(rank);
+  groups_[0] = std::make_shared<const van::Group>(std::move(all));
+}
+
+std::shared_ptr<Tensor> Declarations::declare_like(const Tensor& like, std::uint32_t group, const std::string& name) {
+  const van::TensorSpec spec{group, name, static_cast<std::uint8_t>(like.dtype), like.bytes / size_of(like.dtype),
+                             like.shape};
+  auto tensor = make(spec, van_.declare(std::span(&spec, 1)).front(), &like);
+  const std::lock_guard lock(mutex_);
+  return more_tensors_.emplace_back(std::move(tensor));
+}
+
+std::uint32_t Declarations::rank() const {
+  return static_cast<std::uint32_t>(van_.self().worker_rank);
+}
+
+van::Group Declarations::world() const {
+  return *group(0);
+}
+
+std::shared_ptr<const van::Group> Declarations::group(std::uint32_t id) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = groups_.find(id);
+  if (found == groups_.end()) {
+    throw Error(ErrorCode::kInvalidArgument, "there is no group " + std::to_string(id),
+                "make groups with new_group() in this job");
+  }
+  return found->second;
+}
+
+van::Group Declarations::new_group(std::vector<std::uint32_t> ranks, const std::string& name, double timeout_s) {
+  van::Group group = van_.new_group(std::move(ranks), name, timeout_s);
+  const std::lock_guard lock(mutex_);
+  groups_.emplace(group.id, std::make_shared<const van::Group>(group));
+  return group;
+}
+
+std::vector<std::shared_ptr<Tensor>> Declarations::declare(std::span<const van::TensorSpec> tensors) {
   std::vector<std::shared_ptr<Tensor>> result(tensors.size());
   std::vector<van::TensorSpec> unknown;
   std::vector<std::size_t> places;
@@ -81,7 +105,7 @@ std::vector<std::shared_ptr<Tensor>> Worker::declare(std::span<const van::Tensor
   if (unknown.empty()) return result;
   const std::vector<van::TensorId> ids = van_.declare(unknown);
   for (std::size_t i = 0; i < unknown.size(); ++i) {
-    std::shared_ptr<Tensor> made = make_tensor(unknown[i], ids[i]);
+    std::shared_ptr<Tensor> made = make(unknown[i], ids[i]);
     const std::lock_guard lock(mutex_);
     // Two threads, or one list, may declare the same name: the first one counts.
     const auto [place, fresh] = tensors_.try_emplace({unknown[i].group, unknown[i].name}, std::move(made));
@@ -94,7 +118,7 @@ std::vector<std::shared_ptr<Tensor>> Worker::declare(std::span<const van::Tensor
   return result;
 }
 
-void Worker::check_compression(const van::TensorSpec& spec) const {
+void Declarations::check_compression(const van::TensorSpec& spec) const {
   if (spec.compression.empty()) return;
   if (names_exactness(spec.compression)) {
     if (spec.compression == kExact || static_cast<Dtype>(spec.dtype) == Dtype::kFloat64) return;
@@ -131,7 +155,7 @@ void Worker::check_compression(const van::TensorSpec& spec) const {
               "send more of it (k), or set BPS_PARTITION_BYTES to " + std::to_string(compress::kMostFree) + " or less");
 }
 
-std::shared_ptr<Tensor> Worker::make_tensor(const van::TensorSpec& spec, const van::TensorId& id, const Tensor* like) {
+std::shared_ptr<Tensor> Declarations::make(const van::TensorSpec& spec, const van::TensorId& id, const Tensor* like) {
   const auto dtype = static_cast<Dtype>(spec.dtype);
   const auto element = static_cast<std::uint32_t>(size_of(dtype));
   const std::uint64_t bytes = spec.count * element;
@@ -184,83 +208,32 @@ std::shared_ptr<Tensor> Worker::make_tensor(const van::TensorSpec& spec, const v
     tensor->stays_on_host =
         !uses_network && !tensor->compressor->compression().everywhere && std::ranges::none_of(all.nodes, is_elsewhere);
   }
-  if (!id.server_load.empty() && id.server_load.size() != places_.slots()) {
+  if (!id.server_load.empty() && id.server_load.size() != planner_.places().slots()) {
     throw Error(ErrorCode::kInternal, "the scheduler has told the load of another number of servers",
                 "report this as a bug");
   }
-  tensor->plans = make_plans(*tensor, places_, id.server_load);
+  tensor->plans = planner_.make(*tensor, planner_.places(), id.server_load);
   return tensor;
 }
 
-Deal Worker::deal() const {
-  std::vector<std::shared_ptr<Tensor>> tensors;
-  {
-    const std::lock_guard lock(mutex_);
-    for (const auto& [key, tensor] : tensors_) tensors.push_back(tensor);
-  }
-  const auto latest = shifts_.latest();
-  return (latest ? *latest : places_).deal(tensors);
-}
-
-Plans Worker::make_plans(const Tensor& tensor, const Places& places, std::span<const std::uint64_t> load) {
-  Plans plans;
-  plans.whole = places.plan(tensor, tensor.whole, false, load, worker_loops_.size());
-  plans.sharded = places.plan(tensor, tensor.sharded, true, load, worker_loops_.size());
-  if (options_.hosts.active()) {  // without relays every connection is there
-    late_connections_.make(plans.whole);
-    late_connections_.make(plans.sharded);
-  }
-  return plans;
-}
-
-// ---- Servers that get other weights
-
-// The state of shifts is looked at after the round has got its number: so either this rank has told the number to the
-// scheduler, or the round waits.
-std::shared_ptr<const Plans> Worker::plans_of(Tensor& tensor, const Request& request, std::uint32_t round) {
-  if (shifts_.is_at_rest()) [[likely]]
-    return nullptr;
-  return shifts_.plans_of(tensor, request, round, Deadline::after(request.timeout_s),
-                          [&](std::uint32_t shift, const Places& places) {
-                            auto made = std::make_shared<Plans>(make_plans(tensor, places, {}));
-                            made->shift = shift;
-                            return made;
-                          });
-}
-
-std::vector<van::TensorRound> Worker::begin_shift() {
-  shifts_.begin();
-  std::vector<van::TensorRound> next;
+std::vector<std::shared_ptr<Tensor>> Declarations::all() const {
+  std::vector<std::shared_ptr<Tensor>> result;
   const std::lock_guard lock(mutex_);
+  result.reserve(tensors_.size());
+  for (const auto& [key, tensor] : tensors_) result.push_back(tensor);
+  return result;
+}
+
+void Declarations::fail(std::uint32_t id, const std::string& why) {
+  const std::lock_guard lock(mutex_);
+  mismatched_.emplace(id, why);
   for (const auto& [key, tensor] : tensors_) {
-    const auto [early, late] = std::minmax({tensor->next_round.load(), tensor->next_pull.load()});
-    // The other half of a round may follow, by a placement that would be forgotten. The scheduler calls off a shift
-    // where a tensor is left out that had a part in the one before.
-    if (late > 0 && !shifts_.is_early(*tensor, early)) next.push_back({tensor->group->id, tensor->id, late});
+    if (tensor->id == id) mark_failed(*tensor, why);
   }
-  std::ranges::sort(next, {}, &van::TensorRound::key);
-  return next;
-}
-
-void Worker::end_shift(const van::EndShift& shift) {
-  if (shift.links.size() != van_.membership().nodes.size()) return shifts_.call_off();
-  {
-    const std::lock_guard lock(mutex_);
-    links_ = shift.links;
-  }
-  const auto weights = van::ServerWeights::of_job(membership(), options_.hosts);
-  if (weights) shifts_.end(places_.with(*weights), shift.from);
-}
-
-van::Membership Worker::membership() const {
-  van::Membership members = van_.membership();
-  const std::lock_guard lock(mutex_);
-  for (std::size_t i = 0; i < links_.size(); ++i) members.nodes[i].link = links_[i];
-  return members;
 }
 
 // The tensor in the group of this rank alone: with the same id and partitions, but rounds of its own.
-std::shared_ptr<Tensor> Worker::alone(Tensor& tensor) {
+std::shared_ptr<Tensor> Declarations::alone(Tensor& tensor) {
   const std::lock_guard lock(mutex_);
   if (tensor.alone == nullptr) {
     tensor.alone = std::make_shared<Tensor>(tensor.whole, tensor.sharded);

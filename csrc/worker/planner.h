@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+// Decides which place sums each partition of a tensor, for each of its rounds, and makes the connections that this
+// needs.
+//
+// Threading: set-up, and what says so, belong to one thread; everything else may be called from any thread.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "van/van.h"
+#include "worker/late_connections.h"
+#include "worker/places.h"
+#include "worker/shifts.h"
+#include "worker/worker_options.h"
+
+namespace bps::worker {
+
+class Planner {
+ public:
+  // Both outlive it.
+  Planner(const WorkerOptions& options, const van::Van& van);
+
+  // ---- Set-up
+  // The next worker loop is connected to these places.
+  void add_loop(std::span<const std::size_t> connected);
+  // Groups other than all ranks may need more connections; they are made when a tensor is declared.
+  void connect_by(LateConnections::Connect connect) { late_connections_.connect_by(std::move(connect)); }
+
+  const Places& places() const { return places_; }
+  // The plans of a tensor, where the servers have this load already.
+  Plans make(const Tensor& tensor, const Places& places, std::span<const std::uint64_t> load);
+  // The plans of a round, which has got its number; null: those of the tensor itself. Throws kTimeout when the servers'
+  // weights have not changed by the deadline of the request.
+  std::shared_ptr<const Plans> of_round(Tensor& tensor, const Request& request, std::uint32_t round);
+  // How much of these tensors each server sums now.
+  Deal deal(std::span<const std::shared_ptr<Tensor>> tensors) const;
+  // The members, with the links that the weights of servers follow now.
+  van::Membership membership() const;
+
+  // ---- Servers get other weights; from the van's thread
+  // Rounds that get their numbers from now on wait until the shift ends.
+  void begin_shift() { shifts_.begin(); }
+  // The next rounds of these tensors, as far as the shift concerns them.
+  std::vector<van::TensorRound> next_rounds(std::span<const std::shared_ptr<Tensor>> tensors);
+  void end_shift(const van::EndShift& shift);
+  // Nobody decides any more: rounds that wait go on.
+  void stop_shifts() { shifts_.stop(); }
+
+ private:
+  const WorkerOptions& options_;
+  const van::Van& van_;
+  const Places places_;
+  std::size_t loops_ = 0;
+  LateConnections late_connections_;
+  Shifts shifts_;
+  mutable std::mutex mutex_;
+  std::vector<std::uint64_t> links_;  // of nodes, since the last shift; guarded by mutex_
+};
+
+}  // namespace bps::worker

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "core/trace_writer.h"
+#include "tensor/key_map.h"
+#include "tensor/partition.h"
+#include "van/hosts.h"
+#include "van/server_places.h"
+#include "van/server_weights.h"
+
+namespace bps::worker {
+
+struct WorkerOptions {
+  tensor::KeyMapConfig key_map;
+  tensor::CutRule cut;
+  van::ServerPlaces server_places;
+  // How much each server sums for a group; nothing: the servers of key_map in turn.
+  std::optional<van::ServerWeights> weights;
+  // Server rank of each worker rank's own process, or empty: reduce_scatter sums a shard where it is wanted.
+  std::vector<std::uint32_t> own_server;
+  van::Hosts hosts;
+  bool times_operations = false;
+  TraceWriter* trace = nullptr;  // is told the names of tensors
+  bool two_phase = false;        // operations survive the loss of servers: see tensor::kTwoPhase
+};
+
+}  // namespace bps::worker
