@@ -335,8 +335,8 @@ def _first_failure(members: Members) -> Child | None:
                 return child
             again = ", and it is started again" if members.start_again(child) else ""
             those = f"{left} {kind}{'' if left == 1 else 's'}"
-            goes_on = "the job is over" if members.job_is_over else f"the job goes on with {those}{again}"
-            print(f"{child.describe_end()}; {goes_on}", file=sys.stderr, flush=True)
+            goes_on = "is over," if members.job_is_over else "goes on"  # the others may end before the kernel tells us
+            print(f"{child.describe_end()}; the job {goes_on} with {those}{again}", file=sys.stderr, flush=True)
     return None
 
 

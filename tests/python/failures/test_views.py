@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import socket
 import threading
@@ -287,7 +288,7 @@ def test_bps_run_goes_on_without_rank_0(tmp_path):
     env = harness.clean_env(**FAST)
     ended = harness.run_command(command, env=env, within=120)
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    for text in ("rank 0 (pid", "the job goes on with 2 ranks"):
-        assert text in ended.stderr, ended.stderr
+    # The launcher may hear of a loss when the others have ended the job.
+    assert re.search(r"rank 0 \(pid .*; the job (goes on|is over,) with 2 ranks", ended.stderr), ended.stderr
     for text in ("rank 1 is well, 0 now", "rank 2 is well, 1 now"):
         assert text in ended.stdout, ended.stdout

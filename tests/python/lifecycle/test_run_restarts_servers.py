@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
@@ -72,7 +73,8 @@ def test_a_lost_server_is_started_again(tmp_path: Path, failover: str) -> None:
 def test_without_restarts_the_other_server_is_enough(tmp_path: Path) -> None:
     ended = launch(tmp_path, 1, BPS_SERVER_FAILOVER="1")
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert "was killed by SIGKILL; the job goes on with 1 server" in ended.stderr  # others write on the same line
+    # Others write on the same line, and the launcher may hear of the loss when the ranks have ended the job.
+    assert re.search(r"was killed by SIGKILL; the job (goes on|is over,) with 1 server", ended.stderr), ended.stderr
     assert "started again" not in ended.stderr
 
 
