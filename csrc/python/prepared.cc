@@ -30,7 +30,7 @@ Prepared::Prepared(Description description)
 
 Prepared::~Prepared() {
   auto& operation = prepared_.current;
-  if (operation && !operation->done()) {
+  if (operation && !is_over(*operation)) {
     keep_until_over({std::move(operation), description_.source.keep, description_.target.keep});
   }
 }

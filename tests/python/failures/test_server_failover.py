@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import threading
+import weakref
 from typing import Any
 
 import harness
@@ -130,6 +132,35 @@ def test_the_loss_of_a_worker_is_told_once(transport: str, victims: list[str]) -
         assert [value["rank"] for value in values] == [0, 1, 2]
         for value in values:
             assert value["sizes"] == [4, 3], "one exception, however many servers were lost beside"
+
+
+def drop_prepared(bps: Any) -> None:
+    """Rank 0 drops a prepared operation that its view has left incomplete: the next view still writes to its array."""
+    array = np.full(COUNT, 1.0 + bps.rank())
+    prepared = bps.prepare("push_pull", array, average=False, name="dropped")
+    if bps.rank() == 0:
+        prepared.start()
+        mark("started")
+        harness.eventually(prepared.done, what="the end of the view")
+        kept = weakref.ref(array)
+        del prepared, array
+        gc.collect()
+        assert kept() is not None, "the memory is still needed"
+        mark("dropped")
+    else:
+        await_mark("dropped")
+        assert (prepared() == 3).all()
+    bps.barrier()
+
+
+def test_a_dropped_prepared_operation_keeps_its_array(transport: str) -> None:
+    with harness.start(drop_prepared, workers=2, servers=2, env=env(transport)) as job:
+        job.await_marks("started", ranks=[0])
+        job.kill("server 1")
+        job.await_marks("dropped", ranks=[0])
+        job.set_mark("dropped")
+        job.values()
+        job.helper_statuses(but=["server 1"])
 
 
 def leave_handles(bps: Any, steps: int) -> float:
