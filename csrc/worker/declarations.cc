@@ -232,7 +232,6 @@ void Declarations::fail(std::uint32_t id, const std::string& why) {
   }
 }
 
-// The tensor in the group of this rank alone: with the same id and partitions, but rounds of its own.
 std::shared_ptr<Tensor> Declarations::alone(Tensor& tensor) {
   const std::lock_guard lock(mutex_);
   if (tensor.alone == nullptr) {

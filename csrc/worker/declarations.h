@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The tensors that this rank has declared, and the groups that it knows.
 //
-// Threading: any thread. The mutex is one that the data path never sees.
+// Threading: any thread. Operations do not need the mutex, except additions to stored weights, which ask for alone().
 #pragma once
 
 #include <atomic>
@@ -28,25 +28,28 @@ struct LoopOf {
 
 class Declarations {
  public:
-  // Tensors share `recorder` and `view_ended`; what is passed by reference outlives the declarations.
+  // Tensors share `recorder` and `view_ended`; what is passed by reference outlives the declarations. The worker adds
+  // its loops before the first tensor is declared.
   Declarations(const WorkerOptions& options, van::Van& van, Planner& planner, const std::vector<LoopOf>& worker_loops,
                std::shared_ptr<FlightRecorder> recorder, std::shared_ptr<std::atomic<bool>> view_ended);
 
-  // One round trip for those not declared yet. `shape` is for people. Throws kMismatch when a name is used again with
-  // another dtype or size, on this rank or on another one.
+  // Returns the tensors of these names, after one round trip for those not declared yet, and connects to their servers.
+  // `shape` is for people. Throws kMismatch when a name is used again with another dtype or size, on this rank or on
+  // another one.
   std::vector<std::shared_ptr<Tensor>> declare(std::span<const van::TensorSpec> tensors);
   // A name that is used once, cut into partitions like a tensor of the view before: the number of servers decides that.
   std::shared_ptr<Tensor> declare_like(const Tensor& like, std::uint32_t group, const std::string& name);
   // The tensor in the group of this rank alone: with the same id and partitions, but rounds of its own.
   std::shared_ptr<Tensor> alone(Tensor& tensor);
-  // Those that users have declared.
+  // Lists the tensors of declare(), not those of declare_like() or alone().
   std::vector<std::shared_ptr<Tensor>> all() const;
-  // The ranks disagree about this tensor.
+  // Marks a tensor as failed, also one that is not declared yet: operations on it throw kMismatch with `why`.
   void fail(std::uint32_t id, const std::string& why);
 
+  // Makes a group, with one round trip. Throws kTimeout when a rank of it does not ask for it.
   van::Group new_group(std::vector<std::uint32_t> ranks, const std::string& name, double timeout_s);
   van::Group world() const;
-  std::shared_ptr<const van::Group> group(std::uint32_t id) const;
+  std::shared_ptr<const van::Group> group(std::uint32_t id) const;  // throws kInvalidArgument
   std::uint32_t rank() const;
 
  private:
@@ -61,7 +64,7 @@ class Declarations {
   const std::shared_ptr<std::atomic<bool>> view_ended_;
   mutable std::mutex mutex_;  // guards what follows
   std::map<std::pair<std::uint32_t, std::string>, std::shared_ptr<Tensor>> tensors_;
-  std::vector<std::shared_ptr<Tensor>> more_tensors_;  // which the recorder may name
+  std::vector<std::shared_ptr<Tensor>> more_tensors_;  // those of declare_like(): the recorder points to them
   std::map<std::uint32_t, std::shared_ptr<const van::Group>> groups_;
   std::map<std::uint32_t, std::string> mismatched_;  // id of a tensor that ranks disagree about -> what to say
 };

@@ -57,8 +57,8 @@ std::vector<van::TensorRound> Planner::next_rounds(std::span<const std::shared_p
   std::vector<van::TensorRound> next;
   for (const auto& tensor : tensors) {
     const auto [early, late] = std::minmax({tensor->next_round.load(), tensor->next_pull.load()});
-    // The other half of a round may follow, by a placement that would be forgotten. The scheduler calls off a shift
-    // where a tensor is left out that had a part in the one before.
+    // A tensor of which push() is ahead of pull() is left out while its pull could still need the placement before.
+    // The scheduler calls off a shift where a tensor is left out that had a part in the one before.
     if (late > 0 && !shifts_.is_early(*tensor, early)) next.push_back({tensor->group->id, tensor->id, late});
   }
   std::ranges::sort(next, {}, &van::TensorRound::key);
@@ -72,7 +72,8 @@ void Planner::end_shift(const van::EndShift& shift) {
     links_ = shift.links;
   }
   const auto weights = van::ServerWeights::of_job(membership(), options_.hosts);
-  if (weights) shifts_.end(places_.with(*weights), shift.from);
+  if (!weights) return shifts_.call_off();
+  shifts_.end(places_.with(*weights), shift.from);
 }
 
 }  // namespace bps::worker

@@ -2,7 +2,8 @@
 // Decides which place sums each partition of a tensor, for each of its rounds, and makes the connections that this
 // needs.
 //
-// Threading: set-up, and what says so, belong to one thread; everything else may be called from any thread.
+// Threading: set-up ends before the first tensor is declared; the van's thread begins and ends shifts; any thread may
+// call the rest.
 #pragma once
 
 #include <cstddef>
@@ -32,8 +33,9 @@ class Planner {
   // Groups other than all ranks may need more connections; they are made when a tensor is declared.
   void connect_by(LateConnections::Connect connect) { late_connections_.connect_by(std::move(connect)); }
 
-  const Places& places() const { return places_; }
-  // The plans of a tensor, where the servers have this load already.
+  const Places& places() const { return places_; }  // those of the start
+  // Plans a tensor, where the servers have this load already. Blocks while a connection is made, and throws what
+  // connecting throws.
   Plans make(const Tensor& tensor, const Places& places, std::span<const std::uint64_t> load);
   // The plans of a round, which has got its number; null: those of the tensor itself. Throws kTimeout when the servers'
   // weights have not changed by the deadline of the request.

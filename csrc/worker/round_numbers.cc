@@ -7,7 +7,7 @@
 
 namespace bps::worker {
 
-std::uint32_t next_round(Tensor& tensor, const Request& request) {
+std::uint32_t take_round(Tensor& tensor, const Request& request) {
   if (tensor::is_feedback(request.kind) && !tensor.compressor) {
     throw Error(ErrorCode::kInvalidArgument, "'" + tensor.name + "' is not compressed: nothing of it is fed back",
                 "declare it with a compression");

@@ -52,10 +52,7 @@ void Worker::cancel(const std::shared_ptr<Operation>& operation, const WorkerLoo
     failed_.add(operation, sequence_.load());
     if (on_failure && code != ErrorCode::kRoundAborted) on_failure();
   }
-  for (const LoopOf& each : worker_loops_) {
-    if (each.worker_loop == except) continue;
-    each.reactor->loop().post([worker_loop = each.worker_loop, operation] { worker_loop->cancel(*operation); });
-  }
+  tell_loops([operation](WorkerLoop& loop) { loop.cancel(*operation); }, except);
 }
 
 void Worker::abort(const std::shared_ptr<Operation>& operation, ErrorCode code, const std::string& what,
@@ -103,15 +100,15 @@ void Worker::refuse(const std::shared_ptr<Tensor>& tensor, const Operation& late
   launch(operation, false);
 }
 
-std::shared_ptr<Operation> Worker::start(const std::shared_ptr<Tensor>& whose, const Request& request,
+std::shared_ptr<Operation> Worker::start(const std::shared_ptr<Tensor>& declared, const Request& request,
                                          const DeviceMemory& memory) {
   const bool is_stored = request.kind >= tensor::OperationKind::kStore && !tensor::is_feedback(request.kind);
   if (is_stored) require_direct(options_);
-  const auto tensor = request.kind == tensor::OperationKind::kAccumulate ? declarations_.alone(*whose) : whose;
+  const auto tensor = request.kind == tensor::OperationKind::kAccumulate ? declarations_.alone(*declared) : declared;
   require_alive(*tensor, request.kind);
   std::unique_ptr<DeviceArrays> on_device;
   if (memory.device != nullptr) on_device = take_points(*tensor, request, memory);  // or an error, before it is a round
-  const std::uint32_t round = next_round(*tensor, request);
+  const std::uint32_t round = take_round(*tensor, request);
   Request what = request;
   if (what.kind == tensor::OperationKind::kAccumulate) count_tries(*tensor, what, round);
   auto plans = planner_.of_round(*tensor, what, round);
@@ -130,7 +127,7 @@ void Worker::start(PreparedOperation& prepared, bool awaited) {
                 "wait for a prepared operation before you start it again");
   }
   require_alive(*prepared.tensor, prepared.request.kind);
-  const std::uint32_t round = next_round(*prepared.tensor, prepared.request);
+  const std::uint32_t round = take_round(*prepared.tensor, prepared.request);
   auto plans = planner_.of_round(*prepared.tensor, prepared.request, round);
   const std::uint64_t sequence = sequence_.fetch_add(1);
   const bool reusable =
@@ -219,50 +216,40 @@ void Worker::require_alive(const Tensor& tensor, tensor::OperationKind kind) {
 }
 
 void Worker::end_view(const Error& why) {
-  if (loops_know_.exchange(true)) return;
+  if (has_ended_view_.exchange(true)) return;
   gone_.end(why);  // if this process does not leave already: then what is under way ends by that
   *view_ended_ = true;
   planner_.stop_shifts();
-  for (const LoopOf& each : worker_loops_) {
-    each.reactor->loop().post([worker_loop = each.worker_loop, why] { worker_loop->end_view(why); });
-  }
+  tell_loops([why](WorkerLoop& loop) { loop.end_view(why); });
 }
 
 void Worker::lose_node(std::uint32_t node, const std::string& why) {
   const van::Node* gone = van_.membership().by_id(node);
   if (!gone_.note_lost(node, why)) return;
   if (node == 0) planner_.stop_shifts();  // of other losses the scheduler knows: it calls the shift off
-  for (const LoopOf& worker_loop : worker_loops_) {
-    worker_loop.reactor->loop().post([this, worker_loop = worker_loop.worker_loop, gone, node, why] {
-      worker_loop->abort_operations(
-          [&](const Operation& operation) {
-            return gone == nullptr || gone_.concerns(*gone, *operation.tensor->group);
-          },
-          ErrorCode::kPeerLost, why, kRestartJob);
-      worker_loop->lose_server(node, why);
-    });
-  }
+  tell_loops([this, gone, node, why](WorkerLoop& loop) {
+    const auto concerns = [&](const Operation& operation) {
+      return gone == nullptr || gone_.concerns(*gone, *operation.tensor->group);
+    };
+    loop.abort_operations(concerns, ErrorCode::kPeerLost, why, kRestartJob);
+    loop.lose_server(node, why);
+  });
 }
 
-// The servers decide about operations in progress, because they know what that member has contributed to.
 void Worker::leave_node(std::uint32_t node, const std::string& why) {
   gone_.note_left(node, why);
 }
 
 void Worker::on_reachable(std::uint32_t node) {
-  for (const LoopOf& each : worker_loops_) {
-    each.reactor->loop().post([worker_loop = each.worker_loop, node] { worker_loop->on_reachable(node); });
-  }
+  tell_loops([node](WorkerLoop& loop) { loop.on_reachable(node); });
 }
 
 void Worker::fail_tensor(std::uint32_t id, const std::string& why) {
   declarations_.fail(id, why);
-  for (const LoopOf& worker_loop : worker_loops_) {
-    worker_loop.reactor->loop().post([worker_loop = worker_loop.worker_loop, id, why] {
-      worker_loop->abort_operations([&](const Operation& operation) { return operation.tensor->id == id; },
-                                    ErrorCode::kMismatch, why, kDeclareAlike);
-    });
-  }
+  tell_loops([id, why](WorkerLoop& loop) {
+    loop.abort_operations([&](const Operation& operation) { return operation.tensor->id == id; }, ErrorCode::kMismatch,
+                          why, kDeclareAlike);
+  });
 }
 
 std::vector<van::TensorRound> Worker::begin_shift() {
@@ -271,10 +258,7 @@ std::vector<van::TensorRound> Worker::begin_shift() {
 }
 
 void Worker::forget_memory(std::uint64_t identity) {
-  for (const LoopOf& worker_loop : worker_loops_) {
-    worker_loop.reactor->loop().post(
-        [worker_loop = worker_loop.worker_loop, identity] { worker_loop->forget_memory(identity); });
-  }
+  tell_loops([identity](WorkerLoop& loop) { loop.forget_memory(identity); });
 }
 
 }  // namespace bps::worker

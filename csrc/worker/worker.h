@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The worker's face: starts operations, and aborts those that a lost peer had a part in.
 //
-// Threading: every public function may be called from any thread. The numbers of rounds are atomic members of their
-// tensors.
+// Threading: set-up belongs to one thread, and ends before the first operation; everything else may be called from any
+// thread. The numbers of rounds are atomic members of their tensors.
 #pragma once
 
 #include <atomic>
@@ -29,27 +29,32 @@ class Worker {
  public:
   Worker(WorkerOptions options, van::Van& van);
 
-  // Set-up: each worker loop, in order, with the places (places.h) that it is connected to; both outlive the worker's
-  // last operation.
+  // ---- Set-up
+  // Adds each worker loop, in order, with the places (places.h) that it is connected to; both outlive the worker's last
+  // operation.
   void add_loop(WorkerLoop* worker_loop, transport::Reactor* reactor, std::span<const std::size_t> connected);
+  // Partitions have at most so many bytes; to be called before there are tensors.
+  void limit_partitions(std::uint64_t bytes) { options_.cut.limit(bytes); }
+  // Called, from any thread, when an operation has failed, except by the end of the job or of its view.
+  std::function<void()> on_failure;
+
   Planner& planner() { return planner_; }
   const Planner& planner() const { return planner_; }
   Declarations& declarations() { return declarations_; }
   // Returns what each server sums of the tensors that this rank has declared.
   Deal deal() const { return planner_.deal(declarations_.all()); }
 
-  std::shared_ptr<Operation> start(const std::shared_ptr<Tensor>& whose, const Request& request,
+  // Starts the next round of a tensor, or, for an addition to stored weights, of this rank's own copy of it. Blocks
+  // while a loop's ring is full, or servers get other weights. Throws kInvalidArgument, kMismatch, kPeerLost, kTimeout.
+  std::shared_ptr<Operation> start(const std::shared_ptr<Tensor>& declared, const Request& request,
                                    const DeviceMemory& memory = {});
   // Starts what was prepared once more; `awaited` as in Request. Throws kInvalidArgument while it is in progress.
   void start(PreparedOperation& prepared, bool awaited);
 
-  // Partitions have at most so many bytes; to be called before there are tensors.
-  void limit_partitions(std::uint64_t bytes) { options_.cut.limit(bytes); }
-
   // Aborts an operation for all ranks; it is done when its memory is the caller's again.
   void abort(const std::shared_ptr<Operation>& operation, ErrorCode code, const std::string& what,
              const std::string& hint);
-  // Aborts all operations, and waits until none is under way any more; false at the deadline. No new ones may start.
+  // Aborts all operations, and waits until none is under way any more; false at the deadline. Later ones are refused.
   bool end_operations(ErrorCode code, const std::string& what, const std::string& hint, const Deadline& deadline);
   // Operations are in two phases where they can be.
   bool survives_servers() const { return options_.two_phase; }
@@ -70,25 +75,27 @@ class Worker {
 
   // The last operations, for people, at most `most`.
   std::vector<FlightRecorder::Record> recent(std::size_t most) const { return recorder_->list(most); }
-  // Called, from any thread, when an operation has failed, except by the end of the job or of its view. Set it before
-  // the first one.
-  std::function<void()> on_failure;
   // How an operation has failed, or why it could not be started, if none was started since.
   std::string last_failure() const { return failed_.last(sequence_.load()); }
 
-  // ---- From the van's thread
+  // ---- What the van tells
   // Aborts all operations with kRoundAborted, and refuses further ones.
   void end_view(const Error& why);
-  // True, for any thread, when that has happened or an operation has failed with kRoundAborted.
+  // True when that has happened, or an operation has failed with kRoundAborted.
   bool view_ended() const { return *view_ended_; }
-  void lose_node(std::uint32_t node, const std::string& why);  // `why` names the cause
-  // It has left as it should: what it has contributed to still completes, the rest fails.
+  // Aborts the operations that need the member, and refuses further ones. `why` names the cause.
+  void lose_node(std::uint32_t node, const std::string& why);
+  // Refuses new operations that need the member. Servers decide about those under way: they know what it has
+  // contributed to.
   void leave_node(std::uint32_t node, const std::string& why);
-  // It runs, although one of our loops hears nothing of it.
+  // The member runs, although one of our loops hears nothing of it.
   void on_reachable(std::uint32_t node);
+  // The ranks have declared the tensor differently.
   void fail_tensor(std::uint32_t id, const std::string& why);
   // Servers are about to have other weights. Rounds wait until the planner's end_shift(); these are the next ones.
   std::vector<van::TensorRound> begin_shift();
+
+  // Nothing of this memory is sent or written any more, so transports forget it.
   void forget_memory(std::uint64_t identity);
 
  private:
@@ -102,6 +109,13 @@ class Worker {
   void submit(const std::shared_ptr<Operation>& operation);
   // Tells that it has failed, and all loops but `except`, which has done what follows.
   void cancel(const std::shared_ptr<Operation>& operation, const WorkerLoop* except);
+  // Each loop but `except` makes the call, on its own thread, at some time.
+  template <typename Call>
+  void tell_loops(const Call& call, const WorkerLoop* except = nullptr) const {
+    for (const LoopOf& each : worker_loops_) {
+      if (each.worker_loop != except) each.reactor->loop().post([=, loop = each.worker_loop] { call(*loop); });
+    }
+  }
 
   WorkerOptions options_;
   van::Van& van_;
@@ -109,7 +123,7 @@ class Worker {
   const std::shared_ptr<FlightRecorder> recorder_ = std::make_shared<FlightRecorder>();
   // An operation that a server has aborted may say so before the scheduler does.
   const std::shared_ptr<std::atomic<bool>> view_ended_ = std::make_shared<std::atomic<bool>>(false);
-  std::atomic<bool> loops_know_{false};  // that the view has ended
+  std::atomic<bool> has_ended_view_{false};
   Planner planner_;
   Declarations declarations_;
   GoneMembers gone_;

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// What the start of a process has decided for its worker. Only Worker::limit_partitions() changes it later.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +25,7 @@ struct WorkerOptions {
   std::vector<std::uint32_t> own_server;
   van::Hosts hosts;
   bool times_operations = false;
-  TraceWriter* trace = nullptr;  // is told the names of tensors
+  TraceWriter* trace = nullptr;  // outlives the worker, and is told the names of tensors; null: there is none
   bool two_phase = false;        // operations survive the loss of servers: see tensor::kTwoPhase
 };
 
