@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A state that changes along the arrows of its diagram only; docs/internals.md draws them.
+// A state that changes along the arrows of its diagram only; docs/internals.md lists them.
 //
 // A change without an arrow is a defect of this program. It ends the process with a line that names both states,
 // because a round in a wrong state could deliver a wrong sum in silence. The check is one test of a constant.

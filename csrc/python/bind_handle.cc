@@ -54,7 +54,10 @@ void bind_handle(py::module_& module) {
       module, "Handle",
       "One asynchronous operation. Take its result with `synchronize(handle)`, `handle.wait()` or `await "
       "handle`: once. The array belongs to the operation until then.")
-      .def("done", &Handle::done, "Whether wait() would return (or raise) at once.")
+      .def("done", &Handle::done,
+           "Whether wait() would return (or raise) at once. Where the operation's server was lost, it is done, too, "
+           "and wait() "
+           "then follows it into the next view.")
       .def("wait", &Handle::wait,
            "Blocks until the operation is over, without holding the GIL, and returns its array.\n\n"
            "Raises:\n"

@@ -55,7 +55,7 @@ class Orphans {
   std::atomic<bool> any_{false};
 };
 
-// One without a deadline cannot tell, and has begun a slice ago at least.
+// An operation without a deadline cannot tell its age; it has begun a slice ago at least.
 Clock::time_point begin_of(const worker::Operation& operation) {
   const auto now = Clock::now();
   return now - operation.age(now).value_or(kWaitSlice);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The redo log of a server loop, and the round that it tells of: members that share memory with this process read it if
-// the process is lost, and so need one phase only (docs/internals.md, "When a server is lost").
+// the process is lost, and so need one phase only (docs/notes/members.md, "When a server is lost").
 //
 // The log tells of one partition at a time. While a member of that round may have to learn from it that the round is
 // over, because its answer has not been posted, no other round is summed over the log; those that want to be stand in a

@@ -8,7 +8,7 @@
 // A round ends for everybody or for nobody: it is summed, and then every member gets its answer; or it fails, and then
 // every member is told, now if it waits for something, else when it comes. A member that gives an operation up says
 // Cancel, which fails the rounds that are not summed. A group that has lost a member fails all rounds that are not
-// summed, and all later ones. docs/internals.md draws the states of a round.
+// summed, and all later ones. docs/notes/operations.md draws the states of a round.
 //
 // The same rounds run twice where sums happen on the host first (van/hosts.h). On a relay, a round for the host is
 // complete when the ranks of the host have pushed; its sum is then the host's contribution to the round of the network,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How far a round is. docs/internals.md draws the machine.
+// How far a round is. docs/notes/operations.md draws the machine.
 #pragma once
 
 #include <array>

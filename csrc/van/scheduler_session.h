@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The connection to the scheduler, and everything else that runs on the van's thread. docs/internals.md "When the
+// The connection to the scheduler, and everything else that runs on the van's thread. docs/notes/members.md "When the
 // scheduler is lost" has the diagram of its states.
 //
 // Threading: post() and the waiting functions may be called from any thread, the rest belongs to the van's thread. What

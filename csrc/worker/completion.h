@@ -6,7 +6,7 @@
 //     │  └──────────────────► kComplete
 //     └─────── restart() ─────────┘
 //
-// docs/internals.md has a sentence for each transition. Threading: any thread; the state is a futex, on which callers
+// docs/notes/operations.md has a sentence for each transition. Threading: any thread; the state is a futex, on which callers
 // sleep.
 #pragma once
 

@@ -18,7 +18,7 @@ namespace bps::worker {
 
 class ServerConnection;
 
-// The diagram in docs/internals.md has states beside these: a partition that is queued has no entry yet, and one that
+// The diagram in docs/notes/operations.md has states beside these: a partition that is queued has no entry yet, and one that
 // is complete or ended has none any more.
 struct InFlight {
   // What has come of it.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The partitions of a worker loop that are on their way to servers, and how each of them ends: with its answer, or
 // without it once the transport reads its bytes no more. What has come of an answer that is not final is kept for the
-// next view (docs/internals.md "When a server is lost"). Threading: the loop's.
+// next view (docs/notes/members.md "When a server is lost"). Threading: the loop's.
 #pragma once
 
 #include <cstddef>

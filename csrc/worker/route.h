@@ -2,7 +2,7 @@
 // How the partitions of an operation reach one server and come back, and what makes their results final.
 //
 // A worker loop decides both when it admits the operation, by a pure function of the facts below. All that follows is a
-// switch over the two answers. docs/internals.md has the table.
+// switch over the two answers. docs/notes/operations.md has the table.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The state of a server that a loop loses: from the broken connection to the moment when nothing of the server can come
-// any more. docs/internals.md has the diagram. Threading: the loop's.
+// any more. docs/notes/members.md has the diagram. Threading: the loop's.
 #pragma once
 
 #include <array>

@@ -2,7 +2,7 @@
 // Judges the silence of a server that owes a reply and says nothing, although its connection is open.
 //
 // judge() is asked at regular intervals and says what to do. The scheduler, which hears the server by another
-// connection, is asked what a silence means before the limit is reached. docs/internals.md has the diagram.
+// connection, is asked what a silence means before the limit is reached. docs/notes/members.md has the diagram.
 // Threading: the loop's.
 #pragma once
 

@@ -3,7 +3,7 @@
 //
 // This rank has all of the result of a partition that has not been committed, or its first bytes, or nothing; where the
 // result has not landed, the input is as it was. The ranks exchange what is missing, and then the operation is
-// complete, continued by another one, or aborted. docs/internals.md "When a server is lost" tells how.
+// complete, continued by another one, or aborted. docs/notes/members.md "When a server is lost" tells how.
 // Threading: any thread.
 #pragma once
 
