@@ -13,7 +13,7 @@
 
 namespace bps::device {
 
-// What to do about an error of that kind.
+// The hint of errors that a capture causes.
 inline constexpr const char* kEndCapture = "call operations of bps_rdma while no stream is captured into a CUDA graph";
 
 class Driver {

@@ -27,7 +27,7 @@ Error failure_of(const device::Device& device, device::cuda::Result result) {
           "see the kernel log (dmesg) and nvidia-smi for the state of the GPU; this process cannot use it any more"};
 }
 
-// Of one call, by a device that may well work.
+// The driver has refused one call; the device may well work.
 Error refusal_of(const device::Device& device, device::cuda::Result result) {
   const bool captures = device::cuda::is_of_capture(result);
   return {captures ? ErrorCode::kInvalidArgument : ErrorCode::kTransport,
@@ -174,7 +174,7 @@ device::cuda::Result DeviceCopies::wait_for_call(Lane& lane, const DeviceArrays&
   return kSuccess;
 }
 
-// Of a device that has failed, check() ends everything else.
+// Aborts the operation for which a call was refused. If the device has failed, check() ends everything else on it.
 void DeviceCopies::refuse(const Lane& lane, Operation& operation, device::cuda::Result result) {
   const device::cuda::Result state = lane.out.state();
   const bool works = state == kSuccess || state == kNotReady;

@@ -34,7 +34,7 @@
 
 namespace bps::worker {
 
-// What an operation has on a device.
+// An operation on a device's memory has these besides.
 struct DeviceArrays {
   explicit DeviceArrays(device::Device& of) : device(of) {}
   device::Device& device;

@@ -143,7 +143,7 @@ std::optional<StagingBuffer*> Sender::stage(ServerConnection& server, Transfer& 
                                             tensor::Placement& placement, bool& yields) {
   if (StagingBuffer* const encoded = transfer.encoded; encoded != nullptr) {
     transfer.encoded = std::exchange(encoded->next, nullptr);
-    // Of a device, no other one is there yet: it is queued again when one is.
+    // The device has copied no other partition yet. DeviceCopies queues the transfer again when it has.
     const bool is_last = transfer.next + 1 == transfer.parts.size();
     if (transfer.route == Route::kDevice && transfer.encoded == nullptr && !is_last) server.queue.remove(&transfer);
     return encoded;
