@@ -11,6 +11,7 @@
 #include <unordered_set>
 #include <utility>
 
+#include "core/error.h"
 #include "transport/memory.h"
 #include "transport/shm/record.h"
 #include "transport/shm/shared_memory.h"
