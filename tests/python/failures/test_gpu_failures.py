@@ -12,6 +12,7 @@ import harness
 import numpy as np
 import pytest
 from bodies.failover import FAST
+from bodies.losses import sum_until_it_fails
 from gpu_arrays import GpuArray, Kernel, fake
 from harness import await_mark, mark
 
@@ -34,24 +35,11 @@ def goes_on_until_it_fails(bps: Any, error: str) -> str:
     """Operations of which many are under way at any time."""
     fake().fake_delay(200)
     arrays = [GpuArray(COUNT) for _ in range(4)]
-    step = 0
-    while True:
-        handles = [bps.push_pull_async_inplace(one, name=f"t{i}") for i, one in enumerate(arrays)]
-        if step == 5:
-            mark("running")
-        step += 1
-        failures = []
-        for handle in handles:
-            try:
-                handle.wait()
-            except bps.BpsError as raised:
-                failures.append(raised)
-        if failures:
-            break
+    failure = sum_until_it_fails(bps, arrays, 5)
     assert all(is_quiet(one) for one in arrays)
-    assert type(failures[0]).__name__ == error, failures[0]
+    assert type(failure).__name__ == error, failure
     bps.shutdown()
-    return str(failures[0])
+    return str(failure)
 
 
 @pytest.mark.parametrize("servers", [None, 2])
