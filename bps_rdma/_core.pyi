@@ -59,6 +59,7 @@ __all__: list[str] = [
     "rdma_self_transfer",
     "read_pool_key",
     "register_awaiting",
+    "register_stream_of",
     "register_view_hooks",
     "release_orphans",
     "renew_block",
@@ -846,6 +847,11 @@ def read_pool_key(path: str, user: str) -> tuple[str, str]:
 def register_awaiting(awaiting: typing.Any) -> None:
     """
     What implements `await` of a handle; see bps_rdma.handle.
+    """
+
+def register_stream_of(stream_of: typing.Any) -> None:
+    """
+    What finds the stream of an array of a GPU; see bps_rdma.devices.
     """
 
 def register_view_hooks(*, note_view_end: typing.Any, resume: typing.Any, rebound: typing.Any) -> None:

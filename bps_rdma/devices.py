@@ -57,8 +57,7 @@ def describe(array: Any, writable: bool) -> arrays.Memory:
     if torch is not None and isinstance(array, torch.Tensor):
         dtype = arrays.check_dense(array)
         address, _ = arrays.check_values(array)
-        stream = torch.cuda.current_stream(array.device).cuda_stream
-        return _on_device(array, tuple(array.shape), address, dtype, stream)
+        return _on_device(array, tuple(array.shape), address, dtype)
     interface = array.__cuda_array_interface__
     shape, (address, is_read_only) = tuple(interface["shape"]), interface["data"]
     own = getattr(array, "dtype", None)  # the interface cannot say bfloat16
@@ -67,7 +66,7 @@ def describe(array: Any, writable: bool) -> arrays.Memory:
         raise InvalidTensorError(f"the array of shape {shape} is not contiguous", "pass a contiguous copy of it")
     if writable and is_read_only:
         raise InvalidTensorError("the array is read-only", "use push_pull() instead of its in-place form, or a copy")
-    return _on_device(array, shape, address, dtype, interface.get("stream"))
+    return _on_device(array, shape, address, dtype)
 
 
 def _is_contiguous(interface: dict[str, Any], shape: tuple[int, ...], width: int) -> bool:
@@ -82,9 +81,18 @@ def _is_contiguous(interface: dict[str, Any], shape: tuple[int, ...], width: int
     return True
 
 
-def _on_device(
-    array: Any, shape: tuple[int, ...], address: int, dtype: _core.Dtype, stream: int | None
-) -> arrays.Memory:
+def _stream_of(kept: _Kept) -> int:
+    """The stream in which an array is made and used now; a prepared operation asks at each start."""
+    array, torch = kept.array, sys.modules.get("torch")
+    if torch is not None and isinstance(array, torch.Tensor):
+        return torch.cuda.current_stream(array.device).cuda_stream or _LEGACY_STREAM
+    return array.__cuda_array_interface__.get("stream") or _LEGACY_STREAM
+
+
+_core.register_stream_of(_stream_of)
+
+
+def _on_device(array: Any, shape: tuple[int, ...], address: int, dtype: _core.Dtype) -> arrays.Memory:
     count = math.prod(shape)
     kept = _Kept(array, shape)
     if count == 0:
@@ -92,7 +100,7 @@ def _on_device(
     library = current().cuda_library
     assert library is not None
     nbytes = count * arrays.size_of(dtype)
-    found = _core.describe_on_device(library, kept, address, count, nbytes, dtype, stream or _LEGACY_STREAM)
+    found = _core.describe_on_device(library, kept, address, count, nbytes, dtype, _stream_of(kept))
     if found is None:
         raise InvalidTensorError(
             f"the {type(array).__name__} of shape {shape} says that it is on a GPU, and is not",

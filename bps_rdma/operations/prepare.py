@@ -44,7 +44,8 @@ def prepare(
 
     Args:
         kind: "push_pull", "reduce_scatter", "all_gather" or "broadcast".
-        array: what the function of that name takes. Its memory must stay where it is.
+        array: what the function of that name takes. Its memory must stay where it is. Of an array of a GPU each start
+            waits for the stream that the array has by then.
         average, name, priority, group, op, timeout, compression, exact: as for push_pull_inplace(); `timeout` is that
             of each start. Only reductions use `average`, `op`, `compression` and `exact`.
         out: receives the result of a push_pull (default: in place), reduce_scatter or all_gather (default: a new
@@ -77,11 +78,6 @@ def prepare_unowned(tensor: Any, options: OperationOptions) -> PreparedOperation
 
 
 def _prepare(found: Described, options: OperationOptions) -> PreparedOperation[Any]:
-    if max(found.source.device, found.target.device) >= 0:
-        raise InvalidArgumentError(
-            "an operation on an array of a GPU cannot be prepared: its stream differs from start to start",
-            "call push_pull_inplace(), or the function of this operation, each time",
-        )
     job = current()
     try:
         tensor = start.tensor_of(job, found.kind, found.source, found.elements, options)

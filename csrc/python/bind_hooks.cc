@@ -24,6 +24,9 @@ void bind_hooks(py::module_& module) {
   module.def(
       "register_awaiting", [](py::object awaiting) { hooks().awaiting = std::move(awaiting); }, py::arg("awaiting"),
       "What implements `await` of a handle; see bps_rdma.handle.");
+  module.def(
+      "register_stream_of", [](py::object stream_of) { hooks().stream_of = std::move(stream_of); },
+      py::arg("stream_of"), "What finds the stream of an array of a GPU; see bps_rdma.devices.");
 }
 
 }  // namespace bps::python

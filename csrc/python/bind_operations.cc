@@ -78,10 +78,7 @@ std::unique_ptr<Prepared> prepare_operation(py::object process, const std::share
                                             std::int32_t priority, std::optional<double> timeout_s,
                                             std::uintptr_t copy_to) {
   worker::Request request = make_request(kind, op, source, target, root, priority);
-  if (device_memory_of(source, target).device != nullptr) {
-    throw Error(ErrorCode::kInvalidArgument, "operations on arrays of a GPU cannot be prepared",
-                "start each one by itself");
-  }
+  device::Device* const device = device_memory_of(source, target).device;
   if (copy_to != 0) {
     request.input = reinterpret_cast<std::byte*>(copy_to);
     request.input_allocation = target.block;
@@ -91,7 +88,8 @@ std::unique_ptr<Prepared> prepare_operation(py::object process, const std::share
   const Process::Call call(member);
   request.timeout_s = timeout_of(member, timeout_s);
   return std::make_unique<Prepared>(Prepared::Description{std::move(process), tensor, request, source, target,
-                                                          std::move(result), reinterpret_cast<std::byte*>(copy_to)});
+                                                          std::move(result), reinterpret_cast<std::byte*>(copy_to),
+                                                          device});
 }
 
 }  // namespace

@@ -12,6 +12,7 @@ struct Hooks {
   pybind11::object resume;         // goes into the next view with what is under way
   pybind11::object rebound;        // gives a prepared operation its process and tensor in the next view; None: none
   pybind11::object awaiting;       // implements `await` of a handle
+  pybind11::object stream_of;      // the stream in which an array of a GPU is made and used now
 };
 
 // The hooks are never destroyed: at the end of the process there is no interpreter any more.

@@ -26,7 +26,7 @@ constexpr int kSlice_ms = static_cast<int>(std::chrono::milliseconds(kWaitSlice)
 Prepared::Prepared(Description description)
     : description_(std::move(description)),
       process_(&description_.process.cast<node::Process&>()),
-      prepared_{description_.tensor, description_.request, nullptr} {}
+      prepared_{description_.tensor, description_.request, nullptr, {description_.device}} {}
 
 Prepared::~Prepared() {
   auto& operation = prepared_.current;
@@ -41,13 +41,34 @@ void Prepared::begin() {
     throw Error(ErrorCode::kInvalidArgument, describe() + " has been started already",
                 "wait for a prepared operation before you start it again");
   }
-  // Of an identity that is gone a card would have the pages of memory that was freed.
+  if (description_.device == nullptr) {
+    check_memory();
+  } else {
+    find_streams();
+  }
+  state_ = State::kInCall;
+}
+
+// Of an identity that is gone a card would have the pages of memory that was freed.
+void Prepared::check_memory() const {
   if (!BlockTable::instance().knows(description_.source.block.identity) ||
       !BlockTable::instance().knows(description_.target.block.identity)) {
     throw Error(ErrorCode::kInvalidArgument, "the memory of " + describe() + " was freed, or given to forget()",
                 "prepare the operation again");
   }
-  state_ = State::kInCall;
+}
+
+// Each start may be in another stream than the last one. What the device still reads for a round that has failed is
+// kept apart.
+void Prepared::find_streams() {
+  const auto stream_of = [](const Memory& memory) {
+    return memory.device == nullptr ? 0 : hooks().stream_of(memory.keep).cast<std::uintptr_t>();
+  };
+  prepared_.memory.streams = {stream_of(description_.source), stream_of(description_.target)};
+  auto& operation = prepared_.current;
+  if (operation && operation->done() && operation->is_copied()) {
+    keep_until_over({std::move(operation), description_.source.keep, description_.target.keep});
+  }
 }
 
 // Without the GIL.

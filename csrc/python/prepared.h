@@ -27,7 +27,8 @@ class Prepared {
     Memory source;
     Memory target;
     pybind11::object result;
-    std::byte* copy_to = nullptr;  // where the source is copied before each start; null: nowhere
+    std::byte* copy_to = nullptr;      // where the source is copied before each start; null: nowhere
+    device::Device* device = nullptr;  // whose memory the source and the target are; null: the host's
   };
 
   explicit Prepared(Description description);
@@ -51,6 +52,8 @@ class Prepared {
   };
 
   void begin();
+  void check_memory() const;
+  void find_streams();
   void launch(bool awaited);
   bool follow(const Error& error);
   pybind11::object finish();

@@ -15,6 +15,7 @@ struct PreparedOperation {
   std::shared_ptr<Tensor> tensor;      // another one in each view
   const Request request;               // but for `awaited`, which each start says anew
   std::shared_ptr<Operation> current;  // of the last start; null before the first one
+  DeviceMemory memory{};               // its streams are those of the next start
 };
 
 }  // namespace bps::worker

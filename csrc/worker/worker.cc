@@ -2,6 +2,7 @@
 #include "worker/worker.h"
 
 #include <algorithm>
+#include <array>
 #include <thread>
 #include <utility>
 
@@ -17,17 +18,18 @@ void require_direct(const WorkerOptions& options) {
   }
 }
 
-// What the streams of a device's arrays have reached now.
-std::unique_ptr<DeviceArrays> take_points(const Tensor& tensor, const Request& request, const DeviceMemory& memory) {
+// Notes what the streams of a device's arrays have reached now. It comes before the round: an array that is refused
+// takes no part in one.
+std::array<device::Ready, 2> take_points(const Tensor& tensor, const Request& request, const DeviceMemory& memory) {
   if (tensor.compressor && tensor.compressor->applies(request.kind, request.op)) {
     throw Error(ErrorCode::kInvalidArgument, "'" + tensor.name + "' is compressed, and its array is on a GPU",
                 "pass compression=Uncompressed(), or a copy of the array in CPU memory");
   }
-  auto arrays = std::make_unique<DeviceArrays>(*memory.device);
+  std::array<device::Ready, 2> points;
   const auto& [source, target] = memory.streams;
-  if (source != 0) arrays->ready[0] = memory.device->record(source);
-  if (target != 0 && target != source) arrays->ready[1] = memory.device->record(target);
-  return arrays;
+  if (source != 0) points[0] = memory.device->record(source);
+  if (target != 0 && target != source) points[1] = memory.device->record(target);
+  return points;
 }
 
 }  // namespace
@@ -107,7 +109,11 @@ std::shared_ptr<Operation> Worker::start(const std::shared_ptr<Tensor>& declared
   const auto tensor = request.kind == tensor::OperationKind::kAccumulate ? declarations_.alone(*declared) : declared;
   require_alive(*tensor, request.kind);
   std::unique_ptr<DeviceArrays> on_device;
-  if (memory.device != nullptr) on_device = take_points(*tensor, request, memory);  // or an error, before it is a round
+  if (memory.device != nullptr) {
+    auto points = take_points(*tensor, request, memory);
+    on_device = std::make_unique<DeviceArrays>(*memory.device);
+    on_device->ready = std::move(points);
+  }
   const std::uint32_t round = take_round(*tensor, request);
   Request what = request;
   if (what.kind == tensor::OperationKind::kAccumulate) count_tries(*tensor, what, round);
@@ -127,6 +133,9 @@ void Worker::start(PreparedOperation& prepared, bool awaited) {
                 "wait for a prepared operation before you start it again");
   }
   require_alive(*prepared.tensor, prepared.request.kind);
+  const DeviceMemory& memory = prepared.memory;
+  std::array<device::Ready, 2> ready;
+  if (memory.device != nullptr) ready = take_points(*prepared.tensor, prepared.request, memory);
   const std::uint32_t round = take_round(*prepared.tensor, prepared.request);
   auto plans = planner_.of_round(*prepared.tensor, prepared.request, round);
   const std::uint64_t sequence = sequence_.fetch_add(1);
@@ -134,7 +143,9 @@ void Worker::start(PreparedOperation& prepared, bool awaited) {
       operation && operation->completion.progress && operation->plans == plans && operation->rearm(round, sequence);
   if (!reusable) {
     operation = make_operation(prepared.tensor, prepared.request, round, sequence, {}, std::move(plans));
+    if (memory.device != nullptr) operation->on_device = std::make_unique<DeviceArrays>(*memory.device);
   }
+  if (operation->on_device) operation->on_device->ready = std::move(ready);
   try {
     launch(operation, awaited);
   } catch (const Error&) {

@@ -210,13 +210,98 @@ def test_operations_wait_for_kernels_before_them(transport):
     harness.run(behind_kernels, workers=2, env=on_gpu(transport))
 
 
+def prepared(bps: Any) -> None:
+    """Started again and again, each time behind kernels of another stream."""
+    rank, size = bps.rank(), bps.size()
+    fake().fake_delay(100)
+    whole, (begin, end) = GpuArray(COUNT, "int32"), bps.shard_bounds(COUNT, size, rank)
+    part, all_of, copied = GpuArray(end - begin, "int32"), GpuArray(COUNT, "int32"), GpuArray(COUNT, "int32")
+    operations = [
+        bps.prepare("push_pull", whole, "p", average=False),
+        bps.prepare("reduce_scatter", whole, "r", average=False, out=part),
+        bps.prepare("all_gather", part, "g", out=all_of),
+        bps.prepare("broadcast", copied, "b", root=size - 1),
+    ]
+    for round_ in range(8):
+        whole.stream = fake().fake_stream()
+        kernel = Kernel(whole, 1 + round_ % 3)
+        copied.write(10 * round_ + rank)
+        operations[0].start()
+        assert not operations[0].done()
+        kernel.let_go()
+        total = size * int(np.full(4, 1 + round_ % 3, np.uint8).view(np.int32)[0])
+        assert operations[0].wait() is whole
+        assert (whole.read() == total).all()
+        assert operations[1]() is part
+        assert operations[2]() is all_of
+        assert (all_of.read() == size * total).all()
+        assert (operations[3]().read() == 10 * round_ + size - 1).all()
+        assert all(one.is_contained() for one in (whole, part, all_of, copied))
+
+
+@pytest.mark.parametrize("loops", ["1", "2"])
+def test_prepared_operations(transport, loops):
+    harness.run(prepared, workers=2, env=on_gpu(transport, BPS_PUSH_THREAD=loops))
+
+
+def prepared_and_late(bps: Any) -> None:
+    """A round of which a late kernel has made nothing leaves the next ones alone; arrays stay while they are read."""
+    array = GpuArray(COUNT, "uint8", fake().fake_stream())
+    operation = bps.prepare("push_pull", array, "x", average=False, timeout=3 * harness.PATIENCE)
+    kernel = Kernel(array, 3)
+    with pytest.raises(bps.DeadlineError):
+        operation()
+    kernel.let_go()
+    assert (operation().read() == 3).all(), "it waits for the kernel"
+    kernel = Kernel(array, 5)
+    with pytest.raises(bps.DeadlineError):
+        operation()
+    gone = weakref.ref(array)
+    del array, operation
+    gc.collect()
+    assert gone() is not None, "the device still reads it"
+    kernel.let_go()
+
+    def is_gone() -> bool:
+        bps.push_pull(np.ones(3), name="next")  # which lets go of what is over
+        gc.collect()
+        return gone() is None
+
+    harness.eventually(is_gone, 30, "the end of the array")
+
+
+def test_a_prepared_operation_behind_a_late_kernel():
+    harness.run(prepared_and_late, workers=1, env=on_gpu("shm"))
+
+
+def refused_here(bps: Any) -> None:
+    """What rank 1's process refuses is no round: the others wait until it calls again."""
+    values = np.ones(COUNT, np.float32)
+    if bps.rank() == 1:
+        captured = GpuArray(COUNT, "float32", fake().fake_stream())
+        fake().fake_begin_capture(captured.stream)
+        for array, words, name in ((values[::2], "contiguous", "host"), (captured, "CUDA graph", "device")):
+            with pytest.raises(bps.BpsError, match=words):
+                bps.push_pull_inplace(array, name=name, average=False)
+    on_gpu = gpu_arrays.of(values)
+    assert (bps.push_pull_inplace(values, name="host", average=False) == bps.size()).all()
+    assert (bps.push_pull_inplace(on_gpu, name="device", average=False).read() == bps.size()).all()
+
+
+def test_a_refused_call_is_no_round_as_on_the_host():
+    harness.run(refused_here, workers=2, env=on_gpu("shm"))
+
+
 def nothing_grows(bps: Any) -> None:
     arrays = [GpuArray(1000 + i) for i in range(20)]
+    operations = [bps.prepare("push_pull", array, f"p{i}") for i, array in enumerate(arrays)]
 
     def run(times: int) -> None:
         for _ in range(times):
             handles = [bps.push_pull_async_inplace(a, name=f"a{i}") for i, a in enumerate(arrays)]
             bps.wait(handles)
+            for operation in operations:
+                operation()
 
     def held() -> dict[str, int]:
         gc.collect()
@@ -245,7 +330,6 @@ def refusals(bps: Any) -> None:
             call()
         assert caught.value.hint  # type: ignore[attr-defined]
 
-    refused(bps.InvalidArgumentError, "cannot be prepared", lambda: bps.prepare("push_pull", array))
     refused(bps.InvalidTensorError, "memory of a GPU", lambda: bps.store(array, "w"))
     refused(bps.InvalidTensorError, "memory of a GPU", lambda: bps.accumulate(array, "w"))
     refused(bps.InvalidTensorError, "memory of a GPU", lambda: bps.ExactSum(array))
@@ -256,6 +340,8 @@ def refusals(bps: Any) -> None:
     compressed = bps.Int8()
     large = GpuArray(1 << 20)
     refused(bps.InvalidArgumentError, "compressed", lambda: bps.push_pull(large, "c", compression=compressed))
+    prepared = bps.prepare("push_pull", large, "c", compression=compressed)
+    refused(bps.InvalidArgumentError, "compressed", prepared)
     for changes, words in (
         ({"strides": (8,)}, "not contiguous"),
         ({"data": (array.address, True)}, "read-only"),
@@ -272,6 +358,7 @@ def refusals(bps: Any) -> None:
     captured = GpuArray(100, "float32", fake().fake_stream())
     fake().fake_begin_capture(captured.stream)
     refused(bps.InvalidArgumentError, "CUDA graph", lambda: bps.push_pull_inplace(captured, name="x"))
+    refused(bps.InvalidArgumentError, "CUDA graph", bps.prepare("push_pull", captured, "x"))
     for one in (array, captured):
         assert (one.read() == 0).all()
     array.write(1)
