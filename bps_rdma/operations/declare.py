@@ -91,6 +91,16 @@ def _shape_of(name: str, like: Any) -> tuple[_core.Dtype, int, str]:
     return arrays.core_dtype(dtype), math.prod(extent), str(extent)
 
 
+def declared_compression(job: Job, members: Group, name: str, wanted: str | None) -> str | None:
+    """The compression of a name for a call that wants this one; None: the settings decide."""
+    if wanted is not None:
+        return wanted
+    known = job.tensors.get((members.id, name))
+    if known is not None:
+        return known.compression or NONE
+    return job.compressed.get((job.numbering.keys[members.id], name)) if job.compressed else None
+
+
 def declared(
     job: Job,
     kind: _core.Kind,
@@ -105,10 +115,7 @@ def declared(
     known = job.tensors.get((members.id, name))
     if known is not None and known.fits(memory, count) and compression is None:
         return known
-    if compression is None and known is not None:
-        compression = known.compression or NONE
-    elif compression is None and job.compressed:
-        compression = job.compressed.get((job.numbering.keys[members.id], name))
+    compression = declared_compression(job, members, name, compression)
     if known is None:
         argument_types.explain(name=name)  # the core would take bytes for a text
         if kind in _REDUCTIONS:

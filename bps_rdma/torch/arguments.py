@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from bps_rdma import argument_types
+from bps_rdma.devices import are_carried
 from bps_rdma.errors import InvalidArgumentError, InvalidTensorError
 from bps_rdma.group import Group
 from bps_rdma.torch import transfer
@@ -62,6 +63,15 @@ def check_out(out: torch.Tensor, tensor: torch.Tensor) -> None:
         raise InvalidTensorError(
             f"`out` is on {out.device}, and the tensor on {tensor.device}", "pass both on one device"
         )
+
+
+def in_core(tensor: torch.Tensor, call: str) -> Any:
+    """The tensor, for an operation of the core, which takes CUDA tensors only with BPS_DEVICE_ROUTE.
+
+    Raises:
+        InvalidTensorError: it does not take this one.
+    """
+    return tensor if isinstance(tensor, torch.Tensor) and tensor.is_cuda and are_carried() else on_cpu(tensor, call)
 
 
 def on_cpu(tensor: torch.Tensor, call: str) -> Any:

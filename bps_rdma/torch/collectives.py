@@ -40,7 +40,7 @@ def reduce_scatter(
 
     Args:
         tensor: n elements on every rank, any shape; taken as flat. Of one on a device n must divide by the size of the
-            group.
+            group, unless the core takes it (BPS_DEVICE_ROUTE).
         out: receives the part: its size must fit `shard_bounds(n, group size, place in the group)`. Default: a new flat
             tensor.
         name, average, op, priority, group, timeout, compression, exact: as for push_pull().
@@ -76,7 +76,7 @@ def _scatter(tensor: torch.Tensor, out: torch.Tensor | None, options: OperationO
     check_tensor(tensor)
     if out is not None:
         check_out(out, tensor)
-    if transfer.device_of(tensor) is None:
+    if transfer.staged_from(tensor, options, sums=True) is None:
         handle: AnyHandle = start.reduce_scatter(tensor.detach(), out, options)
     else:
         count = tensor.numel() // members_of(options.group).size

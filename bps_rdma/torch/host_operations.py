@@ -13,7 +13,7 @@ import bps_rdma
 from bps_rdma import Handle, PreparedOperation, argument_types, arrays
 from bps_rdma.operations.options import AnyCompression, ReduceName
 from bps_rdma.positions import keywords_since
-from bps_rdma.torch.arguments import full_name, on_cpu, ours, required_name
+from bps_rdma.torch.arguments import full_name, in_core, on_cpu, ours, required_name
 from bps_rdma.torch.membership import AnyGroup
 
 
@@ -70,20 +70,22 @@ def prepare(
     compression: AnyCompression | None = None,
     exact: bool | None = None,
 ) -> PreparedOperation[torch.Tensor]:
-    """Describes an operation that is started many times on the same CPU tensors; see bps_rdma.prepare().
+    """Describes an operation that is started many times on the same tensors; see bps_rdma.prepare().
+
+    CUDA tensors are taken with BPS_DEVICE_ROUTE, if the operation is not compressed.
 
     Autograd does not see that its calls change tensors.
     """
     return bps_rdma.prepare(
         kind,
-        on_cpu(tensor, "prepare"),
+        in_core(tensor, "prepare"),
         full_name(name),
         average=average,
         op=op,
         root=root,
         priority=priority,
         group=ours(group),
-        out=None if out is None else on_cpu(out, "prepare"),
+        out=None if out is None else in_core(out, "prepare"),
         timeout=timeout,
         compression=compression,
         exact=exact,

@@ -2,6 +2,9 @@
 """A device that is not there: its memory is the host's, but its streams are threads, and nothing happens at once.
 
 Copies that the pipeline does not order, or puts into memory that is not pinned, give wrong results as on a GPU.
+
+install_on_route() is for the core's own route (BPS_DEVICE_ROUTE): all memory is that of the fake driver, whose threads
+copy it.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
 
+import gpu_arrays
 import torch
 
 from bps_rdma.torch import check_alike, transfer
@@ -120,4 +124,30 @@ def install(delay: float = 0.0, immediate: bool = False) -> SimulatedDevice:
     made = SimulatedDevice(delay, immediate)
     for module in (transfer, device, collectives, check_alike):
         module.device_of = lambda _: made
+    return made
+
+
+class DefaultStream:
+    """What torch.cuda.current_stream() gives."""
+
+    cuda_stream = 0
+
+
+def install_on_route() -> SimulatedDevice:
+    """From now on tensors of this process count as CUDA tensors, as install() says; for jobs with gpu_arrays.env().
+
+    Host memory that the pipeline has pinned stays the host's. All other memory is the fake driver's, too, although the
+    processor reaches it.
+    """
+    made = install(immediate=True)
+    gpu_arrays.fake().fake_own_everything()
+    gpu_arrays.fake().fake_delay(100)
+
+    def is_on_host(tensor: torch.Tensor) -> bool:
+        return tensor.layout is torch.strided and made._is_pinned(tensor)
+
+    torch.cuda.get_device_capability = lambda *_: (8, 0)  # torch's own collectives ask
+    torch.cuda.current_stream = lambda _: DefaultStream()  # type: ignore[assignment, return-value]
+    torch.Tensor.is_cpu = property(is_on_host)  # type: ignore[assignment, misc]
+    torch.Tensor.is_cuda = property(lambda tensor: not is_on_host(tensor))  # type: ignore[assignment, misc]
     return made

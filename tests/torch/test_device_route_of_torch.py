@@ -8,10 +8,11 @@ from typing import Any
 import gpu_arrays
 import harness
 import numpy as np
-import pytest
 import torch
 from gpu_arrays import GpuArray, Kernel, fake
 from reference.values import pushed, summed
+
+import bps_rdma.torch
 
 COUNT = 50_000
 
@@ -74,8 +75,11 @@ def reduces(bps: Any) -> None:
     handle.wait()
     both = torch.full((1,), 0x0101, dtype=torch.int16).view(torch.bfloat16) * bps.size()
     assert (array.read().view(np.int16) == both.view(torch.int16).item()).all()
-    with pytest.raises(bps.InvalidArgumentError, match="cannot be prepared"):
-        bps.prepare("push_pull", tensor)
+    array.write(pushed(COUNT, "float32", bps.rank()))
+    prepared = bps_rdma.torch.prepare("push_pull", tensor, "prepared", average=False)
+    for times in (1, bps.size()):
+        assert prepared() is tensor
+        assert np.array_equal(array.read(), times * summed(COUNT, "float32", range(bps.size())))
 
 
 def test_sums_in_the_order_of_streams(transport):

@@ -8,7 +8,7 @@ import functools
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from select import POLLIN, poll
 from typing import Any
@@ -16,10 +16,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from bps_rdma import job
+from bps_rdma import devices, job
 from bps_rdma.errors import DeadlineError
 from bps_rdma.handle import PythonHandle
 from bps_rdma.kept_errors import keeping
+from bps_rdma.torch import transfer
 from bps_rdma.torch.backend.completion import Completer
 from bps_rdma.torch.transfer import AnyHandle, StagedOperation
 from bps_rdma.torch.transfer.dense import Finish
@@ -55,6 +56,8 @@ class BpsWork(dist.Work):
         self._tensors = tensors
         staged = [handle for handle in handles if isinstance(handle, StagedOperation)] if finishes else ()
         self._device = staged[0].device if staged else None
+        if finishes and not staged and devices.are_carried():  # the core copies, and these go on in a stream
+            self._device = next((transfer.device_of(one) for one in self._results()), None)
         self._stream = self._device.current() if self._device is not None else None  # in which to finish
         self._finished: Any = None  # event
         self._lock = threading.Lock()  # one thread at a time may wait for a handle, which gives its result once
@@ -159,8 +162,9 @@ class BpsWork(dist.Work):
 
     def _cuda_devices(self) -> list[int | str | torch.device]:
         """The devices whose streams must wait for the results when they wait for the future."""
-        staged = {handle.place for handle in self._handles if isinstance(handle, StagedOperation)}
-        return [place for place in sorted(staged, key=str) if place.type == "cuda"]
+        places = {one.device for one in self._results()}
+        places |= {handle.place for handle in self._handles if isinstance(handle, StagedOperation)}
+        return [place for place in sorted(places, key=str) if place.type == "cuda"]
 
     def _result_of(self, _: Any) -> list[Any]:
         # torch's C++ code sees only errors that a callback raises; one that is set on a future it does not see.
@@ -187,8 +191,11 @@ class BpsWork(dist.Work):
 
     def nbytes(self) -> int:
         """The size of its results."""
-        parts = (one if isinstance(one, list | tuple) else (one,) for one in self._tensors)
-        return sum(_bytes_of(tensor) for part in parts for tensor in part)
+        return sum(map(_bytes_of, self._results()))
+
+    def _results(self) -> Iterator[torch.Tensor]:
+        for one in self._tensors:
+            yield from one if isinstance(one, list | tuple) else (one,)
 
     def is_success(self) -> bool:
         """Returns whether it is over without an error."""

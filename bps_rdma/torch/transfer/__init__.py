@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The one layer through which everything in bps_rdma.torch moves tensors.
 
-CPU tensors are used in place. Tensors on a device are staged: started by a call that only notes how far the caller's
+CPU tensors are used in place, and with BPS_DEVICE_ROUTE the core takes most of those on a GPU, too (staged_from() says
+which). Other tensors on a device are staged: started by a call that only notes how far the caller's
 stream is, then copied in chunks through pinned memory of the host, while the device goes on computing. The copy down,
 the network and the copy up of different chunks overlap. The pinned memory is also mapped by the servers of this host
 and registered once, so a chunk is copied only by the copy engines of the device.
@@ -26,6 +27,7 @@ from bps_rdma.torch.transfer.collectives import (
     members_of,
     pieces,
     reduce_scatter,
+    staged_from,
 )
 from bps_rdma.torch.transfer.device import device_of, mapped, zeros_beside
 from bps_rdma.torch.transfer.operation import StagedOperation
@@ -42,5 +44,6 @@ __all__ = [
     "members_of",
     "pieces",
     "reduce_scatter",
+    "staged_from",
     "zeros_beside",
 ]

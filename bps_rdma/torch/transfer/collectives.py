@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""all_reduce, reduce_scatter, all_gather and broadcast of torch tensors: in place on the CPU, staged from a device."""
+"""all_reduce, reduce_scatter, all_gather and broadcast of torch tensors: by the core alone, or staged from a device."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from typing import Any
 import torch
 
 import bps_rdma
-from bps_rdma import Group, Handle, arrays, job
+from bps_rdma import Group, Handle, arrays, devices, job
 from bps_rdma.agreement import group_of
 from bps_rdma.errors import InvalidArgumentError, InvalidTensorError
 from bps_rdma.operations import OperationOptions, ReduceOp, start
+from bps_rdma.operations.declare import declared_compression
+from bps_rdma.operations.options import EXACT, EXACT_TO_ODD
 from bps_rdma.spans import spans
 from bps_rdma.torch.transfer.dense import DTYPES, as_bytes
 from bps_rdma.torch.transfer.device import Device, device_of
@@ -51,6 +53,37 @@ def members_of(group: Group | None) -> Group:
     return group_of(job.current(), group)
 
 
+def staged_from(tensor: torch.Tensor, options: OperationOptions, *, sums: bool) -> Device | None:
+    """The device from which the copy pipeline stages a tensor for an operation; None: the core takes it where it lies.
+
+    The core takes CPU memory and, with BPS_DEVICE_ROUTE, that of CUDA devices, but for sums that are compressed. Ranks
+    that go different ways would wait for each other, and so this depends only on what is the same on all of them: that
+    setting, the kind of operation, and the compression of the name. A name that is staged beside the core's route is
+    declared, too, so that ranks which disagree on the compression are told.
+
+    Args:
+        tensor: on the CPU or on a CUDA device.
+        options: of the operation.
+        sums: it is an all_reduce or a reduce_scatter.
+    """
+    device = device_of(tensor)
+    if device is None or not devices.are_carried():
+        return device
+    if not sums:
+        return None
+    running, members = job.current(), members_of(options.group)
+    wanted, dtype = options.compression, arrays.core_dtype(tensor.dtype)
+    if options.name is not None:
+        wanted = declared_compression(running, members, options.name, wanted)
+    method = running.compression(dtype, tensor.numel(), wanted)
+    if method in ("", EXACT, EXACT_TO_ODD):
+        return None
+    if options.name is not None and (members.id, options.name) not in running.tensors:
+        shape = str(tuple(tensor.shape))
+        running.declare([(members.id, options.name, dtype, tensor.numel(), shape, method)])
+    return device
+
+
 def all_reduce(tensor: torch.Tensor, options: OperationOptions, out: torch.Tensor | None = None) -> AnyHandle:
     """Starts the reduction over all ranks.
 
@@ -67,7 +100,7 @@ def all_reduce(tensor: torch.Tensor, options: OperationOptions, out: torch.Tenso
         InvalidTensorError: of the tensor's dtype, layout or device. MismatchError: as bps_rdma.push_pull_inplace().
     """
     result = tensor if out is None else out
-    device = device_of(tensor)
+    device = staged_from(tensor, options, sums=True)
     if device is None:
         return start.reduce(tensor, result, options)
     _check_reducible(tensor, options)
@@ -88,7 +121,7 @@ def reduce_scatter(part: torch.Tensor, whole: torch.Tensor, options: OperationOp
         part: 1/size of the group of `whole`; may be this rank's part of it.
         whole, options: as for all_reduce(); `whole` divides by the size of the group.
     """
-    device = device_of(whole)
+    device = staged_from(whole, options, sums=True)
     if device is None:
         return start.reduce_scatter(whole.detach(), part, options)
     _check_reducible(whole, options)
@@ -110,7 +143,7 @@ def all_gather(whole: torch.Tensor, part: torch.Tensor, options: OperationOption
         whole, part: contiguous, of any dtype and of the sizes that reduce_scatter() takes.
         options: as for all_reduce().
     """
-    device = device_of(whole)
+    device = staged_from(whole, options, sums=False)
     result, whole, part = whole, as_bytes(whole), as_bytes(part)
     if device is None:
         return start.all_gather(part, whole, options, result)
@@ -138,7 +171,7 @@ def broadcast(tensor: torch.Tensor, root: int, options: OperationOptions) -> Any
     Raises:
         InvalidArgumentError: `root` is not in the group.
     """
-    device = device_of(tensor)
+    device = staged_from(tensor, options, sums=False)
     data = as_bytes(tensor)
     if device is None:
         return start.broadcast(data, root, options, tensor)
@@ -167,6 +200,10 @@ def declare_many(tensors: Mapping[str, Any], group: Group | None, compression: s
     for name, tensor in tensors.items():
         if not isinstance(tensor, torch.Tensor) or device_of(tensor) is None:
             found[name] = tensor
+            continue
+        options = OperationOptions(name=name, group=group, compression=compression)
+        if staged_from(tensor, options, sums=True) is None:
+            found[name] = tuple(tensor.shape), tensor.dtype
             continue
         for piece, elements in pieces(name, tensor):
             found[piece] = ((elements,), str(tensor.dtype).removeprefix("torch."))

@@ -12,6 +12,8 @@ extern "C" {
 // Makes memory of the device; null when there is none.
 void* fake_allocate(std::size_t size);
 void fake_free(void* memory);
+// From now on all other memory is the device's, too, where it lies; the processor reaches that.
+void fake_own_everything(void);
 // What the processor may not do itself.
 void fake_read(const void* memory, void* into, std::size_t size);
 void fake_write(void* memory, const void* from, std::size_t size);
