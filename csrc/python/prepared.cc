@@ -41,12 +41,15 @@ void Prepared::begin() {
     throw Error(ErrorCode::kInvalidArgument, describe() + " has been started already",
                 "wait for a prepared operation before you start it again");
   }
-  if (description_.device == nullptr) {
-    check_memory();
-  } else {
-    find_streams();
-  }
+  if (description_.device == nullptr) check_memory();
   state_ = State::kInCall;
+  if (description_.device == nullptr) return;
+  try {
+    find_streams();  // which runs code of Python: other threads may come by
+  } catch (...) {
+    state_ = State::kIdle;
+    throw;
+  }
 }
 
 // Of an identity that is gone a card would have the pages of memory that was freed.
