@@ -38,7 +38,8 @@ void Cancellation::fail(std::uint32_t index, const Error& why, InFlight::End end
 
 // Happens once. What was never sent to a server that is lost, or is being fenced, is over at once.
 void Cancellation::cancel_transfer(Transfer& transfer, ServerConnection& server) {
-  if (std::exchange(transfer.cancelled, true)) return;
+  if (transfer.cancelled) return;
+  transfer.cancelled = true;
   server.queue.remove(&transfer);
   server.loading.remove(&transfer);
   if (server.queue.needs_buffer == &transfer) server.queue.needs_buffer = nullptr;

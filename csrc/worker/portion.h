@@ -10,8 +10,8 @@ namespace bps::worker {
 class Portion final : public Transfer {
  public:
   // Route::kDevice: how many partitions have been copied from the device, or are being. A few more than were sent.
-  std::uint32_t loaded() const { return next + static_cast<std::uint8_t>(loaded_ - next); }
-  void note_loaded() { ++loaded_; }
+  std::uint32_t loaded() const { return next + ((loaded_ - next) & 0x7f); }
+  void note_loaded() { loaded_ = (loaded_ + 1) & 0x7f; }
   inline tensor::Placement place(const Part& part) const override;
   Status fill(const Part& part, tensor::Placement& placement, std::byte* into, Counters& counters) override;
   Status take_answer(const Part& part, const tensor::Placement& placement, const std::byte* from,

@@ -54,11 +54,11 @@ class Transfer {
   std::uint32_t next = 0;        // the first one that was not sent
   std::uint32_t unfinished = 0;  // were not sent, or not answered
   std::int32_t priority = 0;     // higher first
-  Route route : 4 = Route::kStaged;
-  Finality finality : 4 = Finality::kAnswer;
-  std::uint8_t loaded_ = 0;                    // of a Portion, the last byte of loaded(): where there is room for it
-  bool cancelled = false;                      // nothing more is sent, and the server has been told
+  Route route = Route::kStaged;
+  Finality finality = Finality::kAnswer;
   std::uint8_t pace = kNoPace;                 // which of the paces of its operation it keeps
+  bool cancelled : 1 = false;                  // nothing more is sent, and the server has been told
+  std::uint8_t loaded_ : 7 = 0;                // of a Portion, the last bits of loaded(): where there is room for them
   std::uint64_t sequence = 0;                  // of equal priorities, the earlier one first
   const tensor::PushHeader* header = nullptr;  // of each push, but for what the sender adds
   // Encoding changes what is remembered of the tensor, and so is done once: partitions that were encoded and could not
