@@ -14,6 +14,8 @@ import pytest
 import torch
 from bodies.losses import sum_until_it_fails
 from harness import await_mark, mark
+from on_device import with_broadcasts, with_closure, with_collectives, with_ddp, with_optimizers, with_push_pull
+from test_gpu import SMALL, on_both
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no GPU")
 
@@ -44,6 +46,15 @@ def reduces(bps: Any) -> None:
 
 def test_sums(transport):
     harness.run(reduces, workers=2, env=harness.over(transport) | ENV)
+
+
+@pytest.mark.parametrize("body", [with_optimizers, with_closure, with_broadcasts, with_push_pull, with_collectives])
+def test_faces(body):
+    harness.run(on_both, body, workers=2, env=SMALL | ENV)
+
+
+def test_ddp():
+    harness.run(on_both, with_ddp, "bucketed", workers=2, env=SMALL | ENV)
 
 
 def behind_kernels(bps: Any) -> None:

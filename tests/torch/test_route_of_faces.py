@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every face of bps_rdma.torch on the core's own route of GPUs (BPS_DEVICE_ROUTE): as on the CPU, bit for bit.
 
-The tensors are of the fake driver (simulated.install_on_route()). test_gpu.py runs the same bodies on a GPU.
+The tensors are of the fake driver (simulated.install_on_route()). test_gpu_route.py runs the same bodies on a GPU.
 """
 
 from __future__ import annotations
