@@ -6,9 +6,11 @@ The device is simulated (simulated.py), which proves the order of things; test_g
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
+from collections.abc import Iterator
 from datetime import timedelta
 from select import POLLIN, poll
 from typing import Any
@@ -18,6 +20,7 @@ import pytest
 import simulated
 import torch
 from harness import await_mark, mark
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import bps_rdma
 from bps_rdma.operations import OperationOptions, ReduceOp
@@ -170,6 +173,54 @@ def as_handles(bps: Any) -> None:
 
 def test_handles():
     harness.run(as_handles, workers=2, env=SMALL)
+
+
+def unstaged(bps: Any) -> tuple[list[bool], list[bool]]:
+    """Whether copies to the results of operations that are not staged are ordered, by wait() and by a future."""
+    from bps_rdma.torch.backend.folded import sum_sparse
+
+    device = simulated.install(immediate=True)
+    streams = threading.local()  # as on a GPU, each thread has a current stream
+    orders: list[tuple[object, object]] = []
+    used: list[object] = []
+
+    @contextlib.contextmanager
+    def computing(stream: Any) -> Iterator[None]:
+        before, streams.current = device.current(), stream
+        yield
+        streams.current = before
+
+    device.current = lambda: getattr(streams, "current", "default")
+    device.computing = computing
+    device.record = lambda stream: ("event of", stream)
+    device.order = lambda stream, event: orders.append((stream, event))
+    rows = torch.sparse_coo_tensor([[0, 2]], [1.0, 2.0], (3,), check_invariants=True)
+    found: tuple[list[bool], list[bool]] = ([], [])
+    for number, streams.current in enumerate(("first", "second")):
+        tensor = rows.clone()
+        pending = sum_sparse(tensor, ReduceOp.sum, 2, summed_as(f"rows {number}"))
+        finishes = [*pending.finishes, lambda: used.append(device.current())]
+        work = BpsWork("all_reduce", pending.handles, finishes, [tensor], [tensor])
+        called, streams.current = streams.current, "another"
+        if number:
+            work.get_future().wait()
+        work.wait()
+        assert tensor.to_dense().tolist() == [2, 0, 4]
+        found[number].extend([used[-1] == called, ("another", ("event of", called)) in orders])
+    return found
+
+
+def test_what_is_not_staged_is_copied_in_the_stream_of_the_call():
+    for waited, by_a_future in harness.run(unstaged, workers=2, env=SMALL):
+        assert waited == [True, True]
+        assert by_a_future == [True, True]
+
+
+def test_a_future_of_what_is_not_staged_knows_its_device():
+    with FakeTensorMode():
+        rows = torch.empty(3, device="cuda:1")
+    work = BpsWork("recv", (), (), [[torch.ones(1), rows]], [])
+    assert work._cuda_devices() == [torch.device("cuda", 1)]
 
 
 def broken_copy(bps: Any) -> None:

@@ -126,7 +126,7 @@ class BpsProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         recurs = call.awaited and not profiling()
         if recurs and isinstance(op, ReduceOp) and self._recurring.run(tensor, op, call.seconds):
             return done()
-        if tensor.is_cpu and tensor.layout is not torch.strided:
+        if (tensor.is_cpu or self._stages) and tensor.layout is not torch.strided:
             return self._sum_sparse(tensor, op, call)
         if not self._takes(tensor):
             return self._inner(tensor).allreduce([tensor], _options(c10d.AllreduceOptions(), opts))

@@ -8,7 +8,7 @@ import functools
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from select import POLLIN, poll
 from typing import Any
@@ -16,13 +16,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from bps_rdma import devices, job
+from bps_rdma import job
 from bps_rdma.errors import DeadlineError
 from bps_rdma.handle import PythonHandle
 from bps_rdma.kept_errors import keeping
 from bps_rdma.torch import transfer
 from bps_rdma.torch.backend.completion import Completer
 from bps_rdma.torch.transfer import AnyHandle, StagedOperation
+from bps_rdma.torch.transfer.device import Device
 from bps_rdma.torch.transfer.dense import Finish
 
 profiling: Callable[[], bool] = torch._C._autograd._profiler_enabled
@@ -54,10 +55,7 @@ class BpsWork(dist.Work):
         self._handles = handles
         self._finishes = finishes
         self._tensors = tensors
-        staged = [handle for handle in handles if isinstance(handle, StagedOperation)] if finishes else ()
-        self._device = staged[0].device if staged else None
-        if finishes and not staged and devices.are_carried():  # the core copies, and these go on in a stream
-            self._device = next((transfer.device_of(one) for one in self._results()), None)
+        self._device = self._device_to_finish_on() if finishes else None
         self._stream = self._device.current() if self._device is not None else None  # in which to finish
         self._finished: Any = None  # event
         self._lock = threading.Lock()  # one thread at a time may wait for a handle, which gives its result once
@@ -111,6 +109,17 @@ class BpsWork(dist.Work):
             self._finishes = ()
         _open.end(self)
 
+    def _device_to_finish_on(self) -> Device | None:
+        # Where nothing is staged, as with messages and sparse tensors, what remains are copies to the results.
+        for handle in self._handles:
+            if isinstance(handle, StagedOperation):
+                return handle.device
+        return next((found for one in self._results() if (found := transfer.device_of(one)) is not None), None)
+
+    def _results(self) -> list[torch.Tensor]:
+        parts = (one if isinstance(one, list | tuple) else (one,) for one in self._tensors)
+        return [tensor for part in parts for tensor in part]
+
     def _finish(self) -> None:
         if self._device is None:
             for finish in self._finishes:
@@ -162,8 +171,8 @@ class BpsWork(dist.Work):
 
     def _cuda_devices(self) -> list[int | str | torch.device]:
         """The devices whose streams must wait for the results when they wait for the future."""
-        places = {one.device for one in self._results()}
-        places |= {handle.place for handle in self._handles if isinstance(handle, StagedOperation)}
+        staged = {handle.place for handle in self._handles if isinstance(handle, StagedOperation)}
+        places = staged | {tensor.device for tensor in self._results()}
         return [place for place in sorted(places, key=str) if place.type == "cuda"]
 
     def _result_of(self, _: Any) -> list[Any]:
@@ -192,10 +201,6 @@ class BpsWork(dist.Work):
     def nbytes(self) -> int:
         """The size of its results."""
         return sum(map(_bytes_of, self._results()))
-
-    def _results(self) -> Iterator[torch.Tensor]:
-        for one in self._tensors:
-            yield from one if isinstance(one, list | tuple) else (one,)
 
     def is_success(self) -> bool:
         """Returns whether it is over without an error."""
