@@ -10,13 +10,13 @@ import torch.distributed as dist
 
 from bps_rdma import job
 from bps_rdma.arrays import Dtype
-from bps_rdma.errors import InvalidArgumentError
 from bps_rdma.operations import OperationOptions, ReduceOp
 from bps_rdma.operations.options import EXACT, NONE, AnyCompression, text_of
 from bps_rdma.torch import transfer
 from bps_rdma.torch.backend.folded import sum_sparse
 from bps_rdma.torch.backend.pending import Pending
 from bps_rdma.torch.backend.work import BpsWork
+from bps_rdma.torch.bucket_names import name_of
 from bps_rdma.torch.checks import inexact
 from bps_rdma.torch.membership import AnyGroup, group_of, unique
 from bps_rdma.torch.units import Sent, as_real
@@ -74,6 +74,7 @@ def ddp_comm_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[t
     """Averages DDP's buckets on bps_rdma's servers: `model.register_comm_hook(None, bps_rdma.torch.ddp_comm_hook)`.
 
     bps_rdma must run, with the ranks of the model's group: call bps_rdma.torch.init() after init_process_group().
+    Buckets that differ between ranks are never added up: the pass fails with a DeadlineError that names one.
 
     Args:
         state: a HookState, or the group: of torch.distributed or of bps_rdma; None: all workers.
@@ -84,7 +85,7 @@ def ddp_comm_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[t
 
     Raises:
         NotInitializedError: nothing has been sent.
-        InvalidArgumentError: a bucket is sparse, and `state` is no HookState.
+        InvalidArgumentError: two models have alike buckets, and no HookState each.
         InvalidTensorError: nothing has been sent. For example, means are to be exact, and the bucket is sparse or
             complex. Later errors are raised by backward(), as a RuntimeError with the text of the error.
     """
@@ -95,15 +96,12 @@ def ddp_comm_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[t
         kind = _kind_without_exact_mean(bucket)
         if kind is not None and job.current().compression(Dtype.float32, 1 << 60, None) == EXACT:
             raise inexact(f"bucket {bucket.index()}", kind)
-        options = OperationOptions(ReduceOp.average, group=group_of(state))
+        group = group_of(state)
+        name = name_of(bucket, transfer.members_of(group).id)
+        options = OperationOptions(ReduceOp.average, name, group=group)
     if tensor.layout is torch.strided:
         pending = Pending([transfer.all_reduce(as_real(tensor), options)])
     else:
-        if options.name is None:  # those of two models would be matched by their order
-            raise InvalidArgumentError(
-                f"bucket {bucket.index()} is sparse, and the hook has no HookState that names its rows",
-                "pass bps_rdma.torch.HookState(group) to register_comm_hook(), one for each model",
-            )
         ranks = transfer.members_of(options.group).size
         pending = sum_sparse(tensor, ReduceOp.average, ranks, options)
     work = BpsWork("all_reduce", pending.handles, pending.finishes, [tensor], [tensor])

@@ -196,12 +196,12 @@ def unstaged(bps: Any) -> tuple[list[bool], list[bool]]:
     device.order = lambda stream, event: orders.append((stream, event))
     rows = torch.sparse_coo_tensor([[0, 2]], [1.0, 2.0], (3,), check_invariants=True)
     found: tuple[list[bool], list[bool]] = ([], [])
-    for number, streams.current in enumerate(("first", "second")):
-        tensor = rows.clone()
+    for number, called in enumerate(("first", "second")):
+        tensor, streams.current = rows.clone(), called
         pending = sum_sparse(tensor, ReduceOp.sum, 2, summed_as(f"rows {number}"))
         finishes = [*pending.finishes, lambda: used.append(device.current())]
         work = BpsWork("all_reduce", pending.handles, finishes, [tensor], [tensor])
-        called, streams.current = streams.current, "another"
+        streams.current = "another"
         if number:
             work.get_future().wait()
         work.wait()

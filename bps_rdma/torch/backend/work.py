@@ -23,8 +23,8 @@ from bps_rdma.kept_errors import keeping
 from bps_rdma.torch import transfer
 from bps_rdma.torch.backend.completion import Completer
 from bps_rdma.torch.transfer import AnyHandle, StagedOperation
-from bps_rdma.torch.transfer.device import Device
 from bps_rdma.torch.transfer.dense import Finish
+from bps_rdma.torch.transfer.device import Device
 
 profiling: Callable[[], bool] = torch._C._autograd._profiler_enabled
 _making_futures = threading.Lock()

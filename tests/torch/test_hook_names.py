@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The communication hook for torch's DDP without a HookState: buckets that differ between ranks are never added up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import harness
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+
+def joined() -> int:
+    import bps_rdma.torch as bps
+
+    dist.init_process_group("gloo")
+    bps.init()
+    return dist.get_rank()
+
+
+def ended() -> None:
+    import bps_rdma.torch as bps
+
+    dist.barrier()
+    bps.shutdown()
+    dist.destroy_process_group()
+
+
+def hooked(model: nn.Module, state: Any = None, **options: Any) -> Any:
+    import bps_rdma.torch as bps
+
+    ddp = nn.parallel.DistributedDataParallel(model, **options)
+    ddp.register_comm_hook(state, bps.ddp_comm_hook)
+    return ddp
+
+
+def otherwise_cut(_: Any, what: str) -> str:
+    """What the first backward pass says where ranks have other buckets, or those of other models."""
+    rank = joined()
+    if what == "sizes":
+        each = nn.Sequential(nn.Linear(4, 8, bias=False), nn.Linear(8, 4, bias=False))
+        chosen = hooked(each, bucket_cap_mb=1e-6 if rank else 25, find_unused_parameters=True)
+    else:  # as many elements, and as many parameters
+        shapes = (4, 8), (8, 4)
+        chosen = [hooked(nn.Linear(*shape, bias=False)) for shape in shapes][rank]
+        each = chosen.module
+    columns = (each if isinstance(each, nn.Linear) else each[0]).in_features
+    with pytest.raises(RuntimeError) as caught:
+        chosen(torch.ones(2, columns)).sum().backward()
+    ended()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("what", ["sizes", "order"])
+def test_ranks_whose_buckets_differ_are_told_which(what):
+    for said in harness.run(otherwise_cut, what, workers=2, init=False, env={"BPS_TIMEOUT": "3"}):
+        assert "ddp bucket 0" in said
+
+
+def alike(_: Any) -> list[list[float]]:
+    """Two models alike are refused without states, and get their own means with them."""
+    import bps_rdma.torch as bps
+
+    rank = joined()
+    before = hooked(nn.Linear(1, 1, bias=False))
+    before(torch.ones(1, 1)).sum().backward()
+    second = hooked(nn.Linear(1, 1, bias=False))
+    with pytest.raises(RuntimeError, match="two models have the bucket 'ddp bucket 0 and last, 1 parameters") as caught:
+        second(torch.ones(1, 1)).sum().backward()
+    assert "HookState" in str(caught.value)
+    del before, second, caught
+    after = hooked(nn.Linear(1, 1, bias=False))
+    after(torch.full((1, 1), float(rank))).sum().backward()
+    found = [after.module.weight.grad.flatten().tolist()]
+    for number in range(2):
+        other = hooked(nn.Linear(1, 1, bias=False), bps.HookState())
+        other(torch.full((1, 1), float(rank + number))).sum().backward()
+        found.append(other.module.weight.grad.flatten().tolist())
+    ended()
+    return found
+
+
+def test_a_second_model_like_the_first_needs_a_state():
+    assert harness.run(alike, workers=2, init=False) == [[[0.5], [0.5], [1.5]]] * 2
+
+
+class Reversed(nn.Module):
+    """Weights whose gradients become ready in the order of registration: torch then turns their buckets around."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList([torch.full((64,), 1.0) for _ in range(4)])
+
+    def forward(self, numbers: torch.Tensor) -> torch.Tensor:
+        for weight in reversed(self.weights):
+            numbers = torch.tanh(weight * numbers)
+        return numbers.sum()
+
+
+def turned(_: Any) -> None:
+    rank = joined()
+    numbers = [torch.linspace(-1, 1, 64) + each for each in range(2)]
+    model, alone = Reversed(), Reversed()
+    ddp = hooked(model, bucket_cap_mb=1e-6)
+    for _step in range(4):
+        model.zero_grad()
+        alone.zero_grad()
+        ddp(numbers[rank]).backward()
+        ((alone(numbers[0]) + alone(numbers[1])) / 2).backward()
+        for mine, expected in zip(model.parameters(), alone.parameters(), strict=True):
+            torch.testing.assert_close(mine.grad, expected.grad)
+    ended()
+
+
+def test_buckets_that_torch_fills_anew_stay_those_of_one_model():
+    harness.run(turned, workers=2, init=False)
+
+
+def together(_: Any) -> list[list[float]]:
+    """Two models of different shapes in one backward pass, several times."""
+    rank = joined()
+    models = [
+        hooked(nn.Sequential(nn.Linear(size, 3, bias=False), nn.Linear(3, size, bias=False)), bucket_cap_mb=1e-6)
+        for size in (2, 5)
+    ]
+    for model in models:
+        for parameter in model.parameters():
+            nn.init.ones_(parameter)
+    for _step in range(3):
+        for model in models:
+            model.zero_grad()
+        sum(model(torch.full((1, model.module[0].in_features), float(rank))).sum() for model in models).backward()
+    ended()
+    return [model.module[1].weight.grad.flatten().tolist() for model in models]
+
+
+def test_two_models_share_a_backward_pass():
+    assert harness.run(together, workers=2, init=False) == [[[1.0] * 6, [2.5] * 15]] * 2
