@@ -54,16 +54,15 @@ class _Names:
         return name
 
     def _model(self, bucket: Any, parameters: list[Any]) -> _Model:
-        known = {id(model): model for each in parameters if (model := self._model_of.get(each)) is not None}
-        recent = [model for ref in self._recent if (model := ref()) is not None]
+        known: list[_Model] = [one for each in parameters if (one := self._model_of.get(each)) is not None]
+        recent = [one for ref in self._recent if (one := ref()) is not None]
         if known:
-            model: _Model = next(iter(known.values()))
+            model = known[0]
         else:  # buckets of a pass come in the order of their indices
             waiting = [each for each in recent if bucket.index() and each.following == bucket.index()]
             model = waiting[-1] if waiting else _Model()
-        if len(known) > 1:
-            for each in known.values():
-                each.is_mixed = True
+        for other in known:
+            other.is_mixed |= len(set(known)) > 1
         model.following = 0 if bucket.is_last() else bucket.index() + 1
         for each in parameters:
             self._model_of[each] = model

@@ -24,7 +24,7 @@ import torch
 
 harness.PRELOAD.extend(["torch", "torch.distributed", "torch._dynamo", "bps_rdma.torch", "bps_rdma.megatron"])
 # Wheels before 0.17 have no megatron.training.
-collect_ignore = [] if importlib.util.find_spec("megatron.training") else ["test_training.py"]
+collect_ignore = [] if importlib.util.find_spec("megatron.training") else ["test_training.py", "test_pretrain.py"]
 # Importing Megatron may use CUDA, which a process that is forked afterwards cannot use any more: with a GPU each rank
 # imports it for itself.
 if not torch.cuda.is_available():
