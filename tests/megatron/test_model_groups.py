@@ -11,6 +11,7 @@ import cpu
 import gpt
 import harness
 import pytest
+import torch
 import torch.distributed as dist
 from gpt import Setup
 
@@ -127,6 +128,37 @@ def test_without_tensor_parallelism_the_flag_replaces_nothing_and_says_so_once()
     assert groups == set()
     assert message.startswith("--use-bps-tp replaced no group: ")
     assert other == (set(), [])
+
+
+def of_several(bps: Any) -> dict[str, tuple[list[int], float]]:
+    """Name -> the ranks of this rank's group, and the sum of their numbers over it."""
+    from megatron.core import parallel_state
+
+    initialise()
+    with megatron.enabled(use_dpu_reduce=False, use_dpu_tp_reduce=True, use_bps_pp=True):
+        model_groups(tensor_model_parallel_size=2, pipeline_model_parallel_size=2)
+    found = {}
+    for name, group in vars(parallel_state).items():
+        if isinstance(group, dist.ProcessGroup) and dist.get_backend(group) == "bps":
+            number = torch.tensor([float(dist.get_rank())])
+            dist.all_reduce(number, group=group)
+            found[name] = dist.get_process_group_ranks(group), number.item()
+    end(bps)
+    return found
+
+
+def test_each_rank_gets_its_own_of_several_groups():
+    ranks = harness.run(of_several, workers=4, init=False)
+    stages, tensors = [[0, 2], [1, 3]], [[0, 1], [2, 3]]
+    for rank, found in enumerate(ranks):
+        of_rank = {
+            "_TENSOR_MODEL_PARALLEL_GROUP": tensors[rank // 2],
+            "_EXPERT_TENSOR_PARALLEL_GROUP": tensors[rank // 2],
+            "_EXPERT_TENSOR_AND_MODEL_PARALLEL_GROUP": tensors[rank // 2],
+            "_PIPELINE_MODEL_PARALLEL_GROUP": stages[rank % 2],
+            "_EMBEDDING_GROUP": stages[rank % 2],
+        }
+        assert found == {name: (members, sum(members)) for name, members in of_rank.items()}
 
 
 def seconds(bps: Any) -> float:

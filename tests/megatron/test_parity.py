@@ -171,7 +171,7 @@ def over_bps(bps: Any, setup: Setup, flags: dict[str, bool]) -> tuple[bool, set[
     cpu.install()
     dist.init_process_group("gloo")
     stock = gpt.train(setup)
-    with megatron.enabled(use_dpu_reduce=False, **flags):
+    with megatron.enabled(**{"use_dpu_reduce": False, **flags}):
         training = Training(setup)
     found = {
         name
@@ -208,6 +208,19 @@ def test_groups_of_experts_and_stages(setup, flags, expected):
     """Alone, without gradients, so that nothing else can make a difference: two ranks, results as stock."""
     for same, found in harness.run(over_bps, setup, flags, workers=2, init=False):
         assert found == expected
+        assert same
+
+
+@pytest.mark.parametrize(
+    "setup",
+    [Setup(pp=2, overlap=True, steps=4), pytest.param(Setup(pp=2, steps=4, **BOTH_OVERLAPS), marks=pytest.mark.long)],
+    ids=["overlap", "both overlaps"],
+)
+def test_gradients_and_stages_together(setup):
+    """Two groups of stages, and in each stage a group of data parallelism: sums of two, the same in any order."""
+    flags = {"use_bps_pp": True, "use_dpu_reduce": True}
+    for same, found in harness.run(over_bps, setup, flags, workers=4, init=False):
+        assert found == STAGE_GROUPS
         assert same
 
 

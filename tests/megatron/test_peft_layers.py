@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -88,6 +87,6 @@ def fails(_: Any) -> str:
     return repr(caught.value)
 
 
-@pytest.mark.skipif(not os.environ.get("BPS_TEST_ALL"), reason="says when the page has to change")
+@pytest.mark.long  # says when the page has to change
 def test_pefts_own_layer_fails_without_us():
     assert harness.run(fails, workers=1, init=False) == ["KeyError('fan_in_fan_out')"]
