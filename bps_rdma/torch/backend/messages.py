@@ -15,7 +15,7 @@ from bps_rdma import Group, _core
 from bps_rdma.errors import BpsError, DeadlineError, InvalidTensorError
 from bps_rdma.operations import point_to_point
 from bps_rdma.operations.exchanges import exchange
-from bps_rdma.operations.lanes import Part, part_of
+from bps_rdma.operations.lanes import Content, Part, part_of
 from bps_rdma.operations.messages import How, Message
 from bps_rdma.operations.point_to_point import ReceiveFromAny, Subject
 from bps_rdma.torch.backend.pending import Call, Pending
@@ -71,11 +71,20 @@ class Messages:
         self._check(outputs, "outputs")
         self._check(inputs, "inputs")
         targets = [_target(output) for output in outputs]
-        sources = [_source(each) for each in inputs]
-        own = _Own(targets[self._rank][0], sources[self._rank], "all_to_all")
         finishes = [one for _, finish in targets for one in finish]
-        intos = self._others([part for part, _ in targets])
-        return own.copied(self._exchange("all_to_all", self._others(sources), intos, finishes, call))
+        return self._all_to_all([part for part, _ in targets], [_source(each) for each in inputs], finishes, call)
+
+    def all_to_all_single(
+        self, output: torch.Tensor, whole: torch.Tensor, rows: Sequence[int], rows_sent: Sequence[int], call: Call
+    ) -> Pending:
+        """all_to_all() of the parts of two tensors along their first dimension; no sizes: equal ones."""
+        target, finishes = _target(output)
+        intos = _cut(output, target, rows, len(self._ranks))
+        return self._all_to_all(intos, _cut(whole, _source(whole), rows_sent, len(self._ranks)), finishes, call)
+
+    def _all_to_all(self, intos: list[Part], outs: list[Part], finishes: Sequence[Finish], call: Call) -> Pending:
+        own = _Own(intos[self._rank], outs[self._rank], "all_to_all")
+        return own.copied(self._exchange("all_to_all", self._others(outs), self._others(intos), finishes, call))
 
     def gather(self, outputs: Sequence[torch.Tensor], tensor: torch.Tensor, root: int, call: Call) -> Pending:
         """Sends a tensor to rank `root`, which fills one of the outputs from each rank."""
@@ -217,8 +226,8 @@ def _target(tensor: torch.Tensor) -> tuple[Part, Sequence[Finish]]:
     return part_of(host, True), [lambda: dense.copy(tensor, host)]
 
 
-def cut(whole: torch.Tensor, sizes: Sequence[int], ranks: int) -> list[torch.Tensor]:
-    """A tensor in parts along its first dimension, one for each rank.
+def _cut(whole: torch.Tensor, described: Part, sizes: Sequence[int], ranks: int) -> list[Part]:
+    """A tensor in parts along its first dimension, one for each rank. Described once: that takes longer than a message.
 
     Raises:
         InvalidTensorError: it cannot be cut so.
@@ -230,9 +239,15 @@ def cut(whole: torch.Tensor, sizes: Sequence[int], ranks: int) -> list[torch.Ten
                 f"{rows} rows cannot be divided among {ranks} ranks", "pass the sizes of the parts"
             )
         sizes = [rows // ranks] * ranks
-    if len(sizes) != ranks or sum(sizes) != rows:
+    if len(sizes) != ranks or sum(sizes) != rows or min(sizes) < 0:
         raise InvalidTensorError(
             f"the sizes {list(sizes)} are not those of {ranks} parts of {rows} rows",
             "pass one for each rank, whose sum is the first dimension",
         )
-    return list(torch.split(whole.detach(), list(sizes))) if whole.dim() else [whole.detach().view(1)]
+    (elements, nbytes, dtype), memory = described
+    found, address = [], memory.address
+    for count in sizes:
+        size = nbytes * count // max(rows, 1)
+        found.append(Part(Content(elements * count // max(rows, 1), size, dtype), memory.part(address, size, size)))
+        address += size
+    return found

@@ -15,12 +15,10 @@ from bps_rdma.errors import InvalidArgumentError, InvalidTensorError
 from bps_rdma.operations import ReduceOp
 from bps_rdma.torch.backend.collectives import Collectives
 from bps_rdma.torch.backend.folded import Fold, sum_sparse
-from bps_rdma.torch.backend.messages import cut
 from bps_rdma.torch.backend.pending import Call, Pending, together
 from bps_rdma.torch.backend.recurring import Recurring
 from bps_rdma.torch.backend.reductions import operation
 from bps_rdma.torch.backend.work import BpsWork, ReceivedWork, done, kept, profiling, settle
-from bps_rdma.torch.transfer import dense
 
 Tensor = torch.Tensor
 c10d_core: Any = torch._C._distributed_c10d
@@ -277,11 +275,8 @@ class BpsProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
                 output, whole, output_split_sizes, input_split_sizes, opts or c10d_core.AllToAllOptions()
             )
         call = self._call(opts, timeout)
-        target, finish = dense.filled(output)
-        parts = cut(target, output_split_sizes, self.size())
-        inputs = cut(whole.contiguous(), input_split_sizes, self.size())
-        pending = self._collectives.messages.all_to_all(parts, inputs, call)
-        pending = pending._replace(finishes=[*pending.finishes, *finish])
+        messages = self._collectives.messages
+        pending = messages.all_to_all_single(output, whole, output_split_sizes, input_split_sizes, call)
         return _work("all_to_all", pending, [output], [whole], call)
 
     def alltoall(
