@@ -26,7 +26,11 @@ def parse(bps: Any, folder: str, arguments: list[str]) -> tuple[int, str, str]:
         "from megatron.core.distributed import DistributedDataParallel\n"
         "from megatron.training.arguments import parse_args\n"
         "args = parse_args()\n"
-        "enabled = hasattr(DistributedDataParallel.__init__, '__wrapped__')\n"
+        "function, names = DistributedDataParallel.__init__, []\n"
+        "while hasattr(function, '__wrapped__'):\n"
+        "    names.append(function.__code__.co_name)\n"
+        "    function = function.__wrapped__\n"
+        "enabled = 'initialise_and_attach' in names  # others only warn\n"
         "print(getattr(args, 'use_dpu_reduce', None), getattr(args, 'use_dpu_tp_reduce', None), enabled)\n"
     )
     status, out, err = 0, io.StringIO(), io.StringIO()
