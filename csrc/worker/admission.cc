@@ -9,20 +9,23 @@ namespace bps::worker {
 namespace {
 
 constexpr std::size_t kSubmissions = 1 << 14;  // operations on their way into a loop; callers wait beyond
-// A server reads and writes memory that it cannot map by two system calls for each partition. For small tensors two
-// copies by the worker take less time. Measured with a server of its own, operations of 64 to 256 KiB take 1.25 to 1.35
-// times as long without, and with servers in the workers about as long. Copies of 1 MiB fill the cache.
+// A server reads and writes memory that it cannot map by two system calls for each partition, by which the kernel
+// copies half as fast as a process does in its caches. For small tensors two copies by the worker take less time.
+// Measured with a server of its own, operations of 64 to 256 KiB take 1.25 to 1.35 times as long without, but those of
+// 512 KiB 1.3 times as long with the copies: the server waits for them. With servers in the workers, 512 KiB and 1 MiB
+// take 1.3 to 1.4 times as long without; copies of 4 MiB fill the cache.
 constexpr std::uint64_t kLargestStagedIfCheap = 256 << 10;
+constexpr std::uint64_t kLargestStagedBesideOwnServer = 1 << 20;
 constexpr std::size_t kMostStagedIfCheap = 16;  // buffers; without a free one partitions do not wait, and go in place
 
-RouteFacts facts_of(const Portion& portion, const ServerConnection& server) {
+RouteFacts facts_of(const Portion& portion, const ServerConnection& server, std::uint64_t largest_staged) {
   const Operation& operation = *portion.operation;
   const transport::DirectAccess* direct = server.direct();
   const bool can_fence = direct != nullptr && direct->can_fence();
   RouteFacts facts;
   facts.is_encoded = operation.may_compress() && compresses_to(server, *operation.tensor);
   facts.is_on_device = operation.on_device != nullptr;
-  facts.is_small = operation.bytes() <= kLargestStagedIfCheap;
+  facts.is_small = operation.bytes() <= largest_staged;
   facts.is_two_phase = operation.request.two_phase;
   facts.is_continuation = operation.continuation != nullptr;
   facts.lands_in_order = server.memory.transport().lands_in_order();
@@ -134,7 +137,8 @@ void Admission::admit(Portion& portion, ServerConnection& server) {
 
 void Admission::prepare(Portion& portion, ServerConnection& server) {
   const transport::Reactor::SetUp set_up(&reactor_);
-  RouteFacts facts = facts_of(portion, server);
+  const bool sums_itself = connections_.have_own_server();
+  RouteFacts facts = facts_of(portion, server, sums_itself ? kLargestStagedBesideOwnServer : kLargestStagedIfCheap);
   if (!facts.is_encoded && !facts.is_on_device) facts.is_registered = register_memory(portion, server);
   if (facts.is_registered) facts.reach = reach_of(portion, server);
   const Chosen chosen = choose_route(facts);

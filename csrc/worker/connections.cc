@@ -7,6 +7,7 @@ namespace bps::worker {
 
 ServerConnection& Connections::add(std::size_t place, Receiver& receiver, ServerConnection::Server server,
                                    transport::Transport& transport) {
+  has_own_server_ |= transport.kind() == transport::Kind::kSelf;
   by_place_[place] = std::make_unique<ServerConnection>(receiver, std::move(server), memory_of(transport));
   all_.clear();
   for (const auto& one : by_place_) {

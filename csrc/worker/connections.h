@@ -36,6 +36,8 @@ class Connections {
   // All that there are, by place.
   const std::vector<ServerConnection*>& all() const { return all_; }
 
+  // True when this process sums, too.
+  bool have_own_server() const { return has_own_server_; }
   void forget_memory(std::uint64_t identity);
   std::uint64_t registered_bytes() const;
 
@@ -81,6 +83,7 @@ class Connections {
   Queues queues_ = Queues::kIdle;
   bool is_receipt_due_ = false;
   bool is_landed_due_ = false;
+  bool has_own_server_ = false;
 };
 
 }  // namespace bps::worker

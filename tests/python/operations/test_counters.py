@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import harness
@@ -55,7 +56,7 @@ def copies_of(bps: Any, elements: int) -> int:
     return copies
 
 
-@pytest.mark.parametrize(("elements", "by_server"), [(1000, False), (1 << 20, True)])
+@pytest.mark.parametrize(("elements", "by_server"), [(1000, False), (1 << 17, True), (1 << 20, True)])
 def test_small_tensors_in_plain_memory_are_copied_by_their_worker(elements, by_server):
     """A server would need two system calls for each of them. Rounds: five, of two workers."""
     job = harness.start(copies_of, elements, workers=2, servers=1, python_servers=True, env={"BPS_TRANSPORT": "shm"})
@@ -63,6 +64,24 @@ def test_small_tensors_in_plain_memory_are_copied_by_their_worker(elements, by_s
         by_workers = job.results()
         assert (job.server_metrics()[0]["copies"] > 0) == by_server
     assert by_workers == ([0, 0] if by_server else [10, 10])
+
+
+def makes_buffers(bps: Any, elements: int) -> bool:
+    def mapped() -> int:
+        return Path("/proc/self/maps").read_text(encoding="utf-8").count("/memfd:")
+
+    bps.push_pull_inplace(np.ones(1 << 21, np.float32), name="larger")  # after this one, all else is mapped
+    before = mapped()
+    array = np.ones(elements, np.float32)
+    bps.push_pull_inplace(array, average=False, name="x")
+    assert np.all(array == 2)
+    return mapped() > before
+
+
+@pytest.mark.parametrize(("elements", "staged"), [(1 << 18, True), (1 << 19, False)])
+def test_workers_that_sum_copy_larger_tensors_themselves(elements, staged):
+    """Each sums a half, and copies the other one through buffers that its peer maps."""
+    assert harness.run(makes_buffers, elements, workers=2, env={"BPS_TRANSPORT": "shm"}) == [staged] * 2
 
 
 def test_bytes_moved(transport):
