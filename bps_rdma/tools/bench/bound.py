@@ -14,6 +14,7 @@ import numpy as np
 
 import bps_rdma
 from bps_rdma.errors import BpsError
+from bps_rdma.tools.bench.baselines import fall_in_step
 from bps_rdma.tools.bench.pattern import Array, numpy_dtype
 from bps_rdma.tools.bench.plan import Case, Plan
 
@@ -59,8 +60,8 @@ class Bound:
         """Does nothing: every round adds the same ones."""
 
     def barrier(self) -> None:
-        """The barrier of bps_rdma."""
-        bps_rdma.barrier()
+        """Lets the ranks go at one time."""
+        fall_in_step()
 
     def run(self) -> None:
         """Add the other rows' part to the first row's."""
