@@ -2,9 +2,9 @@
 // A stream for copies in one direction, and the flag in pinned memory by which a loop sees how far it is.
 //
 // A mark is a number that the device writes to the flag when all that was put into the stream before it has ended. The
-// loop reads the flag as it polls, which is a load and no call. A loop that is about to sleep has the stream ring its
-// doorbell; and so has one that puts a wait behind copies, which it could not be told of later. The driver runs such a
-// function on a thread of its own and holds the stream up meanwhile, so that a loop which polls anyway does without.
+// loop reads the flag as it polls, which is a load and no call. A loop that is about to sleep, or that puts a wait
+// behind copies, asks the stream to ring the loop's doorbell. The driver rings it on a thread of its own and holds the
+// stream up meanwhile, so a loop that polls anyway does not ask.
 //
 // Threading: one thread at a time, which holds a Device::Current for everything but reached() and marks().
 // Ordering: what is put into the stream ends in that order.
@@ -26,7 +26,7 @@ class CopyStream {
   // `doorbell`: an eventfd, see EventLoop::doorbell(). The stream keeps a copy, because it may outlive the loop.
   CopyStream(const Device& device, int doorbell);
   // Waits for what is in the stream, for a while; a device that does not end it keeps stream and flag. Whoever owns the
-  // memory of its copies asks drain() first, and keeps that memory as well.
+  // memory of its copies destroys the stream only when they have ended, or keeps that memory, too.
   ~CopyStream();
   CopyStream(const CopyStream&) = delete;
   CopyStream& operator=(const CopyStream&) = delete;
@@ -43,7 +43,8 @@ class CopyStream {
   bool reached(std::uint32_t mark) const;
   // Rings the doorbell when the last mark is reached, unless that has been asked for since it was put.
   cuda::Result ring_at_last_mark();
-  // kSuccess: all has ended; kNotReady; or the error of the device, and all has ended, too.
+  // kSuccess: all has ended; kNotReady, also while a capture forbids the question; or the error of the device, and all
+  // has ended, too.
   cuda::Result state() const;
   // The same. When all has ended, every mark is reached, also those that the driver refused.
   cuda::Result settle();

@@ -35,8 +35,6 @@ constexpr int kCaptureRelaxed = 2;  // captures of other threads forbid this one
 #define BPS_CUDA_FUNCTIONS(X)                                                                  \
   X(cuInit, (unsigned flags))                                                                  \
   X(cuGetErrorString, (Result error, const char** text))                                       \
-  X(cuDeviceGetCount, (int* count))                                                            \
-  X(cuDeviceGetName, (char* name, int size, Ordinal device))                                   \
   X(cuDevicePrimaryCtxRetain, (Context * context, Ordinal device))                             \
   X(cuCtxPushCurrent_v2, (Context context))                                                    \
   X(cuCtxPopCurrent_v2, (Context * context))                                                   \
@@ -57,8 +55,7 @@ constexpr int kCaptureRelaxed = 2;  // captures of other threads forbid this one
   X(cuMemHostRegister_v2, (void* memory, std::size_t size, unsigned flags))                    \
   X(cuMemHostUnregister, (void* memory))                                                       \
   X(cuMemcpyDtoHAsync_v2, (void* to, Address from, std::size_t size, Stream stream))           \
-  X(cuMemcpyHtoDAsync_v2, (Address to, const void* from, std::size_t size, Stream stream))     \
-  X(cuMemcpy, (Address to, Address from, std::size_t size))
+  X(cuMemcpyHtoDAsync_v2, (Address to, const void* from, std::size_t size, Stream stream))
 
 struct Functions {
 #define BPS_CUDA_MEMBER(name, parameters) Result(*name) parameters = nullptr;

@@ -89,12 +89,4 @@ void Device::unpin(std::span<std::byte> memory) const noexcept {
   (void)driver_.call().cuMemHostUnregister(memory.data());
 }
 
-void Device::copy(std::byte* to, const std::byte* from, std::size_t size) const {
-  if (size == 0) return;
-  const Current current(*this);
-  driver_.check(
-      driver_.call().cuMemcpy(reinterpret_cast<cuda::Address>(to), reinterpret_cast<cuda::Address>(from), size),
-      "cannot copy from or to a GPU");
-}
-
 }  // namespace bps::device

@@ -5,7 +5,7 @@
 // holds a Current meanwhile, because work for one loop may be done by several threads in turn.
 //
 // Threading: any thread. A device lives as long as the process; in a child that was forked its points are left alone.
-// Errors: set-up throws kTransport.
+// Errors: the constructor, owner_of() and pin() throw kTransport; record() also kInvalidArgument.
 #pragma once
 
 #include <atomic>
@@ -67,9 +67,9 @@ class Device {
   // The device that the memory belongs to; nothing for memory of the host, and for what CUDA does not know.
   static std::optional<cuda::Ordinal> owner_of(const Driver& driver, const void* memory);
 
-  // For its lifetime, the calling thread works in the device's context. Without that, which a device that has failed
-  // may refuse, calls of the driver return the error. Captures of other threads into CUDA graphs do not concern it
-  // either: no call in between touches a stream that is captured.
+  // For its lifetime, the calling thread works in the device's context. If the device refuses that, because it has
+  // failed, the driver's calls return its error. Captures of other threads into CUDA graphs do not concern the thread:
+  // no call in between touches a stream that is captured.
   class Current {
    public:
     explicit Current(const Device& device);
@@ -91,9 +91,6 @@ class Device {
   void pin(std::span<std::byte> memory) const;
   // Errors do not count: after one of the device all its calls fail.
   void unpin(std::span<std::byte> memory) const noexcept;
-
-  // Copies at once; each side may be memory of the host or of the device. Not for the data path.
-  void copy(std::byte* to, const std::byte* from, std::size_t size) const;
 
   const Driver& driver() const { return driver_; }
   cuda::Ordinal ordinal() const { return ordinal_; }

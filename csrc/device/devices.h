@@ -11,7 +11,8 @@
 
 namespace bps::device {
 
-// The GPU that the memory belongs to, by the driver of this name; nullptr for other memory.
+// The GPU that the memory belongs to, by the driver of this name; nullptr for other memory. Throws without a driver,
+// whatever memory it is.
 Device* find_owner(const std::string& library, const void* memory);
 
 }  // namespace bps::device

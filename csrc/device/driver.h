@@ -20,11 +20,10 @@ class Driver {
  public:
   static constexpr const char* kLibrary = "libcuda.so.1";  // by the name of its ABI version
 
-  // Throws when the library cannot be opened, lacks a function, or finds no usable device.
+  // Throws when the library cannot be opened, lacks a function, or cannot be used.
   static Driver open(const std::string& library = kLibrary);
 
   const cuda::Functions& call() const { return functions_; }
-  int devices() const { return devices_; }
   // "an illegal memory access was encountered (CUDA error 700)"
   std::string describe(cuda::Result result) const;
   // Throws unless it is a success; `what` is as in "cannot create a stream".
@@ -32,7 +31,6 @@ class Driver {
 
  private:
   cuda::Functions functions_;
-  int devices_ = 0;
 };
 
 }  // namespace bps::device

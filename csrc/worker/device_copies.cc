@@ -164,8 +164,8 @@ bool DeviceCopies::start(ServerConnection& server, Portion& portion) {
   return true;
 }
 
-// Holds up the copies of an operation until its caller's streams have come to the call. Whoever sleeps hears first of
-// what was copied before, which may be much earlier.
+// Holds up the copies of an operation until its caller's streams have come to the call. A ring is put before that,
+// because a loop that sleeps could not hear of earlier copies later.
 device::cuda::Result DeviceCopies::wait_for_call(Lane& lane, const DeviceArrays& arrays) {
   if (!lane.down.empty()) (void)lane.out.ring_at_last_mark();
   for (const device::Ready& point : arrays.ready) {
@@ -181,8 +181,8 @@ void DeviceCopies::refuse(const Lane& lane, Operation& operation, device::cuda::
   cancellation_.abort(operation, works ? refusal_of(lane.device, result) : failure_of(lane.device, result));
 }
 
-// As Sender::take_buffer(): beyond the budget only when waiting for a free one could last for ever. What a device that
-// is late has not filled does not: it goes on by itself, however long that takes.
+// As Sender::take_buffer(): beyond the budget only when waiting for a free one could last for ever. A buffer that a
+// late device fills comes back by itself, so no other one is made meanwhile.
 StagingBuffer* DeviceCopies::take_buffer(ServerConnection& server, const Lane& lane, Operation& operation) {
   StagingBuffer* buffer = server.memory.take();
   if (buffer != nullptr && buffer->pinned_by != nullptr) return buffer;

@@ -7,9 +7,9 @@
 // On the way in, an answer in its buffer is copied to the caller's tensor, and the partition completes when that copy
 // has ended. Nothing else ends it meanwhile (InFlight::Stage::kCopying), and its immediate names nothing any more.
 //
-// The copies under way are a list through their staging buffers, so that none allocates. Each holds the operation's
-// count of copies. A copy from a tensor that fails meanwhile keeps its buffer, also if the driver refused to put it or
-// its mark into the stream: only the stream's end tells what it had taken. A device that has failed fails what it
+// The copies under way are a list through their staging buffers, so that none allocates. DeviceArrays::copies counts
+// each until it ends. A copy from a tensor that fails meanwhile keeps its buffer, also if the driver refused to put it
+// or its mark into the stream: only the stream's end tells what it had taken. A device that has failed fails what it
 // copies for. One that hangs keeps its operations open, and what it may still write to for ever. Threading: the loop's,
 // whoever holds the progress lock.
 #pragma once
@@ -33,7 +33,8 @@ class DeviceCopies {
                Cancellation& cancellation)
       : reactor_(reactor), connections_(connections), partitions_(partitions), cancellation_(cancellation) {}
 
-  // Set-up, when an operation is admitted: makes the streams, and pins what the server's buffers are. Throws.
+  // Set-up, when an operation is admitted: makes the streams, and pins the buffers by which this server is reached.
+  // Throws.
   void prepare(device::Device& device, ServerConnection& server);
   // Some device has been used.
   bool is_used() const { return !lanes_.empty(); }
@@ -43,7 +44,8 @@ class DeviceCopies {
   bool is_blocked() const { return is_blocked_; }
   // Before the loop sleeps: has its doorbell rung by the copies under way. False: one has ended.
   bool arm();
-  // The answer of an entry is in its buffer: starts the copy to the tensor. False: there is nothing to copy.
+  // The answer of an entry is in its buffer: starts the copy to the tensor, or aborts the operation if the driver
+  // refuses it. False: there is nothing to copy.
   bool take_answer(std::uint32_t index);
   // Looks whether a device has failed, or has refused a mark: no flag of its copies would ever say so.
   void check();

@@ -37,8 +37,9 @@ class Receiver {
   Receiver(std::uint32_t epoch, std::string name, const Rooms& rooms, Counters& counters)
       : epoch_(epoch), name_(std::move(name)), rooms_(rooms), counters_(counters) {}
 
-  // `over`: the connection that brought all of the answer, of which `landed` bytes are here; null where the server
-  // writes to our memory itself. A server that sends more or fewer bytes than the partition has is lost.
+  // `over`: the connection by which the answer came; null where the server writes to our memory itself. `landed`: how
+  // many of its bytes the connection knows to be here. A server that sends more or fewer bytes than the partition has
+  // is lost.
   void on_answer(ServerConnection& server, std::uint32_t immediate, const transport::DataEndpoint* over = nullptr,
                  std::uint64_t landed = 0);
   void on_message(ServerConnection& server, std::span<const std::byte> message);

@@ -105,7 +105,7 @@ class TransportMemory {
   const std::size_t buffer_bytes_;
   const std::size_t most_buffers_;
   std::deque<StagingBuffer> buffers_;  // a deque: addresses stay
-  std::size_t pinned_ = 0;             // of the first ones; others may be, too
+  std::size_t pinned_ = 0;             // buffers before this index are pinned; later ones may be, one by one
   std::vector<StagingBuffer*> free_;
 };
 

@@ -135,15 +135,6 @@ TEST_F(CopyStreamTest, RefusesAStreamThatIsBeingCaptured) {
   }
 }
 
-TEST_F(CopyStreamTest, CopiesAtOnceInEachDirection) {
-  std::vector<std::byte> plain(kBytes, std::byte{3});
-  device.copy(memory, plain.data(), kBytes);
-  EXPECT_TRUE(all(on_device(kBytes), 3));
-  std::vector<std::byte> back(kBytes);
-  device.copy(back.data(), memory, kBytes);
-  EXPECT_TRUE(all(back, 3));
-}
-
 TEST_F(CopyStreamTest, LeavesNothingBehind) {
   const int streams = FAKE(fake_streams)();
   const int pinned = FAKE(fake_pinned)();

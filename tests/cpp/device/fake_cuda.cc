@@ -162,14 +162,6 @@ Result cuGetErrorString(Result error, const char** text) {
   *text = error == kIllegalAddress ? "an illegal memory access was encountered" : "an error of the fake";
   return kSuccess;
 }
-Result cuDeviceGetCount(int* count) {
-  *count = 1;
-  return kSuccess;
-}
-Result cuDeviceGetName(char* name, int size, Ordinal) {
-  std::strncpy(name, "fake", static_cast<std::size_t>(size));
-  return kSuccess;
-}
 Result cuDevicePrimaryCtxRetain(Context* context, Ordinal device) {
   *context = &only_context;
   return device == 0 ? kSuccess : kInvalidValue;
@@ -301,14 +293,6 @@ Result cuMemcpyHtoDAsync_v2(Address to, const void* from, std::size_t size, Stre
   std::byte* target = find(to, size);
   if (target == nullptr || !is_pinned(from, size)) return kInvalidValue;
   stream->put([=] { std::memcpy(target, from, size); });
-  return kSuccess;
-}
-Result cuMemcpy(Address to, Address from, std::size_t size) {
-  if (const Result result = usable(); result != kSuccess) return result;
-  std::byte* target = find(to, size);
-  const std::byte* source = find(from, size);
-  std::memcpy(target != nullptr ? target : reinterpret_cast<std::byte*>(to),
-              source != nullptr ? source : reinterpret_cast<const std::byte*>(from), size);
   return kSuccess;
 }
 
