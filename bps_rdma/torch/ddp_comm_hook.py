@@ -3,6 +3,7 @@
 
 # Without annotations from the future: torch compares those of a hook with its classes.
 
+import hashlib
 from typing import Any
 
 import torch
@@ -16,7 +17,6 @@ from bps_rdma.torch import transfer
 from bps_rdma.torch.backend.folded import sum_sparse
 from bps_rdma.torch.backend.pending import Pending
 from bps_rdma.torch.backend.work import BpsWork
-from bps_rdma.torch.bucket_names import name_of
 from bps_rdma.torch.checks import inexact
 from bps_rdma.torch.membership import AnyGroup, group_of, unique
 from bps_rdma.torch.units import Sent, as_real
@@ -74,7 +74,9 @@ def ddp_comm_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[t
     """Averages DDP's buckets on bps_rdma's servers: `model.register_comm_hook(None, bps_rdma.torch.ddp_comm_hook)`.
 
     bps_rdma must run, with the ranks of the model's group: call bps_rdma.torch.init() after init_process_group().
-    Buckets that differ between ranks are never added up: the pass fails with a DeadlineError that names one.
+    Buckets whose parameters have other shapes on another rank are never added up: the pass fails with a DeadlineError
+    that names one. Models of the same shapes share names: the ranks must run them in the same order, and compression
+    with feedback needs a HookState for each.
 
     Args:
         state: a HookState, or the group: of torch.distributed or of bps_rdma; None: all workers.
@@ -85,7 +87,6 @@ def ddp_comm_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[t
 
     Raises:
         NotInitializedError: nothing has been sent.
-        InvalidArgumentError: two models have alike buckets, and no HookState each.
         InvalidTensorError: nothing has been sent. For example, means are to be exact, and the bucket is sparse or
             complex. Later errors are raised by backward(), as a RuntimeError with the text of the error.
     """
@@ -96,9 +97,7 @@ def ddp_comm_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[t
         kind = _kind_without_exact_mean(bucket)
         if kind is not None and job.current().compression(Dtype.float32, 1 << 60, None) == EXACT:
             raise inexact(f"bucket {bucket.index()}", kind)
-        group = group_of(state)
-        name = name_of(bucket, transfer.members_of(group).id)
-        options = OperationOptions(ReduceOp.average, name, group=group)
+        options = OperationOptions(ReduceOp.average, _name_of(bucket), group=group_of(state))
     if tensor.layout is torch.strided:
         pending = Pending([transfer.all_reduce(as_real(tensor), options)])
     else:
@@ -106,6 +105,14 @@ def ddp_comm_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[t
         pending = sum_sparse(tensor, ReduceOp.average, ranks, options)
     work = BpsWork("all_reduce", pending.handles, pending.finishes, [tensor], [tensor])
     return work.get_future().then(_first)  # type: ignore[no-any-return]
+
+
+def _name_of(bucket: Any) -> str:
+    """Returns a name that says what the bucket consists of, alike on all ranks."""
+    shapes = repr([(tuple(each.shape), str(each.dtype)) for each in bucket.parameters()])
+    digest = hashlib.blake2b(shapes.encode(), digest_size=8).hexdigest()
+    last = " and last" if bucket.is_last() else ""
+    return f"ddp bucket {bucket.index()}{last}, {len(bucket.parameters())} parameters, {digest}"
 
 
 def _kind_without_exact_mean(bucket: Any) -> str | None:

@@ -59,63 +59,23 @@ def test_ranks_whose_buckets_differ_are_told_which(what):
         assert "ddp bucket 0" in said
 
 
-def alike(_: Any) -> list[list[float]]:
-    """Two models alike are refused without states, and get their own means with them."""
+def alike(_: Any) -> list[float]:
+    """Two models alike are told apart by the order of their passes, or by their states."""
     import bps_rdma.torch as bps
 
     rank = joined()
-    before = hooked(nn.Linear(1, 1, bias=False))
-    before(torch.ones(1, 1)).sum().backward()
-    second = hooked(nn.Linear(1, 1, bias=False))
-    with pytest.raises(RuntimeError, match="two models have the bucket 'ddp bucket 0 and last, 1 parameters") as caught:
-        second(torch.ones(1, 1)).sum().backward()
-    assert "HookState" in str(caught.value)
-    del before, second, caught
-    after = hooked(nn.Linear(1, 1, bias=False))
-    after(torch.full((1, 1), float(rank))).sum().backward()
-    found = [after.module.weight.grad.flatten().tolist()]
-    for number in range(2):
-        other = hooked(nn.Linear(1, 1, bias=False), bps.HookState())
-        other(torch.full((1, 1), float(rank + number))).sum().backward()
-        found.append(other.module.weight.grad.flatten().tolist())
+    found = []
+    models = [hooked(nn.Linear(1, 1, bias=False), state) for state in (None, None, bps.HookState(), bps.HookState())]
+    for number in (0, 1, 2, 3, 0, 1, 2, 3):
+        models[number].zero_grad()
+        models[number](torch.full((1, 1), float(rank + number))).sum().backward()
+        found.append(models[number].module.weight.grad.item())
     ended()
     return found
 
 
-def test_a_second_model_like_the_first_needs_a_state():
-    assert harness.run(alike, workers=2, init=False) == [[[0.5], [0.5], [1.5]]] * 2
-
-
-class Reversed(nn.Module):
-    """Weights whose gradients become ready in the order of registration: torch then turns their buckets around."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weights = nn.ParameterList([torch.full((64,), 1.0) for _ in range(4)])
-
-    def forward(self, numbers: torch.Tensor) -> torch.Tensor:
-        for weight in reversed(self.weights):
-            numbers = torch.tanh(weight * numbers)
-        return numbers.sum()
-
-
-def turned(_: Any) -> None:
-    rank = joined()
-    numbers = [torch.linspace(-1, 1, 64) + each for each in range(2)]
-    model, alone = Reversed(), Reversed()
-    ddp = hooked(model, bucket_cap_mb=1e-6)
-    for _step in range(4):
-        model.zero_grad()
-        alone.zero_grad()
-        ddp(numbers[rank]).backward()
-        ((alone(numbers[0]) + alone(numbers[1])) / 2).backward()
-        for mine, expected in zip(model.parameters(), alone.parameters(), strict=True):
-            torch.testing.assert_close(mine.grad, expected.grad)
-    ended()
-
-
-def test_buckets_that_torch_fills_anew_stay_those_of_one_model():
-    harness.run(turned, workers=2, init=False)
+def test_models_alike_get_means_of_their_own():
+    assert harness.run(alike, workers=2, init=False) == [[0.5, 1.5, 2.5, 3.5] * 2] * 2
 
 
 def together(_: Any) -> list[list[float]]:
