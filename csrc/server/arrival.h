@@ -2,8 +2,8 @@
 // A contributor in a round: what it has sent, and what it waits for. It is a member of the group, or a host, for which
 // its relay speaks.
 //
-// Its push and its answer are two machines, because a push and a pull may come apart. docs/notes/operations.md draws both.
-// Threading: the server loop's.
+// Its push and its answer are two machines, because a push and a pull may come apart. docs/notes/operations.md draws
+// both. Threading: the server loop's.
 #pragma once
 
 #include <array>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The phases of a job as the scheduler sees it, each with what is valid in it alone. docs/notes/members.md has the diagram.
+// The phases of a job as the scheduler sees it, each with what is valid in it alone. docs/notes/members.md has the
+// diagram.
 #pragma once
 
 #include <array>

@@ -6,8 +6,8 @@
 //     │  └──────────────────► kComplete
 //     └─────── restart() ─────────┘
 //
-// docs/notes/operations.md has a sentence for each transition. Threading: any thread; the state is a futex, on which callers
-// sleep.
+// docs/notes/operations.md has a sentence for each transition. Threading: any thread; the state is a futex, on which
+// callers sleep.
 #pragma once
 
 #include <atomic>

@@ -18,8 +18,8 @@ namespace bps::worker {
 
 class ServerConnection;
 
-// The diagram in docs/notes/operations.md has states beside these: a partition that is queued has no entry yet, and one that
-// is complete or ended has none any more.
+// The diagram in docs/notes/operations.md has states beside these: a partition that is queued has no entry yet, and one
+// that is complete or ended has none any more.
 struct InFlight {
   // What has come of it.
   enum class Stage : std::uint8_t {
