@@ -265,7 +265,7 @@ class Handle(typing.Generic[_T]):
         """
     def done(self) -> bool:
         """
-        Whether wait() would return (or raise) at once.
+        Whether wait() would return (or raise) at once. Where the operation's server was lost, it is done, too, and wait() then follows it into the next view.
         """
     def wait(self) -> _T:
         """
