@@ -15,18 +15,22 @@ from typing import Any
 import numpy as np
 
 from bps_rdma import _core, arrays
-from bps_rdma.errors import InvalidTensorError
+from bps_rdma.errors import InvalidArgumentError, InvalidTensorError
 from bps_rdma.views import current
 
 _LEGACY_STREAM = 1  # CUDA's number for it
 
 
 class _Kept:
-    """An array, and its shape, which not every class has as an attribute."""
+    """An array, its shape, which not every class has as an attribute, and where its memory was when it was described.
 
-    def __init__(self, array: Any, shape: tuple[int, ...]) -> None:
+    Unlike that of the host, this memory may be given back while the array lives: torch's `tensor.data = other` does.
+    """
+
+    def __init__(self, array: Any, shape: tuple[int, ...], address: int) -> None:
         self.array = array
         self.shape = shape
+        self.address = address
 
 
 def are_carried() -> bool:
@@ -82,11 +86,23 @@ def _is_contiguous(interface: dict[str, Any], shape: tuple[int, ...], width: int
 
 
 def _stream_of(kept: _Kept) -> int:
-    """The stream in which an array is made and used now; a prepared operation asks at each start."""
+    """The stream in which an array is made and used now; a prepared operation asks at each start.
+
+    Raises:
+        InvalidArgumentError: the array has other memory than when it was described.
+    """
     array, torch = kept.array, sys.modules.get("torch")
     if torch is not None and isinstance(array, torch.Tensor):
-        return torch.cuda.current_stream(array.device).cuda_stream or _LEGACY_STREAM
-    return array.__cuda_array_interface__.get("stream") or _LEGACY_STREAM
+        address, stream = array.data_ptr(), torch.cuda.current_stream(array.device).cuda_stream
+    else:
+        interface = array.__cuda_array_interface__
+        address, stream = interface["data"][0], interface.get("stream")
+    if address != kept.address:
+        raise InvalidArgumentError(
+            f"the array of shape {kept.shape} has other memory than when its operation was prepared",
+            "prepare the operation again",
+        )
+    return stream or _LEGACY_STREAM
 
 
 _core.register_stream_of(_stream_of)
@@ -94,7 +110,7 @@ _core.register_stream_of(_stream_of)
 
 def _on_device(array: Any, shape: tuple[int, ...], address: int, dtype: _core.Dtype) -> arrays.Memory:
     count = math.prod(shape)
-    kept = _Kept(array, shape)
+    kept = _Kept(array, shape, address)
     if count == 0:
         return arrays.Memory(kept, 0, 0, 0, dtype, kept, 0, 0)
     library = current().cuda_library

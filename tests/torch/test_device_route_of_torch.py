@@ -8,6 +8,7 @@ from typing import Any
 import gpu_arrays
 import harness
 import numpy as np
+import pytest
 import torch
 from gpu_arrays import GpuArray, Kernel, fake
 from reference.values import pushed, summed
@@ -80,6 +81,9 @@ def reduces(bps: Any) -> None:
     for times in (1, bps.size()):
         assert prepared() is tensor
         assert np.array_equal(array.read(), times * summed(COUNT, "float32", range(bps.size())))
+    tensor.on = GpuArray(COUNT)  # as after `tensor.data = other`
+    with pytest.raises(bps.InvalidArgumentError, match="other memory"):
+        prepared()
 
 
 def test_sums_in_the_order_of_streams(transport):

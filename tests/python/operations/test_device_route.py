@@ -244,6 +244,27 @@ def test_prepared_operations(transport, loops):
     harness.run(prepared, workers=2, env=on_gpu(transport, BPS_PUSH_THREAD=loops))
 
 
+def moved(bps: Any) -> None:
+    """The array has other memory now: what it had may be another one's."""
+    array, out, other = GpuArray(COUNT), GpuArray(COUNT), GpuArray(COUNT)
+    in_place = bps.prepare("push_pull", array, "in place", average=False)
+    into = bps.prepare("push_pull", array, "into", average=False, out=out)
+    for one, operations in ((array, (in_place, into)), (out, (into,))):
+        one.changes = {"data": (other.address, False)}
+        for begin in [call for each in operations for call in (each, each.start)]:
+            with pytest.raises(bps.InvalidArgumentError, match="other memory") as caught:
+                begin()
+            assert "again" in caught.value.hint
+        one.changes = {}
+    array.write(1)
+    assert (into().read() == bps.size()).all(), "no refusal was a round"
+    assert (in_place().read() == bps.size()).all()
+
+
+def test_a_prepared_operation_of_an_array_that_has_moved():
+    harness.run(moved, workers=2, env=on_gpu("shm"))
+
+
 def prepared_and_late(bps: Any) -> None:
     """A round of which a late kernel has made nothing leaves the next ones alone; arrays stay while they are read."""
     array = GpuArray(COUNT, "uint8", fake().fake_stream())
