@@ -160,3 +160,20 @@ def disagree(bps: Any) -> str:
 
 def test_ranks_that_disagree_on_compression_are_told():
     assert "MismatchError" in harness.run(disagree, workers=2, env=on_gpu())
+
+
+def disagree_later(bps: Any) -> str:
+    """The same of a name that has been used, which all ranks know as one that is not compressed."""
+    import bps_rdma.torch as bps_torch
+
+    simulated.install_on_route()
+    x = torch.ones(100_000)
+    bps_torch.push_pull(x, "x")
+    how = "int8" if bps.rank() == 0 else None
+    with pytest.raises((bps.MismatchError, bps.PeerLostError), match=r"'byteps\.x( 0)?'") as caught:
+        bps_torch.push_pull(x, "x", compression=how)
+    return type(caught.value).__name__
+
+
+def test_ranks_that_disagree_on_a_known_name_are_told():
+    assert "MismatchError" in harness.run(disagree_later, workers=2, env=on_gpu())

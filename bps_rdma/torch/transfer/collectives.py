@@ -78,9 +78,11 @@ def staged_from(tensor: torch.Tensor, options: OperationOptions, *, sums: bool) 
     method = running.compression(dtype, tensor.numel(), wanted)
     if method in ("", EXACT, EXACT_TO_ODD):
         return None
-    if options.name is not None and (members.id, options.name) not in running.tensors:
-        shape = str(tuple(tensor.shape))
-        running.declare([(members.id, options.name, dtype, tensor.numel(), shape, method)])
+    if options.name is not None:
+        known = running.tensors.get((members.id, options.name))
+        if known is None or known.compression != method:  # then this raises an error
+            shape = str(tuple(tensor.shape))
+            running.declare([(members.id, options.name, dtype, tensor.numel(), shape, method)])
     return device
 
 
