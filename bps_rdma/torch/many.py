@@ -103,8 +103,7 @@ def push_pull_many_async(
     found = [(full_name(each), tensor) for each, tensor in named(tensors, name)]
     for _, tensor in found:
         check_tensor(tensor)
-        if transfer.device_of(tensor) is None:
-            arrays.describe(tensor, inplace)  # or an error, before anything is sent
+        transfer.check_reducible(tensor, options)  # or an error, before anything is sent
     new = {each: tensor for each, tensor in found if each is not None}
     if new:
         transfer.declare_many(new, options.group, how)

@@ -104,8 +104,12 @@ def grouped(bps: Any, on_device: bool) -> None:
     bps_torch.push_pull_many([weight.detach()], inplace=True)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         squared.sum().backward()
-    with pytest.raises(bps.InvalidTensorError, match="not contiguous"):
-        bps_torch.push_pull_many([torch.ones(3), torch.ones(4, 4).t()], inplace=True)
+    first = torch.full((3,), float(rank))
+    for wrong, words in ((torch.ones(4, 4).t(), "not contiguous"), (torch.ones(4, dtype=torch.bool), "no mean")):
+        with pytest.raises(bps.InvalidTensorError, match=words):
+            bps_torch.push_pull_many([first, wrong], inplace=True)
+    bps_torch.push_pull_many([first], average=False, inplace=True)
+    assert first.tolist() == [total] * 3, "nothing was sent of what was refused"
 
 
 @pytest.mark.parametrize("on_device", [False, True])

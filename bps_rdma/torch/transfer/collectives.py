@@ -16,7 +16,7 @@ from bps_rdma.operations import OperationOptions, ReduceOp, start
 from bps_rdma.operations.declare import declared_compression
 from bps_rdma.operations.options import EXACT, EXACT_TO_ODD
 from bps_rdma.spans import spans
-from bps_rdma.torch.transfer.dense import DTYPES, as_bytes
+from bps_rdma.torch.transfer.dense import as_bytes
 from bps_rdma.torch.transfer.device import Device, device_of
 from bps_rdma.torch.transfer.operation import Layout, StagedOperation
 from bps_rdma.torch.transfer.pipeline import CopyPipeline
@@ -105,7 +105,7 @@ def all_reduce(tensor: torch.Tensor, options: OperationOptions, out: torch.Tenso
     device = staged_from(tensor, options, sums=True)
     if device is None:
         return start.reduce(tensor, result, options)
-    _check_reducible(tensor, options)
+    check_reducible(tensor, options)
     source = _flat(tensor)
     target = source if out is None else _flat(out)
     layout = Layout(1, source.numel(), [(0, source)], [(0, target)], source.dtype)
@@ -126,7 +126,7 @@ def reduce_scatter(part: torch.Tensor, whole: torch.Tensor, options: OperationOp
     device = staged_from(whole, options, sums=True)
     if device is None:
         return start.reduce_scatter(whole.detach(), part, options)
-    _check_reducible(whole, options)
+    check_reducible(whole, options)
     members = members_of(options.group)
     mine = members.ranks.index(bps_rdma.rank())
     rows = _rows(whole, part, members.size)
@@ -243,11 +243,11 @@ def _stage(
     return operation
 
 
-def _check_reducible(tensor: torch.Tensor, options: OperationOptions) -> None:
-    """Raises the errors that the core would raise for a chunk, from the call instead of from wait()."""
-    dtype = str(tensor.dtype).removeprefix("torch.")
-    if tensor.dtype not in DTYPES:
-        raise InvalidTensorError(f"dtype {dtype} is not supported", f"use one of {', '.join(arrays.NUMPY_DTYPES)}")
+def check_reducible(tensor: torch.Tensor, options: OperationOptions) -> None:
+    """Raises the errors of the tensor that all_reduce() raises: InvalidTensorError."""
+    device_of(tensor)
+    arrays.check_dense(tensor)
+    arrays.check_values(tensor)
     if tensor.dtype == torch.bool and options.op is ReduceOp.average:
         raise InvalidTensorError("bool tensors have no mean", "pass average=False: the sum of bools is 'any'")
 
