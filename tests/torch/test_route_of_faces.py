@@ -28,6 +28,7 @@ from on_device import (
     with_shards,
 )
 
+from bps_rdma import job
 from bps_rdma.operations import OperationOptions
 from bps_rdma.torch import transfer
 
@@ -145,6 +146,30 @@ def test_the_way_of_an_operation(setting):
     expected = [by_setting, False, by_setting, False, False, False, False, True, True, True, False]
     env = on_gpu(BPS_COMPRESSION=setting, BPS_MIN_COMPRESS_BYTES="1000")
     assert harness.run(ways, workers=2, env=env) == [expected] * 2
+
+
+def declares(bps: Any) -> None:
+    simulated.install_on_route()
+    running, counts = job.current(), []
+    declare = running.declare
+
+    def counted(specs: list[Any]) -> Any:
+        counts.append(len(specs))
+        return declare(specs)
+
+    running.declare = counted  # type: ignore[method-assign]
+    tensors = {f"t{i}": torch.ones(100_000) for i in range(3)}
+    for how, declared in (("int8", 3 * (1 + 98)), ("none", 3)):
+        transfer.declare_many({how + name: tensor for name, tensor in tensors.items()}, None, how)
+        assert counts == [declared], "in one round trip"
+        for name, tensor in tensors.items():
+            transfer.all_reduce(tensor, OperationOptions(name=how + name, compression=how)).wait()
+        assert counts == [declared], "nothing is left to declare"
+        counts.clear()
+
+
+def test_many_names_are_declared_at_once():
+    harness.run(declares, workers=2, env=on_gpu())
 
 
 def disagree(bps: Any) -> str:

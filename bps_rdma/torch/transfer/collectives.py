@@ -69,21 +69,25 @@ def staged_from(tensor: torch.Tensor, options: OperationOptions, *, sums: bool) 
     device = device_of(tensor)
     if device is None or not devices.are_carried():
         return device
-    if not sums:
-        return None
-    running, members = job.current(), members_of(options.group)
-    wanted, dtype = options.compression, arrays.core_dtype(tensor.dtype)
-    if options.name is not None:
-        wanted = declared_compression(running, members, options.name, wanted)
-    method = running.compression(dtype, tensor.numel(), wanted)
-    if method in ("", EXACT, EXACT_TO_ODD):
+    method = _method(tensor, options) if sums else ""
+    if method == "":
         return None
     if options.name is not None:
-        known = running.tensors.get((members.id, options.name))
+        running, key = job.current(), (members_of(options.group).id, options.name)
+        known = running.tensors.get(key)
         if known is None or known.compression != method:  # then this raises an error
-            shape = str(tuple(tensor.shape))
-            running.declare([(members.id, options.name, dtype, tensor.numel(), shape, method)])
+            dtype, shape = arrays.core_dtype(tensor.dtype), str(tuple(tensor.shape))
+            running.declare([(*key, dtype, tensor.numel(), shape, method)])
     return device
+
+
+def _method(tensor: torch.Tensor, options: OperationOptions) -> str:
+    """How the core would compress a sum; "": not at all."""
+    running, wanted = job.current(), options.compression
+    if options.name is not None:
+        wanted = declared_compression(running, members_of(options.group), options.name, wanted)
+    method = running.compression(arrays.core_dtype(tensor.dtype), tensor.numel(), wanted)
+    return "" if method in (EXACT, EXACT_TO_ODD) else method
 
 
 def all_reduce(tensor: torch.Tensor, options: OperationOptions, out: torch.Tensor | None = None) -> AnyHandle:
@@ -203,10 +207,10 @@ def declare_many(tensors: Mapping[str, Any], group: Group | None, compression: s
         if not isinstance(tensor, torch.Tensor) or device_of(tensor) is None:
             found[name] = tensor
             continue
-        options = OperationOptions(name=name, group=group, compression=compression)
-        if staged_from(tensor, options, sums=True) is None:
+        if devices.are_carried():  # a name that is staged is declared, too
             found[name] = tuple(tensor.shape), tensor.dtype
-            continue
+            if _method(tensor, OperationOptions(name=name, group=group, compression=compression)) == "":
+                continue
         for piece, elements in pieces(name, tensor):
             found[piece] = ((elements,), str(tensor.dtype).removeprefix("torch."))
     bps_rdma.declare_many(found, group=group, compression=compression)
