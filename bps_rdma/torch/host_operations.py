@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operations of bps_rdma on torch tensors that have no route from a device yet: they take CPU tensors, and say so."""
+"""Operations of bps_rdma on torch tensors that are never staged: they take CPU tensors, and say so.
+
+prepare() also takes CUDA tensors on the core's own route.
+"""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class Connections {
   // All that there are, by place.
   const std::vector<ServerConnection*>& all() const { return all_; }
 
-  // True when this process sums, too.
+  // True when one of them is this process's own server.
   bool have_own_server() const { return has_own_server_; }
   void forget_memory(std::uint64_t identity);
   std::uint64_t registered_bytes() const;

@@ -45,7 +45,7 @@ class Planner {
   // The members, with the links that the weights of servers follow now.
   van::Membership membership() const;
 
-  // ---- Servers get other weights; from the van's thread
+  // ---- Servers get other weights; from the van's thread, but for stop_shifts(), which any may call
   // Rounds that get their numbers from now on wait until the shift ends.
   void begin_shift() { shifts_.begin(); }
   // The next rounds of these tensors, as far as the shift concerns them.

@@ -7,8 +7,8 @@ stream is, then copied in chunks through pinned memory of the host, while the de
 the network and the copy up of different chunks overlap. The pinned memory is also mapped by the servers of this host
 and registered once, so a chunk is copied only by the copy engines of the device.
 
-Ranks may start operations in any order: each one in progress has memory of its own for at least one chunk, and so
-never waits for another one (pipeline.py). Operations of one name are matched by their order.
+Ranks may start operations in any order: each staged one in progress has memory of its own for at least one chunk, and
+so never waits for another one (pipeline.py). Operations of one name are matched by their order.
 
     collectives  all_reduce, reduce_scatter, all_gather and broadcast, each asynchronous
     dense        views and copies of tensors as contiguous memory, in the dtypes of the core
