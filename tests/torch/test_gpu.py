@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -74,7 +75,10 @@ def on_both(bps: Any, body: Callable[..., dict[str, Any]], *args: Any) -> None:
     use_gpu()
     on_gpu = body(bps, *args)
     alike(on_cpu, on_gpu, "")
-    assert bps.metrics()["total"]["copied_bytes"] - before < 1 << 20, "chunks are copied by the GPU alone"
+    found = bps.metrics()["total"]
+    assert found["copied_bytes"] - before < 1 << 20, "chunks are copied by the GPU alone"
+    is_on_route = os.environ.get("BPS_DEVICE_ROUTE") == "1"
+    assert (found["device_bytes"] > 0) == is_on_route, "the core copies by its own route alone"
     bps.shutdown()
 
 
