@@ -272,8 +272,10 @@ def prepared_and_late(bps: Any) -> None:
     kernel = Kernel(array, 3)
     with pytest.raises(bps.DeadlineError):
         operation()
+    operation.start()
+    assert not operation.done()
     kernel.let_go()
-    assert (operation().read() == 3).all(), "it waits for the kernel"
+    assert (operation.wait().read() == 3).all(), "it has waited for the kernel"
     kernel = Kernel(array, 5)
     with pytest.raises(bps.DeadlineError):
         operation()
