@@ -670,6 +670,10 @@ class PreparedOperation(typing.Generic[_T]):
         """
         Whether nothing of it is in progress.
         """
+    def keep(self, array: typing.Any) -> None:
+        """
+        Keeps an array until nothing of the last start writes to it any more, in this view or the next.
+        """
     def start(self) -> PreparedOperation[_T]:
         """
         Starts the operation and returns it; wait() must follow. Raises what a call raises before anything is sent.

@@ -124,6 +124,9 @@ void bind_operations(py::module_& module) {
       .def("done", &Prepared::done, "Whether nothing of it is in progress.")
       .def("__await__", [](const py::object& self) { return hooks().awaiting(self); })
       .def("completion_fd", &Prepared::completion_fd, "Readable once the operation is over.")
+      .def(
+          "keep", [](const Prepared& self, const py::object& array) { self.keep(array, array); }, py::arg("array"),
+          "Keeps an array until nothing of the last start writes to it any more, in this view or the next.")
       .def_property_readonly("taken", &Prepared::taken, "Whether there is nothing to wait for.")
       .def("__repr__", [](const Prepared& self) { return "<PreparedOperation: " + self.describe() + ">"; });
 

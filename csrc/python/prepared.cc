@@ -29,10 +29,7 @@ Prepared::Prepared(Description description)
       prepared_{description_.tensor, description_.request, nullptr, {description_.device}} {}
 
 Prepared::~Prepared() {
-  auto& operation = prepared_.current;
-  if (operation && !is_over(*operation)) {
-    keep_until_over({std::move(operation), description_.source.keep, description_.target.keep});
-  }
+  drop_current();
 }
 
 // With the GIL.
@@ -41,8 +38,14 @@ void Prepared::begin() {
     throw Error(ErrorCode::kInvalidArgument, describe() + " has been started already",
                 "wait for a prepared operation before you start it again");
   }
-  if (description_.device == nullptr) check_memory();
+  if (description_.device == nullptr) {
+    check_memory();
+  } else if (forks_ != fork_count()) {  // or the driver's error would come first
+    throw Error(ErrorCode::kNotInitialized, "this process was forked after " + describe() + " had been prepared",
+                "start operations in the process that prepared them");
+  }
   state_ = State::kInCall;
+  if (prepared_.current && prepared_.current->done() && !is_over(*prepared_.current)) drop_current();
   if (description_.device == nullptr) return;
   try {
     find_streams();  // which runs code of Python: other threads may come by
@@ -61,17 +64,24 @@ void Prepared::check_memory() const {
   }
 }
 
-// Each start may be in another stream than the last one. What the device still reads for a round that has failed is
-// kept apart.
+// Each start may be in another stream than the last one.
 void Prepared::find_streams() {
   const auto stream_of = [](const Memory& memory) {
     return memory.device == nullptr ? 0 : hooks().stream_of(memory.keep).cast<std::uintptr_t>();
   };
   prepared_.memory.streams = {stream_of(description_.source), stream_of(description_.target)};
-  auto& operation = prepared_.current;
-  if (operation && operation->done() && operation->is_copied()) {
-    keep_until_over({std::move(operation), description_.source.keep, description_.target.keep});
-  }
+}
+
+// The next start makes another operation. A device may still read the arrays of this one, and the next view write to
+// them.
+void Prepared::drop_current() {
+  keep(description_.source.keep, description_.target.keep);
+  prepared_.current = nullptr;
+}
+
+void Prepared::keep(py::object source, py::object target) const {
+  const auto& operation = prepared_.current;
+  if (operation && !is_over(*operation)) keep_until_over({operation, std::move(source), std::move(target)});
 }
 
 // Without the GIL.
@@ -99,7 +109,7 @@ bool Prepared::follow(const Error& error) {
   description_.process = process;
   process_ = &process.cast<node::Process&>();
   prepared_.tensor = tensor;
-  prepared_.current = nullptr;
+  drop_current();
   return true;
 }
 

@@ -42,6 +42,8 @@ class Prepared {
   bool done() const;
   bool taken() const { return state_ == State::kIdle; }
   int completion_fd();
+  // For operations that do not keep their arrays: these stay until it is over.
+  void keep(pybind11::object source, pybind11::object target) const;
   std::string describe() const;
 
  private:
@@ -54,6 +56,7 @@ class Prepared {
   void begin();
   void check_memory() const;
   void find_streams();
+  void drop_current();
   void launch(bool awaited);
   bool follow(const Error& error);
   pybind11::object finish();

@@ -14,7 +14,7 @@ namespace bps::worker {
 struct PreparedOperation {
   std::shared_ptr<Tensor> tensor;      // another one in each view
   const Request request;               // but for `awaited`, which each start says anew
-  std::shared_ptr<Operation> current;  // of the last start; null before the first one
+  std::shared_ptr<Operation> current;  // of the last start; null: the next one makes another
   DeviceMemory memory{};               // its streams are those of the next start
 };
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import weakref
 from datetime import timedelta
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from bodies.failover import env
 from harness import await_mark, mark
 
 pytestmark = pytest.mark.timeout(300)
@@ -53,6 +55,56 @@ def comes_again(_: Any) -> None:
         with torch.no_grad():
             reduced(leaf, rank, size)
     dist.destroy_process_group()
+
+
+def interrupted_between_views(bps: Any) -> None:
+    """Rank 0 drops a tensor after an interrupt of what its view has left incomplete: the next view still writes to it.
+
+    The interrupt comes before rank 0 goes into the next view, which the call after it does.
+    """
+    from bps_rdma import _core, views
+    from bps_rdma.job import resume
+    from bps_rdma.operations import OperationOptions, ReduceOp
+    from bps_rdma.torch.backend.recurring import Recurring
+
+    tensor, recurring = torch.full((100_000,), 1.0 + bps.rank()), Recurring()
+    for _ in range(2):
+        bps.push_pull_inplace(tensor, name="again", average=True)
+        recurring.note(tensor, OperationOptions(ReduceOp.sum, "again"))
+    tensor.fill_(1.0 + bps.rank())
+    if bps.rank() == 0:
+
+        def interrupt() -> bool:
+            hooks(resume)
+            raise KeyboardInterrupt
+
+        def hooks(resume: Any) -> None:
+            _core.register_view_hooks(note_view_end=views._note_raised, resume=resume, rebound=views.rebound)
+
+        hooks(interrupt)
+        mark("started")
+        with pytest.raises(KeyboardInterrupt):
+            recurring.run(tensor, ReduceOp.sum, 0.0)
+        kept = weakref.ref(tensor)
+        del tensor
+        gc.collect()
+        assert kept() is not None, "the memory is still needed"
+        mark("dropped")
+    else:
+        await_mark("dropped")
+        assert recurring.run(tensor, ReduceOp.sum, 0.0)
+        assert tensor.eq(3).all()
+    bps.barrier()
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_a_tensor_that_the_next_view_writes_to_stays(transport):
+    with harness.start(interrupted_between_views, workers=2, servers=2, env=env(transport)) as job:
+        job.await_marks("started", [0])
+        job.kill("server 1")
+        job.await_marks("dropped", [0])
+        job.set_mark("dropped")
+        job.values()
 
 
 def moves_its_memory(_: Any) -> None:

@@ -35,7 +35,6 @@ class Recurring:
 
     def __init__(self) -> None:
         self._known: dict[int, _Known] = {}  # by id(tensor); an entry goes with its tensor
-        self._stuck: list[torch.Tensor] = []  # servers might still write to them
 
     def run(self, tensor: torch.Tensor, op: ReduceOp, seconds: float) -> bool:
         """Reduces the tensor in place, if its operation has been prepared; raises what became of it."""
@@ -51,16 +50,12 @@ class Recurring:
             del self._known[id(tensor)]
             return False
         except DeadlineError as error:
-            self._keep_if_stuck(operation, tensor)
+            operation.keep(tensor)
             raise of_the_group(error) from None
         except BaseException:
-            self._keep_if_stuck(operation, tensor)
+            operation.keep(tensor)
             raise
         return True
-
-    def _keep_if_stuck(self, operation: PreparedOperation[None], tensor: torch.Tensor) -> None:
-        if not operation.done():
-            self._stuck.append(tensor)
 
     def note(self, tensor: torch.Tensor, options: OperationOptions) -> None:
         """Remembers a tensor that has been reduced with these options, and prepares its operation the second time."""
