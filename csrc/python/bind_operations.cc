@@ -79,6 +79,7 @@ std::unique_ptr<Prepared> prepare_operation(py::object process, const std::share
                                             std::uintptr_t copy_to) {
   worker::Request request = make_request(kind, op, source, target, root, priority);
   device::Device* const device = device_memory_of(source, target).device;
+  if (device != nullptr) worker::check_on_device(*tensor, request);
   if (copy_to != 0) {
     request.input = reinterpret_cast<std::byte*>(copy_to);
     request.input_allocation = target.block;

@@ -21,18 +21,26 @@ void require_direct(const WorkerOptions& options) {
 // Notes what the streams of a device's arrays have reached now. It comes before the round: an array that is refused
 // takes no part in one.
 std::array<device::Ready, 2> take_points(const Tensor& tensor, const Request& request, const DeviceMemory& memory) {
-  if (tensor.compressor && tensor.compressor->applies(request.kind, request.op)) {
-    throw Error(ErrorCode::kInvalidArgument, "'" + tensor.name + "' is compressed, and its array is on a GPU",
-                "pass compression=Uncompressed(), or a copy of the array in CPU memory");
-  }
+  check_on_device(tensor, request);
   std::array<device::Ready, 2> points;
   const auto& [source, target] = memory.streams;
-  if (source != 0) points[0] = memory.device->record(source);
-  if (target != 0 && target != source) points[1] = memory.device->record(target);
+  try {
+    if (source != 0) points[0] = memory.device->record(source);
+    if (target != 0 && target != source) points[1] = memory.device->record(target);
+  } catch (const Error& error) {
+    throw Error(error.code(), std::string(worker::name_of(request.kind)) + " of '" + tensor.name + "': " + error.what(),
+                error.hint());
+  }
   return points;
 }
 
 }  // namespace
+
+void check_on_device(const Tensor& tensor, const Request& request) {
+  if (!tensor.compressor || !tensor.compressor->applies(request.kind, request.op)) return;
+  throw Error(ErrorCode::kInvalidArgument, "'" + tensor.name + "' is compressed, and its array is on a GPU",
+              "pass compression=Uncompressed(), or a copy of the array in CPU memory");
+}
 
 Worker::Worker(WorkerOptions options, van::Van& van)
     : options_(std::move(options)),

@@ -25,6 +25,9 @@
 
 namespace bps::worker {
 
+// Throws kInvalidArgument for an operation that does not take the memory of a device.
+void check_on_device(const Tensor& tensor, const Request& request);
+
 class Worker {
  public:
   Worker(WorkerOptions options, van::Van& van);

@@ -363,8 +363,9 @@ def refusals(bps: Any) -> None:
     compressed = bps.Int8()
     large = GpuArray(1 << 20)
     refused(bps.InvalidArgumentError, "compressed", lambda: bps.push_pull(large, "c", compression=compressed))
-    prepared = bps.prepare("push_pull", large, "c", compression=compressed)
-    refused(bps.InvalidArgumentError, "compressed", prepared)
+    refused(
+        bps.InvalidArgumentError, "compressed", lambda: bps.prepare("push_pull", large, "c", compression=compressed)
+    )
     for changes, words in (
         ({"strides": (8,)}, "not contiguous"),
         ({"data": (array.address, True)}, "read-only"),
@@ -380,17 +381,22 @@ def refusals(bps: Any) -> None:
     array.changes = {"strides": (4,)}
     captured = GpuArray(100, "float32", fake().fake_stream())
     fake().fake_begin_capture(captured.stream)
-    refused(bps.InvalidArgumentError, "CUDA graph", lambda: bps.push_pull_inplace(captured, name="x"))
-    refused(bps.InvalidArgumentError, "CUDA graph", bps.prepare("push_pull", captured, "x"))
+    words = "push_pull of 'x': .*CUDA graph"
+    refused(bps.InvalidArgumentError, words, lambda: bps.push_pull_inplace(captured, name="x"))
+    refused(bps.InvalidArgumentError, words, bps.prepare("push_pull", captured, "x"))
     for one in (array, captured):
         assert (one.read() == 0).all()
     array.write(1)
     bps.push_pull_inplace(array, average=False, name="x")
     assert (array.read() == bps.size()).all(), "no refusal was a round"
-    assert in_child(lambda: refuses_in_child(array)) == 0
+    prepared = bps.prepare("push_pull", array, "x")
+    assert in_child(lambda: refuses_in_child(array, prepared)) == 0
 
 
-def refuses_in_child(array: GpuArray) -> None:
+def refuses_in_child(array: GpuArray, prepared: Any) -> None:
+    for begin in (prepared, prepared.start):
+        with pytest.raises(bps_rdma.NotInitializedError, match="forked"):
+            begin()
     bps_rdma.init(num_workers=1)
     with pytest.raises(bps_rdma.TransportError, match="forked"):
         bps_rdma.push_pull_inplace(array, name="x")
