@@ -157,6 +157,7 @@ def from_one_to_another(_: Any) -> None:
     out = torch.empty((rank + 1) * size)
     dist.all_to_all_single(out, torch.full((sum(splits),), float(rank)), [rank + 1] * size, splits)
     same(out, torch.arange(float(size)).repeat_interleave(rank + 1))
+    exchanged_rows(rank, size)
     gathered = [torch.empty(2) for _ in range(size)] if rank == 1 else None
     dist.gather(torch.full((2,), float(rank)), gathered, dst=1)
     if gathered is not None:
@@ -177,6 +178,23 @@ def from_one_to_another(_: Any) -> None:
     dist.barrier(async_op=True).wait()
     dist.group.WORLD.monitored_barrier(timedelta(seconds=60))
     dist.destroy_process_group()
+
+
+def exchanged_rows(rank: int, size: int) -> None:
+    """Rows of three elements into an output that is not contiguous; each rank has nothing for one of the others."""
+
+    def splits(r: int) -> list[int]:
+        return [(r + other) % size for other in range(size)]
+
+    count = sum(splits(rank))
+    everyone = [torch.arange(3 * count).view(count, 3) + 100 * r for r in range(size)]
+    out = torch.full((3, count), -1).t()
+    dist.all_to_all_single(out, everyone[rank], splits(rank), splits(rank))
+    same(out, torch.cat([everyone[r].split(splits(r))[rank] for r in range(size)]))
+    negative = [-1, count + 1, *[0] * (size - 2)]
+    for wrong in ((negative, splits(rank)), (splits(rank), negative)):
+        with pytest.raises(RuntimeError, match=r"the sizes .* are not those of"):
+            dist.all_to_all_single(out, everyone[rank], *wrong)
 
 
 def futures_of_messages(_: Any) -> None:
