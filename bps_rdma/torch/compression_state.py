@@ -104,7 +104,7 @@ def load(state: Mapping[str, Any], units: Sequence[Unit], sent: Sent) -> None:
 
 
 def _piece_of(like: torch.Tensor, elements: int) -> torch.Tensor:
-    return torch.empty(elements, dtype=like.dtype)
+    return torch.empty(elements, dtype=like.dtype, device="cpu")
 
 
 def _pieces_that_remember(name: str, like: torch.Tensor, wanted: str | None) -> list[tuple[str, int]]:

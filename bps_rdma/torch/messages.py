@@ -287,7 +287,7 @@ def _written(tensor: torch.Tensor) -> tuple[torch.Tensor, Callable[[torch.Tensor
     check_tensor(tensor)
     if transfer.device_of(tensor) is None:
         return tensor, lambda _: tensor
-    return torch.empty(tensor.shape, dtype=tensor.dtype), lambda host: _copy(tensor, host)
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu"), lambda host: _copy(tensor, host)
 
 
 def _target(

@@ -6,12 +6,17 @@ The device "meta", whose tensors have no memory, stands in for a GPU: whatever i
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import harness
 import pytest
+import simulated
 import torch
+import torch.distributed as dist
 from training import Plain, seeded
+
+COMPRESSED = {"BPS_TRANSPORT": "tcp", "BPS_MIN_COMPRESS_BYTES": "1024"}
 
 
 def objects(bps: Any) -> None:
@@ -84,6 +89,79 @@ def asynchronously(bps: Any) -> None:
     bps.barrier()
 
 
-@pytest.mark.parametrize("body", [objects, arrays, float_losses, exactly, asynchronously])
+def of_a_process_group(_: Any) -> None:
+    """torch's collectives over our backend, and a message into a tensor that is not on the CPU, which is staged."""
+    import bps_rdma.torch  # noqa: F401  registers the backend
+    from bps_rdma.torch.backend.pending import Call
+
+    dist.init_process_group("bps")
+    rank, size = dist.get_rank(), dist.get_world_size()
+    group: Any = dist.group.WORLD
+    mine, out, there = torch.full((size,), float(rank)), torch.zeros(size), torch.ones(size, device="meta")
+    rows = torch.sparse_coo_tensor([[rank]], [1.0], (size,), check_invariants=True)
+    torch.set_default_device("meta")
+    dist.all_to_all_single(out, mine)
+    assert out.tolist() == [float(r) for r in range(size)]
+    dist.broadcast(out, 1)
+    dist.all_reduce(mine)
+    assert mine.tolist() == [1.0] * size
+    group.allreduce([rows]).wait()
+    assert rows.to_dense().tolist() == [1.0] * size
+    dist.barrier()
+    group.monitored_barrier(timedelta(seconds=60))
+    messages, call = group._collectives.messages, Call(60, True)
+    if rank == 0:
+        dist.send(mine, 1)
+    else:
+        work = messages.receive(there, 0, 0, call)
+        work.handles[0].wait()
+        for finish in work.finishes:
+            finish()
+    dist.destroy_process_group()
+
+
+def staged_messages(bps: Any) -> None:
+    """Messages of tensors on a device that is simulated."""
+    import bps_rdma.torch as bps_torch
+
+    rank, size = bps.rank(), bps.size()
+    simulated.install(immediate=True)
+    mine, out = torch.full((size,), float(rank)), torch.zeros(size)
+    torch.set_default_device("meta")
+    assert bps_torch.all_to_all(mine, out=out).tolist() == [float(r) for r in range(size)]
+    if rank == 0:
+        bps_torch.send(mine, dst=1)
+    else:
+        assert bps_torch.recv(out, src=0).tolist() == [0.0] * size
+
+
+def feedback(bps: Any) -> None:
+    """What a compression has lost, saved and loaded."""
+    from bps_rdma.torch import DistributedDataParallel
+
+    model = torch.nn.Linear(64, 64)
+    x = torch.ones(3, 64)
+    ddp = DistributedDataParallel(model, compression="topk:k=0.05,feedback=1")
+    torch.set_default_device("meta")
+    ddp(x).pow(2).mean().backward()
+    state = ddp.compression_state_dict()
+    assert state["units"]
+    ddp.load_compression_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        objects,
+        arrays,
+        float_losses,
+        exactly,
+        asynchronously,
+        of_a_process_group,
+        staged_messages,
+        feedback,
+    ],
+)
 def test_memory_lies_where_it_must(body):
-    harness.run(body, workers=2, env={"BPS_ASYNC": "1"} if body is asynchronously else {})
+    env = {asynchronously: {"BPS_ASYNC": "1"}, feedback: COMPRESSED}.get(body, {})
+    harness.run(body, workers=2, env=env, init=body is not of_a_process_group)

@@ -79,7 +79,7 @@ def sum_sparse(tensor: torch.Tensor, op: ReduceOp | Fold, ranks: int, options: O
 
     def finish() -> None:
         indices, added = (one.wait() for one in gathered)
-        found = torch.sparse_coo_tensor(indices.t(), added, tensor.shape).coalesce()
+        found = torch.sparse_coo_tensor(indices.t(), added, tensor.shape, device="cpu").coalesce()
         if op is ReduceOp.average:
             found = found / ranks
         with torch.no_grad():

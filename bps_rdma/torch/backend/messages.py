@@ -114,7 +114,7 @@ class Messages:
             DeadlineError: in the words that torch's own tests look for.
         """
         call, milliseconds = Call(seconds, awaited=False), f"{1000 * seconds:g} ms"
-        token = torch.zeros(1, dtype=torch.uint8)
+        token = torch.zeros(1, dtype=torch.uint8, device="cpu")
         if seconds <= 0 and len(self._ranks) > 1:
             raise DeadlineError(f"Rank {self._rank} timed out in monitoredBarrier after 0 ms", "pass a longer timeout")
         if self._rank != 0:
@@ -222,7 +222,7 @@ def _target(tensor: torch.Tensor) -> tuple[Part, Sequence[Finish]]:
         data, finish = dense.filled(tensor)
         return part_of(data.detach(), True), finish
     dense.check_target(tensor)
-    host = torch.empty(tensor.shape, dtype=tensor.dtype)
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
     return part_of(host, True), [lambda: dense.copy(tensor, host)]
 
 

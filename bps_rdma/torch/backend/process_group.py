@@ -134,7 +134,8 @@ class BpsProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         return work
 
     def _sum_sparse(self, tensor: Tensor, op: Any, call: Call) -> Any:
-        options = self._collectives.options("all_reduce", torch.empty(0, dtype=tensor.dtype), ReduceOp.sum, call)
+        like = torch.empty(0, dtype=tensor.dtype, device="cpu")
+        options = self._collectives.options("all_reduce", like, ReduceOp.sum, call)
         return _work("all_reduce", sum_sparse(tensor, op, self.size(), options), [tensor], [tensor], call)
 
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> Any:
