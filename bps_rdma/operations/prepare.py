@@ -9,7 +9,7 @@ from bps_rdma import _core, argument_types, arrays
 from bps_rdma.errors import InvalidArgumentError
 from bps_rdma.group import Group
 from bps_rdma.handle import PreparedOperation
-from bps_rdma.job import current
+from bps_rdma.job import current, surviving
 from bps_rdma.operations import start
 from bps_rdma.operations.options import SUM, AnyCompression, OperationOptions, ReduceName, reduction, text_of
 from bps_rdma.operations.start import Described, Kind
@@ -78,8 +78,8 @@ def prepare_unowned(tensor: Any, options: OperationOptions) -> PreparedOperation
 
 
 def _prepare(found: Described, options: OperationOptions) -> PreparedOperation[Any]:
-    job = current()
-    try:
+    def prepared() -> PreparedOperation[Any]:
+        job = current()
         tensor = start.tensor_of(job, found.kind, found.source, found.elements, options)
         return _core.prepare_operation(
             job.process,
@@ -94,6 +94,9 @@ def _prepare(found: Described, options: OperationOptions) -> PreparedOperation[A
             options.timeout,
             found.copy_to,
         )
+
+    try:
+        return surviving(prepared)
     except TypeError:
         argument_types.explain(name=options.name, priority=options.priority, timeout=options.timeout)
         raise

@@ -135,7 +135,13 @@ def test_the_loss_of_a_worker_is_told_once(transport: str, victims: list[str]) -
 
 
 def drop_prepared(bps: Any) -> None:
-    """Rank 0 drops a prepared operation that its view has left incomplete: the next view still writes to its array."""
+    """Rank 0 drops a prepared operation that its view has left incomplete: the next view still writes to its array.
+
+    Rank 1 prepares when the view has ended, and goes into the next one by that.
+    """
+    bps.barrier()  # both are in the view that ends
+    if bps.rank() == 1:
+        await_mark("dropped")
     array = np.full(COUNT, 1.0 + bps.rank())
     prepared = bps.prepare("push_pull", array, average=False, name="dropped")
     if bps.rank() == 0:
@@ -148,7 +154,6 @@ def drop_prepared(bps: Any) -> None:
         assert kept() is not None, "the memory is still needed"
         mark("dropped")
     else:
-        await_mark("dropped")
         assert (prepared() == 3).all()
     bps.barrier()
 
