@@ -74,13 +74,15 @@ def prepare_unowned(tensor: Any, options: OperationOptions) -> PreparedOperation
     """
     memory = arrays.describe_torch(tensor, keep=None)
     start.check_mean(memory, options)
-    return _prepare(Described(Kind.push_pull, memory, memory, None, memory.elements), options)
+    found = Described(Kind.push_pull, memory, memory, None, memory.elements)
+    return _prepare(found, options, like=arrays.describe_torch(tensor, keep=tensor))
 
 
-def _prepare(found: Described, options: OperationOptions) -> PreparedOperation[Any]:
+def _prepare(found: Described, options: OperationOptions, like: Any = None) -> PreparedOperation[Any]:
+    # `like`: memory that knows its shape, for a name that is not declared in this view.
     def prepared() -> PreparedOperation[Any]:
         job = current()
-        tensor = start.tensor_of(job, found.kind, found.source, found.elements, options)
+        tensor = start.tensor_of(job, found.kind, like or found.source, found.elements, options)
         return _core.prepare_operation(
             job.process,
             tensor,

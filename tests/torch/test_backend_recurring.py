@@ -57,6 +57,19 @@ def comes_again(_: Any) -> None:
     dist.destroy_process_group()
 
 
+def prepares_a_new_name(bps: Any) -> None:
+    from bps_rdma.operations import OperationOptions, ReduceOp
+    from bps_rdma.operations.prepare import prepare_unowned
+
+    tensor = torch.ones(10)
+    prepare_unowned(tensor, OperationOptions(ReduceOp.sum, "new"))()
+    assert tensor.eq(2).all()
+
+
+def test_a_name_that_the_view_does_not_know_yet():
+    harness.run(prepares_a_new_name, workers=2)
+
+
 def interrupted_between_views(bps: Any) -> None:
     """Rank 0 drops a tensor after an interrupt of what its view has left incomplete: the next view still writes to it.
 
@@ -72,6 +85,7 @@ def interrupted_between_views(bps: Any) -> None:
         bps.push_pull_inplace(tensor, name="again", average=True)
         recurring.note(tensor, OperationOptions(ReduceOp.sum, "again"))
     tensor.fill_(1.0 + bps.rank())
+    bps.barrier()  # rank 1 has prepared its own, too
     if bps.rank() == 0:
 
         def interrupt() -> bool:
