@@ -75,8 +75,8 @@ struct WorkerSettings {
   bool partition_given = false;  // by the user: otherwise slow links get smaller ones
   std::uint64_t min_partition_bytes = 0;
   std::uint64_t scheduling_credit = 0;
-  std::uint32_t loops = 0;
-  std::string key_hash;  // see tensor::parse_key_hash()
+  std::uint32_t loops = 0;  // 0: see BPS_PUSH_THREAD
+  std::string key_hash;     // see tensor::parse_key_hash()
   bool host_sum = false;
   std::string compression;  // see compress/compression.h
   std::uint64_t min_compress_bytes = 0;

@@ -176,8 +176,10 @@ constexpr Setting kTable[] = {
      "bytes that each worker thread has under way, which more urgent tensors cannot overtake; 0: unlimited; below "
      "1000: "
      "a number of partitions, as in BytePS"},
-    {"BPS_PUSH_THREAD", "BYTEPS_PUSH_THREAD", "1", whole(1, 64), worker<&WorkerSettings::loops>,
-     "threads of a worker that push and pull (worker loops)"},
+    {"BPS_PUSH_THREAD", "BYTEPS_PUSH_THREAD", "0", whole(0, 64), worker<&WorkerSettings::loops>,
+     "threads of a worker that push and pull (worker loops); 0: two where data goes by TCP, unless the interfaces "
+     "carry "
+     "10 Gbit/s or less, else one"},
     {"BPS_KEY_HASH_FN", "BYTEPS_KEY_HASH_FN", "raw", words("raw djb2 naive built_in sdbm mixed balanced"),
      worker<&WorkerSettings::key_hash>,
      "how a partition finds its server: raw, djb2, naive, built_in, sdbm or mixed, BytePS's hashes of its key; "

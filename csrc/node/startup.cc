@@ -7,6 +7,9 @@
 
 #include "core/error.h"
 #include "node/local_address.h"
+#include "node/loop_count.h"
+#include "node/tcp_rails.h"
+#include "transport/rdma/rdma.h"
 #include "transport/shm/shared_memory.h"
 #include "van/select.h"
 
@@ -46,6 +49,18 @@ std::vector<transport::Kind> usable_transports(const std::string& setting) {
               "allow memfd_create in the container's seccomp profile, or set BPS_TRANSPORT=auto, which uses TCP then");
 }
 
+// Where a job's scheduler has an address that only this host knows, all members are here. So they are where the
+// launcher has started as many ranks here as there are.
+bool is_on_one_host(const Settings& all, const Startup& who) {
+  return is_loopback(who.scheduler_host) || (who.joint && all.job.local_size && *all.job.local_size >= who.workers);
+}
+
+std::vector<std::uint32_t> interface_speeds(const TransportSettings& settings, const Startup& who) {
+  std::vector<std::uint32_t> speeds;
+  for (const auto& rail : find_tcp_rails(settings, who.scheduler_host)) speeds.push_back(rail.speed);
+  return speeds;
+}
+
 }  // namespace
 
 Startup startup_from(const JobSettings& settings) {
@@ -72,7 +87,7 @@ ProcessOptions::ProcessOptions(const Settings& all, const Startup& who)
       faults(transport::fault::FaultPlan::parse(all.transport.fault)),
       key_hash(tensor::parse_key_hash(all.worker.key_hash)),
       cut{.partition_bytes = all.worker.partition_bytes, .min_partition_bytes = all.worker.min_partition_bytes},
-      worker_loops(who.is_worker() ? all.worker.loops : 0),
+      worker_loops(who.is_worker() ? find_worker_loops() : 0),
       server_loops(who.is_server() || node::may_serve(all, who) ? all.server.loops : 0),
       may_serve(node::may_serve(all, who)) {
   if (all.worker.device_route && all.job.server_failover == "1") {
@@ -88,6 +103,15 @@ ProcessOptions::ProcessOptions(const Settings& all, const Startup& who)
     server_loops = std::min(cores(), kMostDefaultServerLoops);
   }
   spin = choose_spin(all.transport.spin_us, loops(), who.processes_on_host);
+}
+
+std::size_t ProcessOptions::find_worker_loops() const {
+  if (settings.worker.loops > 0) return settings.worker.loops;
+  LoopFacts facts{.shares_memory = allows(transport::Kind::kShm) && is_on_one_host(settings, startup)};
+  if (facts.shares_memory) return default_worker_loops(facts);
+  facts.has_rdma = allows(transport::Kind::kRdma) && transport::rdma::find_rdma(rdma, rdma_wish()).usable();
+  facts.interfaces = interface_speeds(settings.transport, startup);
+  return default_worker_loops(facts);
 }
 
 bool ProcessOptions::allows(transport::Kind kind) const {

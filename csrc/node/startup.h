@@ -86,6 +86,9 @@ struct ProcessOptions {
   std::string address() const;
   // The ports of the host that RDMA should work on, as far as the settings of the network say.
   transport::rdma::GidWish rdma_wish() const;
+
+ private:
+  std::size_t find_worker_loops() const;
 };
 
 }  // namespace bps::node
