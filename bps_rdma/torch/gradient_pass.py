@@ -49,6 +49,8 @@ class GradientPass:
         self._held: list[Unit] = []  # ready to be sent, while it is not known whether unrounded
         self._started: dict[Unit, Unit | UnroundedUnit] = {}  # in order: what was sent for it
         self._not_used: list[IndexedParameter] = []  # of those that must be
+        for unit in units.units:
+            unit.begin()
         unrounded.begin()
 
     def ready(self, entry: IndexedParameter) -> None:
@@ -58,7 +60,9 @@ class GradientPass:
             self._spans.add(f"gradient ready: {entry.name}", now, now)
         unit = self._units.of(entry)
         gradient = entry.parameter.grad
-        if gradient is not None and gradient.layout is not torch.strided and not isinstance(unit, Rows):
+        if gradient is None:
+            raise _dropped(entry)
+        if gradient.layout is not torch.strided and not isinstance(unit, Rows):
             raise InvalidTensorError(
                 f"the gradient of {entry.name!r} is sparse, which was not known when the ranks agreed on what to send",
                 f"pass sparse=[{entry.name!r}] to DistributedOptimizer, or make its layer with sparse=False",
@@ -91,6 +95,9 @@ class GradientPass:
 
     def complete(self) -> None:
         """Sends all units that have not been sent yet: backward is over."""
+        for entry in self.arrived:
+            if entry.parameter.grad is None and self._units.of(entry) not in self._started:
+                raise _dropped(entry)
         self._not_used = [entry for entry in self._must_use if entry.parameter.grad is None]
         if self._unused is not None:
             self._unused.ask()
@@ -152,6 +159,13 @@ class GradientPass:
         for unit in self._started.values():
             with contextlib.suppress(BpsError):
                 unit.wait()
+
+
+def _dropped(entry: IndexedParameter) -> BpsError:
+    return BpsError(
+        f"the gradient of {entry.name!r} was dropped in a hook, before it was averaged",
+        "make the step of the optimizer when backward() has returned, not in a hook",
+    )
 
 
 def _names_of(entries: Sequence[IndexedParameter]) -> str:

@@ -49,6 +49,9 @@ class Rows:
         """(name, a tensor like the counts of all ranks, no compression)."""
         return f"{self.name}.kind", torch.zeros(2, dtype=torch.int64, device="cpu"), None
 
+    def begin(self) -> None:
+        """A pass begins."""
+
     def take(self, entry: IndexedParameter) -> None:
         """Takes the gradient of a parameter, which is complete."""
 

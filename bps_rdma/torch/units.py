@@ -9,6 +9,7 @@ then contributes zeros, and the unit can tell afterwards whether any rank had on
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -78,7 +79,7 @@ def _changed(*entries: IndexedParameter) -> BpsError:
     names = ", ".join(repr(entry.name) for entry in entries)
     return BpsError(
         f"{'the gradient' if len(entries) == 1 else 'a gradient'} of {names} was changed while it was being averaged",
-        "change gradients when backward() has returned, not in a hook",
+        "use gradients when backward() has returned, not in a hook; and wrap the model or its optimizer, not both",
     )
 
 
@@ -102,6 +103,9 @@ class Single:
         parameter = self.entries[0].parameter
         like = torch.empty_like(parameter.detach(), memory_format=torch.contiguous_format)
         return self.name, as_real(like), self._options.compression
+
+    def begin(self) -> None:
+        """A pass begins. The gradient of the last one belongs to whoever has kept it."""
 
     def take(self, entry: IndexedParameter) -> None:
         """Takes the gradient of a parameter, which is complete."""
@@ -134,7 +138,7 @@ class Single:
     def deliver(self) -> None:
         """Makes the mean the parameter's .grad."""
         parameter, sent, gradient = self.entries[0].parameter, self._sent, self.release()
-        if parameter.grad is not sent:
+        if parameter.grad is not sent or not _is_where(sent, gradient):
             raise _changed(*self.entries)
         if sent is None:
             parameter.grad = gradient
@@ -157,6 +161,8 @@ class Bucket:
 
     Behind the gradients stands one element per parameter, unless they are compressed: 1 where this rank has a gradient.
     Averaged like the rest, it tells for the parameters without one whether another rank has.
+
+    A gradient that somebody keeps after zero_grad() stays as it is: the bucket then goes on in other memory.
     """
 
     def __init__(self, number: str, entries: Sequence[IndexedParameter], sent: Sent) -> None:
@@ -166,18 +172,53 @@ class Bucket:
         first = entries[0].parameter
         dtype, factor = as_real_numbers(first.dtype, 1)
         offsets, count = _layout([entry.parameter.numel() * factor for entry in entries], dtype)
+        self._offsets = dict(zip(self.entries, offsets, strict=True))
         self._device = transfer.device_of(first)
         self._written: dict[Any, Any] = {}  # on a device: stream that filled a part -> event: it has
+        self._zeroed: Any = None  # on a device: an event: memory that was made in this pass can be filled
         flags = len(entries) if sent.keeps_flags else 0
-        self._memory = transfer.zeros_beside(first, count + flags, dtype)
         self._options = sent.options(self.name, self.priority, dtype, count + flags)
-        self._flags = self._memory[count:]
-        self._views = {
-            entry: _view(self._memory, entry.parameter, offset) for entry, offset in zip(entries, offsets, strict=True)
-        }
+        self._use(transfer.zeros_beside(first, count + flags, dtype), count)
         self._missing: list[IndexedParameter] = []
         self._version = 0  # the version of the memory as it was sent
         self._handle: AnyHandle | None = None
+
+    def _use(self, memory: torch.Tensor, count: int) -> None:
+        """The gradients lie in the first `count` elements of this memory, and the flags behind them."""
+        self._memory, self._flags = memory, memory[count:]
+        self._views = {entry: _view(memory, entry.parameter, offset) for entry, offset in self._offsets.items()}
+        self._addresses = {entry: view.data_ptr() for entry, view in self._views.items()}
+        self._references = [sys.getrefcount(view) for view in self._views.values()]
+        self._sharers = _sharers_of(memory)
+
+    def _view_of(self, entry: IndexedParameter) -> torch.Tensor:
+        """The place of a gradient, also after `.grad.data = ...` has given the tensor there other memory."""
+        view = self._views[entry]
+        if view.data_ptr() != self._addresses[entry]:
+            view = self._views[entry] = _view(self._memory, entry.parameter, self._offsets[entry])
+        return view
+
+    def begin(self) -> None:
+        """A pass begins. What somebody has kept of the last one must not become a part of this one."""
+        if not self._is_kept():
+            return
+        before = self._views
+        first, count = self.entries[0].parameter, len(self._memory) - len(self._flags)
+        self._use(transfer.zeros_beside(first, len(self._memory), self._memory.dtype), count)
+        if self._device is not None:
+            self._zeroed = self._device.record(self._device.current())
+        for entry, view in before.items():
+            if entry.parameter.grad is view:  # which backward adds to
+                entry.parameter.grad = self._views[entry].copy_(view)
+
+    def _is_kept(self) -> bool:
+        if _sharers_of(self._memory) != self._sharers:
+            return True
+        found = [sys.getrefcount(view) for view in self._views.values()]
+        return found != self._references and any(
+            number > own and entry.parameter.grad is not view
+            for (entry, view), number, own in zip(self._views.items(), found, self._references, strict=True)
+        )
 
     def declaration(self) -> tuple[str, torch.Tensor, str | None]:
         """(name, the memory that will be sent, its compression)."""
@@ -185,7 +226,9 @@ class Bucket:
 
     def take(self, entry: IndexedParameter) -> None:
         """Takes the gradient of a parameter, which is complete: from now on it is in the bucket."""
-        gradient, view = entry.parameter.grad, self._views[entry]
+        gradient, view = entry.parameter.grad, self._view_of(entry)
+        if self._zeroed is not None and self._device is not None:
+            self._device.order(self._device.current(), self._zeroed)
         if gradient is not None and gradient is not view:
             view.copy_(gradient.detach())
             entry.parameter.grad = view
@@ -200,10 +243,13 @@ class Bucket:
             for event in self._written.values():
                 self._device.order(stream, event)
             self._written.clear()
+            if self._zeroed is not None:
+                self._device.order(stream, self._zeroed)
+                self._zeroed = None
         self._flags.fill_(1)
         self._missing = [entry for entry in self.entries if entry.parameter.grad is None]
         for entry in self._missing:
-            self._views[entry].zero_()
+            self._view_of(entry).zero_()
             if len(self._flags) > 0:
                 self._flags[self.entries.index(entry)] = 0
         self._version = self._memory._version
@@ -221,9 +267,9 @@ class Bucket:
         """Makes the means the .grad of the parameters."""
         for entry, view in self._views.items():
             parameter = entry.parameter
-            if parameter.grad is view:
+            if parameter.grad is view and view.data_ptr() == self._addresses[entry]:
                 continue
-            if parameter.grad is not None:
+            if parameter.grad is not None or entry not in self._missing:
                 raise _changed(entry)
             parameter.grad = view
 
@@ -242,6 +288,16 @@ class Bucket:
 
 
 Unit = Single | Bucket
+
+
+def _is_where(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
+    """Whether two tensors are the same memory, if both are there."""
+    return one is None or other is None or one.data_ptr() == other.data_ptr()
+
+
+def _sharers_of(memory: torch.Tensor) -> int:
+    """The number of tensors that share this memory."""
+    return torch._C._storage_Use_Count(memory.untyped_storage()._cdata)
 
 
 def as_real_numbers(dtype: torch.dtype, elements: int) -> tuple[torch.dtype, int]:

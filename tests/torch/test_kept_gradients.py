@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gradients that a script keeps, gives other memory, or drops: the next means are right, or an error names one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import harness
+import pytest
+import simulated
+import torch
+import training
+from strategies import STRATEGIES
+from test_touched_gradients import plain, wraps
+from torch import nn
+
+KEPT: list[Callable[[Any], Any]] = [lambda grad: grad, lambda grad: grad.view(-1), lambda grad: grad.detach()]
+
+
+def two_tasks(model: nn.Module, optimizer: Any, samples: Callable[[int], torch.Tensor], keep: Any) -> None:
+    """Trains on a combination of two gradients, as scripts for several tasks do, without copies of the first one."""
+    parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    for step in range(4):
+        found = []
+        for loss_of in (training.loss_of, lambda out: out.abs().mean()):
+            optimizer.zero_grad()
+            loss_of(model(samples(step))).backward()
+            found.append([None if each.grad is None else keep(each.grad) for each in parameters])
+        for parameter, one, other in zip(parameters, *found, strict=True):
+            parameter.grad = None if one is None else (one - 0.5 * other).view_as(parameter)
+        optimizer.step()
+
+
+def kept(bps: Any) -> None:
+    cut = training.share(bps.rank(), bps.size())
+    for keep in KEPT:
+        alone = training.seeded(training.Plain)
+        two_tasks(*plain(alone), training.batch, keep)
+        for name, wrap in wraps(bps).items():
+            model = training.seeded(training.Plain)
+            two_tasks(*wrap(model), lambda step: training.batch(step, *cut), keep)
+            assert training.distance(alone, model) < 1e-5, name
+
+
+def moved(model: nn.Module, optimizer: Any, samples: Callable[[int], torch.Tensor]) -> None:
+    """Gives gradients other memory, by itself and as Module.to() does; some are kept, and added to."""
+    for step in range(6):
+        if step == 3:
+            model.to(memory_format=torch.channels_last)
+        if step % 2:
+            optimizer.zero_grad()
+        training.loss_of(model(samples(step))).backward()
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                parameter.grad.data = parameter.grad.data * 0.5
+        optimizer.step()
+
+
+class Pixels(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution, self.last = nn.Conv2d(2, 6, 2), nn.Linear(6, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Of (n, 8) makes (n, 4)."""
+        return self.last(self.convolution(x.view(-1, 2, 2, 2)).flatten(1))
+
+
+def moving(bps: Any) -> None:
+    cut = training.share(bps.rank(), bps.size())
+    alone = training.seeded(Pixels)
+    moved(*plain(alone), training.batch)
+    for name, wrap in wraps(bps).items():
+        model = training.seeded(Pixels)
+        moved(*wrap(model), lambda step: training.batch(step, *cut))
+        assert training.distance(alone, model) < 1e-5, name
+
+
+def on_a_device(bps: Any) -> None:
+    simulated.install(immediate=True)
+    kept(bps)
+    moving(bps)
+
+
+@pytest.mark.parametrize("body", [kept, moving, on_a_device])
+def test_gradients_are_those_of_one_process(body):
+    harness.run(body, workers=2)
+
+
+def steps_in_hooks(bps: Any, is_first: bool) -> None:
+    """The step of an optimizer in hooks of backward would be one on the gradient of this rank."""
+    import bps_rdma
+    from bps_rdma.torch import DistributedDataParallel, DistributedOptimizer
+
+    for strategy in STRATEGIES:
+        for kind in (DistributedDataParallel, DistributedOptimizer):
+            model = nn.Linear(8, 4, bias=False)
+            bps_rdma.torch.broadcast_parameters(model.state_dict())
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+
+            def step(_: torch.Tensor, optimizer: Any = optimizer) -> None:
+                optimizer.step()
+                optimizer.zero_grad()
+
+            if is_first:
+                model.weight.register_post_accumulate_grad_hook(step)
+            if kind is DistributedDataParallel:
+                wrapped: Any = kind(model, strategy=strategy)
+            else:
+                wrapped = model
+                other = kind(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), strategy=strategy)
+                assert other is not None
+            if not is_first:
+                model.weight.register_post_accumulate_grad_hook(step)
+            with pytest.raises(bps_rdma.BpsError, match=r"gradient of 'weight' was (dropped|changed)"):
+                wrapped(torch.ones(1, 8)).sum().backward()
+            bps.barrier()
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_step_in_a_hook_is_refused(is_first: bool) -> None:
+    harness.run(steps_in_hooks, is_first, workers=2)
