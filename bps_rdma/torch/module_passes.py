@@ -34,7 +34,7 @@ class ModulePasses:
         self.trained = TrainedParameters(self, "ddp", _maker(module, arguments), self._arrived, arguments["group"])
         self._parameters_now = ParametersOf(module)
         self._end = EndOfBackward(self._end_of_backward)
-        self._sync = True  # the last forward was outside of no_sync()
+        self._sync = True  # the forward of the running backward was outside of no_sync(); before it, the last forward
         self._pending = False  # a forward has run, and its gradients have not been synchronised
         self._backward_began = 0  # time.monotonic_ns()
         self._order: list[IndexedParameter] | None = None  # in which the gradients of the first pass became ready
@@ -70,18 +70,23 @@ class ModulePasses:
         self._pending = True
 
     def watch(self, outputs: Any) -> None:
-        """The forward has given these outputs, from which its backward will come."""
-        if self._sync:
-            for tensor in tree_leaves(outputs):
-                if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
-                    tensor.register_hook(self._at_start_of_backward)  # type: ignore[no-untyped-call]
+        """The forward has given these outputs, from which its backward will come: maybe after other forwards."""
+        hook = self._at_start_of_backward if self._sync else self._at_start_without_sync
+        for tensor in tree_leaves(outputs):
+            if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
+                tensor.register_hook(hook)  # type: ignore[no-untyped-call]
 
     # ---- Backward
 
     def _at_start_of_backward(self, _: torch.Tensor) -> None:
         # A backward that only looks at gradients, as of the inputs, is no pass: other ranks need not do the same.
-        if self._sync and not self._end.is_due and adds_to(self._module.parameters()):
+        if not self._end.is_due and adds_to(self._module.parameters()):
+            self._sync = True
             self._begin()
+
+    def _at_start_without_sync(self, _: torch.Tensor) -> None:
+        if not self._end.is_due:  # the gradients of a backward from several forwards are sent if one of these wants it
+            self._sync = False
 
     def _begin(self) -> None:
         self.settle()

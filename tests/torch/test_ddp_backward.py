@@ -101,6 +101,37 @@ def test_several_backwards_after_one_forward():
     harness.run(several_losses, workers=2)
 
 
+def forwards_in_no_sync(bps: Any) -> None:
+    """A forward in no_sync() comes between another forward and its backward."""
+    from bps_rdma.torch import DistributedDataParallel
+
+    alone, module = training.seeded(training.Plain), training.seeded(training.Plain)
+    model = DistributedDataParallel(module)
+    reference, mine = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (alone, module)]
+    cut = training.share(bps.rank(), bps.size())
+    for step in range(6):
+        mine.zero_grad()
+        out = model(training.batch(step, *cut))
+        with model.no_sync():
+            other = model(training.batch(step + 1, *cut))
+            if step % 3 == 0:
+                training.loss_of(other).backward()
+        loss = training.loss_of(out) + (training.loss_of(other) if step % 3 == 1 else 0)
+        loss.backward()
+        mine.step()
+        reference.zero_grad()
+        training.loss_of(alone(training.batch(step))).backward()
+        if step % 3 < 2:
+            training.loss_of(alone(training.batch(step + 1))).backward()
+        reference.step()
+    assert training.same_everywhere(bps, module)
+    assert training.distance(alone, module) < 1e-5
+
+
+def test_a_backward_is_synchronised_as_its_own_forward_says():
+    harness.run(forwards_in_no_sync, workers=2)
+
+
 def no_gradient_here(bps: Any, strategy: str) -> None:
     """On one rank the loss does not depend on any parameter."""
     from bps_rdma.torch import DistributedDataParallel
