@@ -17,6 +17,7 @@ from bps_rdma.spans import spans
 from bps_rdma.torch import membership
 from bps_rdma.torch.broadcast import broadcast_parameters
 from bps_rdma.torch.buffers import BufferBroadcast
+from bps_rdma.torch.check_alike import check_alike
 from bps_rdma.torch.checks import check_batch_norm, check_module
 from bps_rdma.torch.joining import Call, UnevenInputs
 from bps_rdma.torch.membership import AnyGroup
@@ -96,8 +97,10 @@ class DistributedDataParallel(torch.nn.Module):
         self._set_up()
         prefix = self._passes.trained.prefix
         if not job.current().is_late:  # the others are beyond this; see TrainingState
-            state = itertools.chain(module.named_parameters(), module.named_buffers())
+            state = [*module.named_parameters(), *module.named_buffers()]
             broadcast_parameters(state, ours.ranks[0] if ours else 0, prefix=f"{prefix}.initial.", group=ours)
+            # That goes by names; buckets and buffers are filled in the order in which the module has them.
+            check_alike([name for name, _ in state], f"{prefix}, parameters in their order", ours)
         self._passes.trained.begin(module.named_parameters(), agreed=True)  # they have just been broadcast
 
     def _set_up(self) -> None:

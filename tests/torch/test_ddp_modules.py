@@ -267,3 +267,19 @@ def test_buffers_that_grow_on_one_rank_alone_are_a_mismatch():
     for message, hint in harness.run(buffers_that_grow, workers=2, init=False):
         assert message.endswith("worker 0 has 1 of 8 elements together, worker 1 has 1 of 9")
         assert "broadcast_buffers=False" in hint
+
+
+def in_another_order(bps: Any) -> None:
+    from bps_rdma.torch import DistributedDataParallel
+
+    names = ["a", "b"] if bps.rank() == 0 else ["b", "a"]  # as from a set of names
+    for make in (lambda: torch.nn.Linear(4, 4, bias=False), lambda: torch.nn.BatchNorm1d(4, affine=False)):
+        model = torch.nn.ModuleDict({"first": torch.nn.Linear(4, 4)})
+        for name in names:
+            model.add_module(name, make())
+        with pytest.raises(bps.MismatchError, match=r"worker 0 has a\.\w+ where worker 1 has b\."):
+            DistributedDataParallel(model)
+
+
+def test_a_module_whose_parts_have_another_order_is_a_mismatch():
+    harness.run(in_another_order, workers=2)
