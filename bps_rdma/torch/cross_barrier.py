@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from bps_rdma import job, local_rank, local_size, poll, rank, shutdown, size, synchronize
 from bps_rdma.errors import BpsError, InvalidArgumentError
@@ -133,8 +133,14 @@ class LateOptimizer(WrappedOptimizer):
         for module in self._bps_model.modules():
             if module._parameters and module not in self._bps_hooked:
                 self._bps_hooked.add(module)
-                hook = module.register_forward_pre_hook(_Update(self))
-                weakref.finalize(self, hook.remove)
+                update = _Update(self)
+                for hook in (
+                    # Before other hooks: those of weight_norm() compute a weight from parameters.
+                    module.register_forward_pre_hook(update, prepend=True),
+                    module.register_state_dict_pre_hook(update),  # type: ignore[no-untyped-call]
+                    module._register_load_state_dict_pre_hook(update, with_module=True),  # type: ignore[no-untyped-call]
+                ):
+                    weakref.finalize(self, hook.remove)
 
     def _bps_arrived(self, parameter: torch.nn.Parameter) -> None:
         trained = self._bps_trained
@@ -185,8 +191,13 @@ class LateOptimizer(WrappedOptimizer):
         """Records updates of the parameters with the options that are set now; returns the closure's loss.
 
         Raises:
-            BpsError: a gradient was changed after backward(); names its parameter.
+            BpsError: a gradient was changed after backward(); names its parameter. Or the optimizer has hooks.
         """
+        if self._optimizer_step_pre_hooks or self._optimizer_step_post_hooks:
+            raise BpsError(
+                "the optimizer has hooks of step(), which CrossBarrier would call for each parameter",
+                "remove them, or use DistributedOptimizer",
+            )
         loss = closure() if closure is not None else None
         self.synchronize()  # updates of parameters that the model did not use since the last step
         self._bps_settle()
@@ -196,7 +207,8 @@ class LateOptimizer(WrappedOptimizer):
         self._bps_left.clear()
         self._bps_sent.clear()
         for options in self.param_groups:
-            kept = {name: value for name, value in options.items() if name != "params"}
+            # Schedulers write to a learning rate that is a tensor.
+            kept = {name: tree_map(_copy, value) for name, value in options.items() if name != "params"}
             for parameter in options["params"]:
                 if self._bps_trained.entry_of(parameter) is not None:
                     self._bps_due[parameter] = kept
@@ -226,12 +238,18 @@ class LateOptimizer(WrappedOptimizer):
                     self._step_on(parameter, gradient, options)
 
     def _step_on(self, parameter: torch.nn.Parameter, gradient: torch.Tensor, options: dict[str, Any]) -> None:
-        groups, later = self.param_groups, parameter.grad
-        self.param_groups, parameter.grad = [{"params": [parameter], **options}], gradient
+        groups, later, alone = self.param_groups, parameter.grad, {"params": [parameter], **options}
+        self.param_groups, parameter.grad = [alone], gradient
         try:
             super().step()
         finally:
             self.param_groups, parameter.grad = groups, later
+        for name, value in options.items():
+            if alone.get(name) is not value and alone.get(name) != value:
+                raise BpsError(
+                    f"the optimizer changes its option {name!r} in step(), which CrossBarrier calls for each parameter",
+                    "use DistributedOptimizer",
+                )
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drops the gradients; those of recorded updates are kept until the updates are made.
@@ -252,6 +270,11 @@ class LateOptimizer(WrappedOptimizer):
         self.synchronize()
         return super().state_dict()
 
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Loads a state as usual, after all recorded updates."""
+        self.synchronize()
+        super().load_state_dict(state_dict)
+
     def __getstate__(self) -> dict[str, Any]:
         """Returns the usual state after all recorded updates, with the model: the copy updates the copied model."""
         self.synchronize()
@@ -259,18 +282,22 @@ class LateOptimizer(WrappedOptimizer):
 
 
 class _Update:
-    """A hook of a module: before it computes, its own parameters are updated. Copies of the module do not have it."""
+    """A hook of a module: before it computes, saves or loads, its own parameters are updated. Copies do not have it."""
 
     def __init__(self, optimizer: LateOptimizer | None) -> None:
         self._optimizer = None if optimizer is None else weakref.ref(optimizer)
 
-    def __call__(self, module: torch.nn.Module, _: Any) -> None:
+    def __call__(self, module: torch.nn.Module, *_: Any) -> None:
         optimizer = None if self._optimizer is None else self._optimizer()
         if optimizer is not None and optimizer._bps_due:
             optimizer._bps_update(module._parameters.values())
 
     def __reduce__(self) -> Any:
         return _Update, (None,)
+
+
+def _copy(value: Any) -> Any:
+    return value.clone() if isinstance(value, torch.Tensor) else value
 
 
 class PendingGradient(torch.Tensor):

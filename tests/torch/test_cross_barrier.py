@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CrossBarrier, whose updates are late: what comes between step() and the next forward does not change them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import harness
+import pytest
+import torch
+import training
+from torch import nn
+
+Between = Callable[[nn.Module, Any], None]
+Make = Callable[[Any], torch.optim.Optimizer]
+
+
+def train(model: nn.Module, optimizer: Any, samples: Callable[[int], torch.Tensor], between: Between) -> None:
+    for step in range(4):
+        optimizer.zero_grad()
+        training.loss_of(model(samples(step))).backward()
+        optimizer.step()
+        between(model, optimizer)
+
+
+def momentum(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+
+def rate_in_a_tensor(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=torch.tensor(0.1), foreach=False)
+
+
+def slower(_: nn.Module, optimizer: Any) -> None:
+    optimizer.param_groups[0]["lr"].mul_(0.5)
+
+
+def saved(model: nn.Module, _: Any) -> None:
+    model.kept.append([each.clone() for each in model.state_dict().values()])
+
+
+def loaded(model: nn.Module, _: Any) -> None:
+    model.load_state_dict({name: each * 0.5 for name, each in model.state_dict().items()})
+
+
+def weights_loaded(model: nn.Module, _: Any) -> None:
+    model.load_state_dict(training.seeded(type(model), 3).state_dict())
+
+
+def state_loaded(_: nn.Module, optimizer: Any) -> None:
+    state = copy.deepcopy(torch.optim.Optimizer.state_dict(optimizer))
+    for each in state["state"].values():
+        each["momentum_buffer"].zero_()
+    optimizer.load_state_dict(state)
+
+
+def nothing(_: nn.Module, __: Any) -> None:
+    pass
+
+
+class Keeping(training.Plain):
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: list[Any] = []
+
+
+def of_weight_norm() -> nn.Module:
+    model = Keeping()
+    nn.utils.weight_norm(model.first)
+    return model
+
+
+CASES: list[tuple[Callable[[], nn.Module], Make, Between]] = [
+    (Keeping, rate_in_a_tensor, slower),
+    (Keeping, momentum, saved),
+    (Keeping, momentum, loaded),
+    (Keeping, momentum, weights_loaded),
+    (Keeping, momentum, state_loaded),
+    (of_weight_norm, momentum, nothing),
+]
+
+
+def late(bps: Any) -> None:
+    from bps_rdma.torch import CrossBarrier
+
+    cut = training.share(bps.rank(), bps.size())
+    for make, optimizer_of, between in CASES:
+        alone, model = training.seeded(make), training.seeded(make)
+        train(alone, optimizer_of(alone.parameters()), training.batch, between)
+        optimizer = CrossBarrier(model, optimizer_of(model.parameters()))
+        train(model, optimizer, lambda step: training.batch(step, *cut), between)
+        optimizer.synchronize()
+        assert training.distance(alone, model) < 1e-5, between
+        for ones, others in zip(model.kept, alone.kept, strict=True):
+            for one, other in zip(ones, others, strict=True):
+                torch.testing.assert_close(one, other)
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
+def test_late_updates_are_those_of_their_step():
+    harness.run(late, workers=2)
+
+
+class Counting(torch.optim.Optimizer):
+    """Divides the learning rate by the number of the step, which it keeps among its options."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.1, "count": 0})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            group["count"] += 1
+            for each in group["params"]:
+                each.add_(each.grad, alpha=-group["lr"] / group["count"])
+
+
+def refused(bps: Any) -> None:
+    import bps_rdma
+    from bps_rdma.torch import CrossBarrier
+
+    model = nn.Linear(8, 4)
+    optimizer = CrossBarrier(model, Counting(model.parameters()))
+    model(training.batch(0)).sum().backward()
+    optimizer.step()
+    with pytest.raises(bps_rdma.BpsError, match=r"option 'count' in step\(\).*DistributedOptimizer"):
+        optimizer.synchronize()
+    model = nn.Linear(8, 4)
+    optimizer = CrossBarrier(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    optimizer.register_step_post_hook(lambda *_: None)
+    model(training.batch(0)).sum().backward()
+    with pytest.raises(bps_rdma.BpsError, match=r"hooks of step\(\).*DistributedOptimizer"):
+        optimizer.step()
+    bps.barrier()
+
+
+def test_optimizers_that_need_whole_steps_are_refused():
+    harness.run(refused, workers=2)
