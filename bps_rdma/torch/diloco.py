@@ -63,12 +63,14 @@ class _Fragment:
         self.anchor.sub_(self.moved + momentum * self.velocity, alpha=lr)
         self.take(self.anchor if mix == 0 else torch.lerp(self.anchor, self.local(), mix))
 
+    def of_each(self, values: torch.Tensor) -> list[torch.Tensor]:
+        parts = values.split([one.numel() for one in self.parameters])  # type: ignore[no-untyped-call]
+        return [part.view(one.shape) for part, one in zip(parts, self.parameters, strict=True)]
+
     def take(self, values: torch.Tensor) -> None:
-        begin = 0
         with torch.no_grad():
-            for one in self.parameters:
-                one.copy_(values[begin : begin + one.numel()].view_as(one))
-                begin += one.numel()
+            for one, part in zip(self.parameters, self.of_each(values), strict=True):
+                one.copy_(part)
 
 
 class DiLoCo:
@@ -213,7 +215,8 @@ class DiLoCo:
 
         Raises:
             InvalidArgumentError: a parameter is trained that was not when this was made; names it.
-            BpsError: this process entered a running job, and take_over() has not been called.
+            BpsError: a parameter has other values at the first step than this was made with; names it. Or this process
+                entered a running job, and take_over() has not been called.
             PeerLostError, DeadlineError: the ranks could not agree. RoundAbortedError: the same on every rank that is
                 left. The step itself has been made, on the parameters of this rank; go on with the next one. The next
                 agreement starts from the last anchor.
@@ -225,6 +228,8 @@ class DiLoCo:
             )
         self._settle()
         self._fixed.check(self.inner)
+        if self.steps == 0 and self._outer != (1, 0):  # a plain mean does not depend on the anchor
+            self._check_anchors()
         result = scaled_step(
             self, lambda: self.inner.step(closure), (one for part in self._fragments for one in part.parameters)
         )
@@ -239,6 +244,16 @@ class DiLoCo:
         if due:
             self._agree(due)
         return result
+
+    def _check_anchors(self) -> None:
+        """A checkpoint that is loaded into the model alone would be left again at the first agreement."""
+        for one in self._fragments:
+            for parameter, anchor in zip(one.parameters, one.of_each(one.anchor), strict=True):
+                if not torch.allclose(parameter, anchor.to(parameter.dtype), rtol=0, atol=0, equal_nan=True):
+                    raise BpsError(
+                        f"{self._fixed.name_of(parameter)!r} has other values than when the ranks agreed on it",
+                        "load weights into the model before you wrap its optimizer, or load a state_dict() of both",
+                    )
 
     def synchronize(self) -> None:
         """Waits for the agreements that are under way."""

@@ -56,6 +56,10 @@ class FixedParameters:
         self._names = {p: name for name, p in pairs}
         self._known = {p for _, p in self.named}
 
+    def name_of(self, parameter: torch.nn.Parameter) -> str:
+        """The name of one of them."""
+        return self._names[parameter]
+
     def check(self, optimizer: torch.optim.Optimizer) -> None:
         """Raises InvalidArgumentError if another parameter is trained now; names it."""
         parameters = [p for options in optimizer.param_groups for p in options["params"]]

@@ -176,6 +176,29 @@ def test_what_makes_no_sense_is_refused() -> None:
     harness.run(refused, workers=1)
 
 
+def loaded(bps: Any) -> None:
+    """Weights that are loaded after the optimizer was wrapped: a mean of plain weights takes them, and DiLoCo tells."""
+    from bps_rdma.torch import DiLoCo, LocalSGD
+
+    for make in (LocalSGD, DiLoCo):
+        net, other = model(), model(2)
+        optimizer = make(torch.optim.SGD(net.parameters(), lr=0.0), net.named_parameters(), every=2)
+        net.load_state_dict(other.state_dict())
+        for step in range(2):
+            loss(net, step, bps.rank()).backward()
+            if make is DiLoCo:
+                with pytest.raises(bps.BpsError, match="'0.weight' has other values than when the ranks agreed"):
+                    optimizer.step()
+            else:
+                optimizer.step()
+        for one, same in zip(net.parameters(), other.parameters(), strict=True):
+            torch.testing.assert_close(one, same)
+
+
+def test_weights_that_are_loaded_too_late_are_told() -> None:
+    harness.run(loaded, workers=2)
+
+
 def goes_on(bps: Any) -> tuple[int, list[torch.Tensor]]:
     from bps_rdma.torch import DiLoCo, RoundAbortedError
 
