@@ -75,6 +75,24 @@ def _synchronises_nothing(what: str) -> InvalidArgumentError:
     )
 
 
+def check_not_averaged(named: Iterable[tuple[str, torch.nn.Parameter]]) -> None:
+    """Raises InvalidArgumentError for a parameter whose gradients torch's DistributedDataParallel averages; names it.
+
+    It would read a gradient while that is being averaged here. The garbage collector knows all modules there are.
+    """
+    if not (dist.is_available() and dist.is_initialized()):
+        return
+    names = {id(parameter): name for name, parameter in named if parameter.requires_grad}
+    for each in gc.get_objects():
+        if issubclass(type(each), torch.nn.parallel.DistributedDataParallel):
+            for parameter in each.parameters():
+                if id(parameter) in names:
+                    raise InvalidArgumentError(
+                        f"torch's DistributedDataParallel averages the gradients of {names[id(parameter)]!r} already",
+                        "wrap the model or its optimizer, not both",
+                    )
+
+
 def check_optimizer(value: object) -> None:
     """Raises InvalidArgumentError for what is no torch.optim.Optimizer."""
     if not isinstance(value, torch.optim.Optimizer):

@@ -21,7 +21,7 @@ from bps_rdma.errors import BpsError, InvalidArgumentError
 from bps_rdma.operations.options import AnyCompression, text_of
 from bps_rdma.torch import membership
 from bps_rdma.torch.broadcast import broadcast_object, broadcast_optimizer_state, broadcast_parameters
-from bps_rdma.torch.checks import check_batch_norm, check_count, check_module, check_optimizer
+from bps_rdma.torch.checks import check_batch_norm, check_count, check_module, check_not_averaged, check_optimizer
 from bps_rdma.torch.compression import Compression
 from bps_rdma.torch.membership import AnyGroup, init, resume, suspend
 from bps_rdma.torch.ops import push_pull, push_pull_async_inplace
@@ -70,7 +70,8 @@ def CrossBarrier(  # noqa: N802
     """The optimizer, with updates that are made during the next forward, just before a module needs them.
 
     The weights are those that DistributedOptimizer gives. Between step() and the next forward, parameters are not
-    up to date yet: call synchronize() before reading them, saving them or using them outside of their modules.
+    up to date yet: call synchronize() before reading them, copying them or using them outside of their modules. The
+    state_dict() and load_state_dict() of modules and of the optimizer make the updates first.
     Gradients cannot be read or clipped: from backward() to zero_grad(), .grad is a tensor that raises an error when it
     is used. In a job that goes on without lost workers (BPS_MIN_WORKERS) the result is what DistributedOptimizer gives:
     either all ranks use a step or none does.
@@ -87,7 +88,8 @@ def CrossBarrier(  # noqa: N802
             Default: what BPS_EXACT says.
 
     Raises:
-        InvalidArgumentError: an argument cannot be used, or the optimizer needs all parameters at once.
+        InvalidArgumentError: an argument cannot be used, or the optimizer needs all parameters at once. Or torch's
+            DistributedDataParallel averages gradients of the model already.
     """
     check_module(model)
     check_optimizer(optimizer)
@@ -98,6 +100,7 @@ def CrossBarrier(  # noqa: N802
     named = names_of(optimizer, list(model.named_parameters()) if named_parameters is None else named_parameters)
     ours = membership.group_of(group)
     check_batch_norm(model, members_of(ours).size)
+    check_not_averaged(named)
     arguments: SynchronizerOptions = {
         "strategy": "overlap", "compression": text_of(compression, exact), "group": ours,
     }  # fmt: skip

@@ -17,7 +17,7 @@ from bps_rdma.spans import spans
 from bps_rdma.torch import membership, transfer
 from bps_rdma.torch.asynchronous import AsynchronousOptimizer
 from bps_rdma.torch.broadcast import broadcast_optimizer_state, broadcast_parameters
-from bps_rdma.torch.checks import check_batch_norm_of, check_count, check_optimizer
+from bps_rdma.torch.checks import check_batch_norm_of, check_count, check_not_averaged, check_optimizer
 from bps_rdma.torch.joining import Call, UnevenInputs
 from bps_rdma.torch.membership import AnyGroup
 from bps_rdma.torch.parameters import FixedParameters, names_of
@@ -68,7 +68,8 @@ def DistributedOptimizer(  # noqa: N802
 
     Raises:
         InvalidArgumentError: a name twice, a parameter without a name, or an unknown name in `sparse`. Or a parameter
-            is that of a SyncBatchNorm, and torch.distributed is not initialised.
+            is that of a SyncBatchNorm, and torch.distributed is not initialised; or torch's DistributedDataParallel
+            averages its gradients already.
         InvalidTensorError, MismatchError: a parameter cannot be synchronised; names it.
     """
     check_optimizer(optimizer)
@@ -86,6 +87,7 @@ def DistributedOptimizer(  # noqa: N802
         kept = rebase(optimizer, AsynchronousOptimizer)
         kept._begin(FixedParameters(optimizer, named), ours)
         return kept
+    check_not_averaged(named)
     result = rebase(optimizer, SynchronousOptimizer)
     arguments: SynchronizerOptions = {
         "strategy": strategy, "bucket_mb": bucket_mb, "compression": text_of(compression, exact), "group": ours,

@@ -280,3 +280,20 @@ def test_torchs_own_compression_hooks(name: str) -> None:
         assert torch.equal(one, other)
         assert not torch.equal(one, exact), "nothing was compressed"
         torch.testing.assert_close(one, exact, rtol=0.05, atol=0.005 if name == "fp16" else 0.05)
+
+
+def averaged_twice(_: Any) -> None:
+    import bps_rdma.torch as bps
+
+    dist.init_process_group("bps")
+    model = nn.Linear(8, 4)
+    wrapped = nn.parallel.DistributedDataParallel(model)
+    sgd = torch.optim.SGD(wrapped.parameters(), lr=0.1)
+    for wrap in (lambda: bps.DistributedOptimizer(sgd, model.named_parameters()), lambda: bps.CrossBarrier(model, sgd)):
+        with pytest.raises(bps.InvalidArgumentError, match=r"averages the gradients of 'weight' already.*not both"):
+            wrap()
+    dist.destroy_process_group()
+
+
+def test_an_optimizer_of_what_torchs_ddp_averages_is_refused():
+    harness.run(averaged_twice, workers=2, init=False)

@@ -187,7 +187,7 @@ def loaded(bps: Any) -> None:
         for step in range(2):
             loss(net, step, bps.rank()).backward()
             if make is DiLoCo:
-                with pytest.raises(bps.BpsError, match="'0.weight' has other values than when the ranks agreed"):
+                with pytest.raises(bps.BpsError, match=r"'0\.weight' has other values than when the ranks agreed"):
                     optimizer.step()
             else:
                 optimizer.step()
