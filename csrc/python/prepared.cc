@@ -21,12 +21,19 @@ namespace {
 
 constexpr int kSlice_ms = static_cast<int>(std::chrono::milliseconds(kWaitSlice).count());
 
+// A method that gives the address of the array, if its memory can move: that of torch's tensors can.
+py::object place_of(const Memory& memory) {
+  return memory.keep ? py::getattr(memory.keep, "data_ptr", py::object()) : py::object();
+}
+
 }  // namespace
 
 Prepared::Prepared(Description description)
     : description_(std::move(description)),
       process_(&description_.process.cast<node::Process&>()),
-      prepared_{description_.tensor, description_.request, nullptr, {description_.device}} {}
+      prepared_{description_.tensor, description_.request, nullptr, {description_.device}},
+      source_place_(place_of(description_.source)),
+      target_place_(place_of(description_.target)) {}
 
 Prepared::~Prepared() {
   drop_current();
@@ -61,6 +68,13 @@ void Prepared::check_memory() const {
       !BlockTable::instance().knows(description_.target.block.identity)) {
     throw Error(ErrorCode::kInvalidArgument, "the memory of " + describe() + " was freed, or given to forget()",
                 "prepare the operation again");
+  }
+  const auto moved = [](const py::object& place, const Memory& memory) {
+    return place && place().cast<std::uintptr_t>() != reinterpret_cast<std::uintptr_t>(memory.address);
+  };
+  if (moved(source_place_, description_.source) || moved(target_place_, description_.target)) {
+    throw Error(ErrorCode::kInvalidArgument, "a tensor of " + describe() + " has other memory now",
+                "prepare the operation again after resize_() or an assignment to .data");
   }
 }
 

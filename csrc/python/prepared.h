@@ -65,6 +65,8 @@ class Prepared {
   Description description_;
   node::Process* process_;
   worker::PreparedOperation prepared_;
+  pybind11::object source_place_;  // see place_of(); null: it cannot move
+  pybind11::object target_place_;
   const std::uint32_t forks_ = fork_count();
   State state_ = State::kIdle;
 };

@@ -272,3 +272,27 @@ def test_a_lost_rank_ends_every_operation(call: str) -> None:
         job.kill("rank 1")
         (told,) = job.values(but=[1])
     assert "1" in told
+
+
+def moved_memory(bps: Any) -> None:
+    def resize(tensor: torch.Tensor) -> None:
+        tensor.resize_(1_000_000)
+
+    def replace(tensor: torch.Tensor) -> None:
+        tensor.data = torch.ones(5000)
+
+    def release(tensor: torch.Tensor) -> None:
+        tensor.untyped_storage().resize_(0)
+
+    for number, move in enumerate((resize, replace, release)):
+        tensor = torch.ones(5000)
+        prepared = bps_torch.prepare("push_pull", tensor, f"moved {number}", op="sum")
+        prepared()
+        assert tensor[-1] == 2
+        move(tensor)
+        with pytest.raises(bps.InvalidArgumentError, match=f"'byteps.moved {number}'.*(other memory|was freed)"):
+            prepared()
+
+
+def test_a_prepared_tensor_whose_memory_has_moved_is_refused() -> None:
+    harness.run(moved_memory, workers=2)
