@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -78,19 +78,30 @@ def _synchronises_nothing(what: str) -> InvalidArgumentError:
 def check_not_averaged(named: Iterable[tuple[str, torch.nn.Parameter]]) -> None:
     """Raises InvalidArgumentError for a parameter whose gradients torch's DistributedDataParallel averages; names it.
 
-    It would read a gradient while that is being averaged here. The garbage collector knows all modules there are.
+    It would read a gradient while that is being averaged here.
     """
     if not (dist.is_available() and dist.is_initialized()):
         return
     names = {id(parameter): name for name, parameter in named if parameter.requires_grad}
+    if _averaged_by_torch(names) is None:
+        return
+    gc.collect()  # a wrapper that the script has dropped refers to itself
+    name = _averaged_by_torch(names)
+    if name is not None:
+        raise InvalidArgumentError(
+            f"torch's DistributedDataParallel averages the gradients of {name!r} already",
+            "wrap the model or its optimizer, not both",
+        )
+
+
+def _averaged_by_torch(names: Mapping[int, str]) -> str | None:
+    """The first of these parameters that one of torch's wrappers has. The garbage collector knows all there are."""
     for each in gc.get_objects():
         if issubclass(type(each), torch.nn.parallel.DistributedDataParallel):
             for parameter in each.parameters():
                 if id(parameter) in names:
-                    raise InvalidArgumentError(
-                        f"torch's DistributedDataParallel averages the gradients of {names[id(parameter)]!r} already",
-                        "wrap the model or its optimizer, not both",
-                    )
+                    return names[id(parameter)]
+    return None
 
 
 def check_optimizer(value: object) -> None:

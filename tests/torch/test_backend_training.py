@@ -292,6 +292,9 @@ def averaged_twice(_: Any) -> None:
     for wrap in (lambda: bps.DistributedOptimizer(sgd, model.named_parameters()), lambda: bps.CrossBarrier(model, sgd)):
         with pytest.raises(bps.InvalidArgumentError, match=r"averages the gradients of 'weight' already.*not both"):
             wrap()
+    wrapped.itself = [wrapped]  # only the garbage collector frees it
+    del wrapped
+    bps.DistributedOptimizer(sgd, model.named_parameters())
     dist.destroy_process_group()
 
 
