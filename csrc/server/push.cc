@@ -71,7 +71,7 @@ void record(Round& round, Arrival& arrival, const Push& push) {
   if (!pushes) return;
   arrival.push.enter(pulls ? PushStage::kTaken : PushStage::kUnacknowledged);
   round.count_push();
-  round.history.last_rank = push.session.worker_rank();
+  round.history.last_rank = push.session.client.worker_rank;
   if (!push.has_payload()) return;
   arrival.payload = Payload::kPlain;
   arrival.slot = push.slot;

@@ -11,12 +11,12 @@ namespace bps::server {
 
 Round* PushAdmission::admit(Push& push) {
   const tensor::PushHeader& header = push.header;
-  const RoundGroup* const group = parts_.groups.find(header.group, push.session.worker_rank());
+  const RoundGroup* const group = parts_.groups.find(header.group, push.session.client.worker_rank);
   measure(push, parts_.compressed, parts_.largest_partition);
   const PushLimits limits{.group = group,
                           .hosts = &parts_.groups.hosts(),
                           .direct = push.slot == nullptr,
-                          .sender_rank = push.session.worker_rank(),
+                          .sender_rank = push.session.client.worker_rank,
                           .largest_partition = largest(header),
                           .payload = push.payload,
                           .is_whole = is_whole(push)};
@@ -37,7 +37,7 @@ Round* PushAdmission::admit(Push& push) {
   push.contributor = round.contributors->of_position(header.position);
   if (found == RoundTable::Found::kNew) {
     round.first = header;
-    round.peers = {push.session.worker_loop(), header.place, header.priority};
+    round.peers = {push.session.client.worker_loop, header.place, header.priority};
     return opened;
   }
   round.peers.priority = std::max(round.peers.priority, header.priority);
@@ -106,12 +106,12 @@ void PushAdmission::disagree(Round& round, const Push& push) {
   std::string others;
   for (const Arrival& one : round.arrivals) {
     if (one.session == nullptr || one.session == &session) continue;
-    others = "rank " + std::to_string(one.session->worker_rank()) + " and ";
+    others = "rank " + std::to_string(one.session->client.worker_rank) + " and ";
     break;
   }
   const Error why{ErrorCode::kMismatch,
                   "ranks disagree in round " + std::to_string(round.number) + ": " + others + "rank " +
-                      std::to_string(session.worker_rank()) +
+                      std::to_string(session.client.worker_rank) +
                       " called different operations, or with different dtype, size or reduction",
                   "call the same operation with the same arguments for a name on every rank of the group"};
   parts_.ends.refuse(push.session, header.immediate, why);

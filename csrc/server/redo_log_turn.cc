@@ -24,13 +24,13 @@ void RedoLogTurn::hold(const Round& round) {
   if (has_readers(round)) holder_ = &round;
 }
 
-void RedoLogTurn::note_posted(const WorkerSession& session) {
+void RedoLogTurn::note_posted(WorkerSession& session) {
   is_kept_ |= session.is_lost();
-  if (session.has_answers()) readers_.push_back(&session);
+  if (!session.answers().is_empty()) readers_.push_back(&session);
 }
 
-void RedoLogTurn::note_dropped(const WorkerSession& session) {
-  is_kept_ |= session.has_answers() && std::ranges::find(readers_, &session) != readers_.end();
+void RedoLogTurn::note_dropped(WorkerSession& session) {
+  is_kept_ |= !session.answers().is_empty() && std::ranges::find(readers_, &session) != readers_.end();
 }
 
 void RedoLogTurn::end_line(std::vector<Round*>& free) {
@@ -40,7 +40,8 @@ void RedoLogTurn::end_line(std::vector<Round*>& free) {
 }
 
 bool RedoLogTurn::is_held() const {
-  return is_kept_ || holder_ != nullptr || std::ranges::any_of(readers_, &WorkerSession::has_answers);
+  return is_kept_ || holder_ != nullptr ||
+         std::ranges::any_of(readers_, [](WorkerSession* one) { return !one->answers().is_empty(); });
 }
 
 bool RedoLogTurn::has_readers(const Round& round) const {

@@ -32,9 +32,9 @@ class RedoLogTurn {
     if (holder_ == &round) holder_ = nullptr;
   }
   // A member that reads the log has been posted its answer.
-  void note_posted(const WorkerSession& session);
+  void note_posted(WorkerSession& session);
   // Answers to a member that is lost are dropped.
-  void note_dropped(const WorkerSession& session);
+  void note_dropped(WorkerSession& session);
   void note_failed(const Round& round) { is_kept_ |= holder_ == &round; }
   // Moves the rounds that have waited for their turn to `free`, once the log is.
   void end_line(std::vector<Round*>& free);
@@ -46,8 +46,8 @@ class RedoLogTurn {
   tensor::RedoLog* log_ = nullptr;
   const Round* holder_ = nullptr;
   bool is_kept_ = false;  // up to the end of the view, which is near: an answer of the holder will never be posted
-  std::vector<const WorkerSession*> readers_;  // who have been posted answers of the last holder
-  std::vector<Round*> line_;                   // with Round::is_queued
+  std::vector<WorkerSession*> readers_;  // who have been posted answers of the last holder
+  std::vector<Round*> line_;             // with Round::is_queued
 };
 
 }  // namespace bps::server

@@ -32,13 +32,13 @@ void RoundEnds::propose(Round& round, Arrival& arrival, const std::byte* result)
   if ((!arrival.wants_data() && !has_source) || arrival.is_logged) return;
   arrival.answer.enter(AnswerStage::kLanding);
   ++round.counts.landing;
-  arrival.session->landings().expect(round, arrival);
+  arrival.session->answers().expect(round, arrival);
   post(round, arrival, result);
 }
 
 void RoundEnds::on_landed(WorkerSession& session, std::span<const std::uint32_t> immediates) {
   for (const std::uint32_t immediate : immediates) {
-    const auto landed = session.landings().take(immediate);
+    const auto landed = session.answers().take_landed(immediate);
     if (!landed) {
       parts_.counters.stale.add();
       continue;
@@ -60,14 +60,14 @@ void RoundEnds::commit(Round& round) {
   parts_.log.commit(round);
   for (Arrival& arrival : round.arrivals) {
     if (!arrival.awaits_answer()) continue;
-    if (arrival.answer.is(AnswerStage::kLanding)) arrival.session->landings().forget(round);  // the server was early
+    if (arrival.answer.is(AnswerStage::kLanding)) arrival.session->answers().forget(round);  // the server was early
     if (arrival.is_logged) {
       answer(round, arrival, nullptr);
       parts_.log.note_posted(*arrival.session);
       continue;
     }
     round.end_answered(arrival);
-    arrival.session->commit(arrival.immediate);
+    arrival.session->answers().commit(arrival.immediate);
   }
   close_if_over(round);
 }
@@ -88,7 +88,7 @@ void RoundEnds::fail(Round& round, const Error& why, std::span<const std::uint32
     session.send(outcome);
   };
   for (Arrival& arrival : round.arrivals) {
-    if (arrival.answer.is(AnswerStage::kLanding)) arrival.session->landings().forget(round);
+    if (arrival.answer.is(AnswerStage::kLanding)) arrival.session->answers().forget(round);
     release(arrival.slot);
     arrival.span = {};
     const bool is_told = arrival.awaits_acknowledgement() || arrival.awaits_answer();

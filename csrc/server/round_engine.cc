@@ -86,10 +86,10 @@ void RoundEngine::proceed(Round& round) {
 
 tensor::Cancelled RoundEngine::cancel(WorkerSession& session, const tensor::Cancel& cancel) {
   tensor::Cancelled reply;
-  const RoundGroup* const known = groups_.find(cancel.group, session.worker_rank());
+  const RoundGroup* const known = groups_.find(cancel.group, session.client.worker_rank);
   const std::uint32_t contributor = known == nullptr
                                         ? van::Contributors::kNone
-                                        : groups_.contributor_of(*known, session.worker_rank(), cancel.for_host);
+                                        : groups_.contributor_of(*known, session.client.worker_rank, cancel.for_host);
   if (contributor == van::Contributors::kNone) {
     counters_.stale.add();
     return reply;
@@ -110,7 +110,7 @@ tensor::Cancelled RoundEngine::cancel(WorkerSession& session, const tensor::Canc
       }
       round = opened;
       if (round != nullptr) {
-        round->peers = {.worker_loop = session.worker_loop(), .onward_server = one.place};
+        round->peers = {.worker_loop = session.client.worker_loop, .onward_server = one.place};
       }
     }
     if (round != nullptr) outcome = this->cancel(*round, contributor, one.immediate, cancel, reply.missing);
@@ -201,7 +201,7 @@ void RoundEngine::fail_lost() {
       if (arrival.answer.is(AnswerStage::kLanding)) {
         why = why_gone;
         if (round.is_with_servers()) continue;  // it may have said that it has the answer, although it is gone
-        arrival.session->landings().forget(round);
+        arrival.session->answers().forget(round);
       }
       round.end(arrival);
     }

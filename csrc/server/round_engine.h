@@ -78,7 +78,7 @@ class RoundEngine {
   void reroute(const transport::DataEndpoint& closed,
                const std::function<void(transport::DataEndpoint*& data, std::uint64_t& key)>& change);
   // The session is lost, and answers to it that wait are dropped.
-  void drop_answers(const WorkerSession& session) { log_.note_dropped(session); }
+  void drop_answers(WorkerSession& session) { log_.note_dropped(session); }
   // The ranks that are gone. Their rounds fail with fail_lost().
   GoneRanks& gone() { return gone_; }
   // Fails the rounds that ranks keep from completing that are gone. A result that is still being sent stays until then.

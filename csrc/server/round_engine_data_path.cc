@@ -69,7 +69,7 @@ void RoundEngine::take(Push& push) try {
   if (has_payload) counters_.received_bytes.add(push.payload);
   record(round, arrival, push);
   if (round.is_two_phase()) arrival.is_logged = log_.is_read_after(push.header, push.slot == nullptr);
-  if (counters_.trace != nullptr) ends_.trace(TraceStage::kPushed, round, push.session.worker_rank());
+  if (counters_.trace != nullptr) ends_.trace(TraceStage::kPushed, round, push.session.client.worker_rank);
   const bool pulls = push.pulls();
   if (!pulls) {
     // The memory of a push on its own is the worker's again once we hold the bytes.

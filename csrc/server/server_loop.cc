@@ -46,7 +46,7 @@ ServerLoop::ServerLoop(ServerLoopOptions options, const van::Membership& members
 // The session that a hello belongs to; nullptr where none may have this connection.
 WorkerSession* ServerLoop::admit(const transport::Hello& hello, transport::Transport& transport) {
   const auto found = std::ranges::find_if(sessions_, [&](const auto& session) {
-    return session->node() == hello.node && session->worker_loop() == hello.client_loop;
+    return session->client.node == hello.node && session->client.worker_loop == hello.client_loop;
   });
   if (found == sessions_.end()) {
     const van::Node* node = membership_.by_id(hello.node);
@@ -64,15 +64,16 @@ WorkerSession* ServerLoop::admit(const transport::Hello& hello, transport::Trans
     return sessions_.emplace_back(std::make_unique<WorkerSession>(context, *node, hello.client_loop, transport)).get();
   }
   if ((*found)->is_lost()) {
-    log_warning("rejected a connection of " + (*found)->name() + ", which is lost");
+    log_warning("rejected a connection of " + (*found)->client.name + ", which is lost");
     return nullptr;
   }
   if (&(*found)->transport() != &transport) {  // each transport knows connections of its own only
-    log_warning("rejected a connection of " + (*found)->name() + ", which is connected by another transport");
+    log_warning("rejected a connection of " + (*found)->client.name + ", which is connected by another transport");
     return nullptr;
   }
   if (!(*found)->may_accept(hello)) {
-    log_warning("rejected a connection that claims to be " + (*found)->name() + ", whose connections are complete");
+    log_warning("rejected a connection that claims to be " + (*found)->client.name +
+                ", whose connections are complete");
     return nullptr;
   }
   return found->get();
@@ -90,7 +91,7 @@ void ServerLoop::on_message(WorkerSession& session, std::span<const std::byte> m
   const auto decoded = tensor::decode(message, options_.epoch);
   if (!decoded) {
     counters_.stale.add();
-    log_warning(session.name() + " sent a malformed control message, which was ignored");
+    log_warning(session.client.name + " sent a malformed control message, which was ignored");
     return;
   }
   if (const auto* attached = std::get_if<tensor::Attach>(&*decoded)) {
@@ -116,7 +117,8 @@ void ServerLoop::attach(WorkerSession& session, const tensor::Attach& attach) {
   if (!attach.needs_slots) return;
   if (!pool_.serves(session.transport())) {
     counters_.stale.add();
-    log_warning(session.name() + " asks for landing slots although it shares memory with this server; it gets none");
+    log_warning(session.client.name +
+                " asks for landing slots although it shares memory with this server; it gets none");
     return;
   }
   // Each worker gets the same share of the memory; 0 would mean that there is no limit.
@@ -146,7 +148,7 @@ void ServerLoop::share_log(WorkerSession& session) {
     const transport::RemoteSpan all = region->remote(0, region->bytes().size());
     session.send(tensor::RedoLogAt{all.key, all.address, all.length});
   } catch (const Error& error) {
-    log_warning("cannot keep a redo log for " + session.name() + ": " + error.what());
+    log_warning("cannot keep a redo log for " + session.client.name + ": " + error.what());
   }
 }
 
@@ -170,15 +172,15 @@ void ServerLoop::check_paths() {
 
 // There is no memory for this worker's slots, or it cannot be registered.
 void ServerLoop::reject(WorkerSession& session, const Error& error) {
-  log_warning("cannot serve " + session.name() + ": " + error.what() + " (" + error.hint() + ")");
+  log_warning("cannot serve " + session.client.name + ": " + error.what() + " (" + error.hint() + ")");
   session.send(tensor::PushFailed{tensor::kWholeSession, error.code(), error.what(), error.hint()});
   session.abandon(true);  // the control endpoint still has to say so
-  lose_node(session.node(), "server cannot serve " + session.name() + ": " + error.what());
+  lose_node(session.client.node, "server cannot serve " + session.client.name + ": " + error.what());
 }
 
 void ServerLoop::lose_node(std::uint32_t node, const std::string& why) {
   for (const auto& session : sessions_) {
-    if (session->node() == node && !session->is_lost()) session->abandon(false);
+    if (session->client.node == node && !session->is_lost()) session->abandon(false);
   }
   count_clients();
   if (const van::Node* gone = membership_.by_id(node); gone != nullptr && gone->worker_rank >= 0) {
@@ -205,13 +207,13 @@ bool ServerLoop::is_quiet() const {
 
 void ServerLoop::on_lost(WorkerSession& session, const std::string& why) {
   if (session.is_lost()) return;
-  log_info("connection to " + session.name() + " lost: " + why);
+  log_info("connection to " + session.client.name + " lost: " + why);
   session.abandon(false);
   count_clients();
-  const std::string text = session.name() + " is lost: " + why;
-  if (!when_lost) return lose_node(session.node(), text);
+  const std::string text = session.client.name + " is lost: " + why;
+  if (!when_lost) return lose_node(session.client.node, text);
   // Its rounds fail when the cause is known, which may be the loss of another member.
-  when_lost(session.node(), text);
+  when_lost(session.client.node, text);
 }
 
 void ServerLoop::forget_lost() {
@@ -238,7 +240,7 @@ bool ServerLoop::step() {
     blocked_ = sends_due_.answers;
   }
   if (std::exchange(sends_due_.commits, false)) {
-    for (const auto& session : sessions_) session->send_commits();
+    for (const auto& session : sessions_) session->answers().send_commits(options_.epoch);
     found = true;
   }
   if (std::exchange(sends_due_.credits, false)) {
@@ -252,8 +254,8 @@ bool ServerLoop::send_answers() {
   bool found = false;
   sends_due_.answers = false;
   for (const auto& session : sessions_) {
-    found |= session->flush();
-    sends_due_.answers |= session->has_answers();
+    found |= session->answers().flush();
+    sends_due_.answers |= !session->answers().is_empty();
   }
   return found;
 }

@@ -24,19 +24,20 @@ std::span<const Answer> AnswerStream::confirm(std::uint32_t count) {
   return found;
 }
 
-void AnswerStream::clear() {
+void AnswerStream::give_up() {
+  for (const Answer& answer : unconfirmed()) answer.give_up();
   answers_.clear();
   first_ = 0;
 }
 
-bool WorkerPaths::may_add(const transport::Hello& hello, std::size_t streams) const {
+bool WorkerPaths::may_add(const transport::Hello& hello) const {
   if (!paths_.empty() && fails_over_ != (hello.path != 0)) return false;
   if (std::ranges::find(refused_, hello.path) != refused_.end()) return false;
   const auto path = std::ranges::find(paths_, hello.path, &WorkerPath::id);
   if (path == paths_.end()) return paths_.size() < kMostPaths;
   if (path->broken) return false;
   if (hello.plane != transport::Plane::kData) return path->control == nullptr;
-  if (path->streams.size() >= streams) return false;
+  if (path->streams.size() >= most_streams_) return false;
   return hello.path == 0 || std::ranges::none_of(path->streams, [&](const AnswerStream& stream) {
            return stream.data->hello.stream == hello.stream;
          });
@@ -72,6 +73,39 @@ bool WorkerPaths::has_other_than(std::uint16_t id) const {
 bool WorkerPaths::is_usable(const WorkerPath& path) {
   return !path.broken && path.control != nullptr && !path.control->is_lost() &&
          std::ranges::any_of(path.streams, [](const AnswerStream& stream) { return !stream.data->is_lost(); });
+}
+
+std::vector<WorkerPath*> WorkerPaths::find_silent() {
+  const auto is_silent = [](const WorkerPath& path) {
+    return (path.control != nullptr && path.control->is_silent()) ||
+           std::ranges::any_of(path.streams, [](const AnswerStream& stream) { return stream.data->is_silent(); });
+  };
+  std::vector<WorkerPath*> silent;
+  bool others = false;
+  for (WorkerPath& path : paths_) {
+    if (path.broken) continue;
+    if (is_silent(path)) {
+      silent.push_back(&path);
+    } else {
+      others |= is_usable(path);
+    }
+  }
+  if (!others) silent.clear();
+  return silent;
+}
+
+transport::DataEndpoint* WorkerPaths::any_data() const {
+  for (const WorkerPath& path : paths_) {
+    if (!path.streams.empty()) return path.streams.front().data;
+  }
+  return nullptr;
+}
+
+bool WorkerPaths::is_flushed() const {
+  return std::ranges::all_of(paths_, [](const WorkerPath& path) {
+    return (path.control == nullptr || path.control->is_flushed()) &&
+           std::ranges::all_of(path.streams, [](const AnswerStream& stream) { return stream.data->is_flushed(); });
+  });
 }
 
 AnswerStream* WorkerPaths::stream_of(const transport::DataEndpoint* data) {
@@ -111,6 +145,14 @@ void WorkerPaths::close(WorkerPath& path) {
   if (path.control == nullptr) return;
   path.control->abandon();
   control_.remove(path.control);
+}
+
+void WorkerPaths::abandon(bool keep_control) {
+  lost_ = true;
+  for (const WorkerPath& path : paths_) {
+    for (const AnswerStream& stream : path.streams) stream.data->abandon();
+    if (path.control != nullptr && !keep_control) path.control->abandon();
+  }
 }
 
 void WorkerPaths::forget(std::uint16_t id) {

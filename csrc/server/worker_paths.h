@@ -22,6 +22,11 @@ struct Answer {
   transport::WriteOp op{};
   transport::DataEndpoint* data = nullptr;
   Round* round = nullptr;  // whose result slot the write reads; null for a bare immediate
+
+  // It will not be written any more, so its round does not wait for that.
+  void give_up() const {
+    if (round != nullptr) --round->counts.writes_in_flight;
+  }
 };
 
 // One data connection, and the answers that it has taken, in order.
@@ -33,7 +38,7 @@ class AnswerStream {
   // The answers beyond those that the worker has confirmed before, up to its count; none when that cannot be right.
   std::span<const Answer> confirm(std::uint32_t count);
   std::span<const Answer> unconfirmed() const { return std::span(answers_).subspan(first_); }
-  void clear();
+  void give_up();
 
   transport::DataEndpoint* data;
 
@@ -56,34 +61,48 @@ class WorkerPaths {
  public:
   // The answers of a session that survives the loss of one path are kept.
   bool fails_over() const { return fails_over_; }
-  // True: the worker may open this connection, of a path with `streams` data connections.
-  bool may_add(const transport::Hello& hello, std::size_t streams) const;
+  // The worker cannot be reached any more.
+  bool is_lost() const { return lost_; }
+  // How many data connections a path has, at most; known exactly once the worker has attached.
+  void limit_streams(std::size_t most) { most_streams_ = most; }
+  // True: the worker may open this connection.
+  bool may_add(const transport::Hello& hello) const;
   void add(transport::ControlEndpoint* endpoint);
   void add(transport::DataEndpoint* endpoint);
 
   WorkerPath* find(std::uint16_t id);
   bool has_other_than(std::uint16_t id) const;
-  static bool is_usable(const WorkerPath& path);
+  // Those by which the network carries nothing, as long as there are others.
+  std::vector<WorkerPath*> find_silent();
   AnswerStream* stream_of(const transport::DataEndpoint* data);
   // Leads what was to go by a path that is lost, to memory called `key` there, to a connection of another one that the
   // worker has offered, each in turn, and changes the key.
   void lead(const WorkerPath& lost, transport::DataEndpoint*& data, std::uint64_t& key);
   std::vector<WorkerPath>& all() { return paths_; }
+  // Of none in particular; null before the first one.
+  transport::DataEndpoint* any_data() const;
+  // True: the worker, or its system, has all that it was sent.
+  bool is_flushed() const;
   transport::ControlPaths& control() { return control_; }
 
   // Nothing comes in by the path any more, and nothing goes out.
   void close(WorkerPath& path);
+  // The same of all paths, for good. With `keep_control` what was sent as a message is still delivered.
+  void abandon(bool keep_control);
   // Connections that are still to come will not be added to the path.
   void forget(std::uint16_t id);
 
  private:
   static constexpr std::size_t kMostRefused = 64;
 
+  static bool is_usable(const WorkerPath& path);
   WorkerPath& path_of(const transport::Hello& hello);
 
   std::vector<WorkerPath> paths_;
   transport::ControlPaths control_;
   bool fails_over_ = false;
+  bool lost_ = false;
+  std::size_t most_streams_ = tensor::kMostStreams;
   std::size_t turn_ = 0;
   std::vector<std::uint16_t> refused_;  // the latest that were forgotten
 };

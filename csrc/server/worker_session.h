@@ -13,10 +13,8 @@
 #include <string>
 #include <vector>
 
-#include "server/answer_queue.h"
-#include "server/landings.h"
+#include "server/answers.h"
 #include "server/slot_window.h"
-#include "server/worker_paths.h"
 #include "tensor/control_messages.h"
 #include "transport/transport.h"
 #include "van/membership.h"
@@ -47,22 +45,27 @@ struct SessionContext {
   std::uint32_t epoch;
 };
 
+// The worker loop that a session serves.
+struct Client {
+  std::uint32_t node;
+  std::uint32_t worker_rank;
+  std::uint16_t worker_loop;
+  std::string name;  // for errors
+};
+
 class WorkerSession final : public transport::ControlSink, public transport::DataSink {
  public:
   WorkerSession(const SessionContext& context, const van::Node& worker, std::uint16_t worker_loop,
                 transport::Transport& transport);
 
-  std::uint32_t node() const { return node_; }
-  std::uint32_t worker_rank() const { return worker_rank_; }
-  std::uint16_t worker_loop() const { return worker_loop_; }
-  const std::string& name() const { return name_; }  // for errors
   transport::Transport& transport() const { return transport_; }
   SlotWindow& window() { return window_; }
   TableShare& share() { return share_; }
-  bool is_lost() const { return lost_; }
+  Answers& answers() { return answers_; }
+  bool is_lost() const { return paths_.is_lost(); }
 
   // True: this connection is one that the session lacks.
-  bool may_accept(const transport::Hello& hello) const { return paths_.may_add(hello, data_endpoints_); }
+  bool may_accept(const transport::Hello& hello) const { return paths_.may_add(hello); }
   void accept(std::unique_ptr<transport::IncomingConnection> incoming);
   // The worker's first message. False if it came before.
   bool attach(const tensor::Attach& attach);
@@ -84,23 +87,18 @@ class WorkerSession final : public transport::ControlSink, public transport::Dat
   transport::DirectAccess* direct();
 
   // Sends an answer, now or when the send window has room again.
-  void post(const Answer& answer);
-  // Answers that have been posted in two phases. The worker will say when it has them.
-  Landings& landings() { return landings_; }
-  // Tells the worker, with the next send_commits(), that the round is complete for all.
-  void commit(std::uint32_t immediate);
-  void send_commits();
-  // Sends the answers that wait. Returns whether any was sent.
-  bool flush();
-  bool has_answers() const { return !waiting_.is_empty(); }
+  void post(const Answer& answer) {
+    if (!answers_.post(answer)) [[unlikely]]
+      lose("it takes none of its answers");
+  }
   // True: the worker, or its system, has all that it was sent.
-  bool is_flushed();
+  bool is_flushed() const;
   void send_credits();
 
   void for_each_connection(const std::function<void(std::uint32_t, transport::DataEndpoint&)>& look) {
-    if (lost_) return;
+    if (is_lost()) return;
     for (const WorkerPath& path : paths_.all()) {
-      for (const AnswerStream& stream : path.streams) look(node_, *stream.data);
+      for (const AnswerStream& stream : path.streams) look(client.node, *stream.data);
     }
   }
 
@@ -108,8 +106,8 @@ class WorkerSession final : public transport::ControlSink, public transport::Dat
   void lose(const std::string& why) { context_.owner.on_lost(*this, why); }
   // From now on the worker can write nothing, and nothing is sent to it. With `keep_control` what was sent on its
   // control endpoint before is still delivered.
-  void abandon(bool keep_control);
-  // Drops what waits to be sent to a worker that is lost, and takes its landing slots back.
+  void abandon(bool keep_control) { paths_.abandon(keep_control); }
+  // Gives up what waits to be sent to a worker that is lost, and takes its landing slots back.
   void discard();
 
   std::size_t allows_write(transport::DataEndpoint& from, const transport::RemoteSpan& where,
@@ -121,37 +119,22 @@ class WorkerSession final : public transport::ControlSink, public transport::Dat
   void on_message(transport::ControlEndpoint& from, std::span<const std::byte> message) override;
   void on_lost(transport::Endpoint& peer, const std::string& why) override;
 
+  const Client client;
+
  private:
+  void break_path(WorkerPath& path, const std::string& why);
+
   const SessionContext context_;
-  const std::uint32_t node_;
-  const std::uint32_t worker_rank_;
-  const std::uint16_t worker_loop_;
-  const std::string name_;
   transport::Transport& transport_;
   SlotWindow window_;
   TableShare share_;
-  void break_path(WorkerPath& path, const std::string& why);
-  void keep(const Answer& answer);
-  void hold_up(const Answer& answer);
-
   WorkerPaths paths_;
-  std::size_t data_endpoints_ = tensor::kMostStreams;  // of a path, at most; known exactly once the worker has attached
+  Answers answers_;
   bool attached_ = false;
-  bool lost_ = false;
-  AnswerQueue waiting_;
-  Landings landings_;
-  tensor::Committed committed_;  // for the next message
 };
 
 using Sessions = std::vector<std::unique_ptr<WorkerSession>>;
 // The session of a worker's loop that is not lost, or nullptr.
 WorkerSession* find_session(const Sessions& sessions, std::uint32_t worker_rank, std::uint16_t worker_loop);
-
-inline void WorkerSession::post(const Answer& answer) {
-  const bool may_write = !lost_ && (waiting_.is_empty() || !waiting_.holds_up(answer.data));
-  if (!may_write || answer.data->write({&answer.op, 1}) != 1) [[unlikely]]
-    return hold_up(answer);
-  if (fails_over()) keep(answer);
-}
 
 }  // namespace bps::server

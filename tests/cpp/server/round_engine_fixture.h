@@ -39,7 +39,7 @@ class RoundEngineTest : public ::testing::Test, public SessionOwner {
   void on_message(WorkerSession&, std::span<const std::byte>) override {}
   void on_lost(WorkerSession& session, const std::string& why) override {
     session.abandon(false);
-    engine.gone().lose(session.worker_rank(), why);
+    engine.gone().lose(session.client.worker_rank, why);
   }
 
   FakeControl& control(std::uint32_t worker) { return *transport.control_ends[worker]; }

@@ -30,13 +30,13 @@ TEST_F(RoundEngineTest, AnAnswerWaitsForTheSendWindowAndKeepsItsOrder) {
     for (std::uint32_t i = 0; i < kWorkers; ++i) land(i, header(i, kPush | kPull, round));
   }
   EXPECT_TRUE(due.answers);
-  EXPECT_FALSE(sessions[0]->flush());
+  EXPECT_FALSE(sessions[0]->answers().flush());
   data(0).room = 1;
-  EXPECT_TRUE(sessions[0]->flush());
-  EXPECT_TRUE(sessions[0]->has_answers());
+  EXPECT_TRUE(sessions[0]->answers().flush());
+  EXPECT_FALSE(sessions[0]->answers().is_empty());
   data(0).room = 1;
-  EXPECT_TRUE(sessions[0]->flush());
-  EXPECT_FALSE(sessions[0]->has_answers());
+  EXPECT_TRUE(sessions[0]->answers().flush());
+  EXPECT_TRUE(sessions[0]->answers().is_empty());
   EXPECT_EQ(data(0).immediates(), (std::vector<std::uint32_t>{100, 200}));
 }
 
@@ -54,7 +54,7 @@ TEST_F(RoundEngineTest, AFullConnectionHoldsUpNoOther) {
   post_to(full, 1);
   post_to(other, 2);
   other.room = 1;
-  EXPECT_TRUE(sessions[0]->flush());
+  EXPECT_TRUE(sessions[0]->answers().flush());
   EXPECT_EQ(other.immediates(), (std::vector<std::uint32_t>{2}));
   other.room = 1;
   post_to(other, 3);
@@ -62,11 +62,11 @@ TEST_F(RoundEngineTest, AFullConnectionHoldsUpNoOther) {
   full.room = 1;
   post_to(full, 4);
   EXPECT_TRUE(full.writes.empty()) << "in their order";
-  EXPECT_TRUE(sessions[0]->flush());
+  EXPECT_TRUE(sessions[0]->answers().flush());
   full.room = 1;
-  EXPECT_TRUE(sessions[0]->flush());
+  EXPECT_TRUE(sessions[0]->answers().flush());
   EXPECT_EQ(full.immediates(), (std::vector<std::uint32_t>{1, 4}));
-  EXPECT_FALSE(sessions[0]->has_answers());
+  EXPECT_TRUE(sessions[0]->answers().is_empty());
 }
 
 TEST_F(RoundEngineTest, ASlotCountsOncePerGrant) {
@@ -398,7 +398,7 @@ TEST_F(RoundEngineTest, WhatHasBeenSummedCannotBeCancelled) {
   EXPECT_EQ(reply.answered, (std::vector<std::uint32_t>{100}));
   EXPECT_TRUE(reply.aborted.empty());
   data(0).room = 1;
-  EXPECT_TRUE(sessions[0]->flush());
+  EXPECT_TRUE(sessions[0]->answers().flush());
   EXPECT_EQ(sum_in_slot(data(0).writes.at(0)), 6);
   for (std::uint32_t i = 0; i < kWorkers; ++i) engine.on_written(data(i).writes.at(0).token);
   EXPECT_EQ(engine.cancel(*sessions[0], cancel_of(100)).answered.size(), 1U) << "also when the round is over";

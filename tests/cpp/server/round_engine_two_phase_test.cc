@@ -16,7 +16,7 @@ class TwoPhaseTest : public RoundEngineTest {
     engine.on_landed(*sessions[worker], {&immediate, 1});
   }
   std::vector<std::uint32_t> committed(std::uint32_t worker) {
-    sessions[worker]->send_commits();
+    sessions[worker]->answers().send_commits(1);
     std::vector<std::uint32_t> all;
     for (const auto& message : control(worker).sent<tensor::Committed>()) {
       all.insert(all.end(), message.immediates.begin(), message.immediates.end());
@@ -170,7 +170,7 @@ TEST_F(LoggedTest, TheLogTellsOfARoundUntilAllWhoReadItHaveTheirAnswers) {
   EXPECT_FALSE(engine.resume());
   EXPECT_TRUE(log_.last_of({0, 11, 0, 0}, kBytes));
   data(0).room = 10;
-  EXPECT_TRUE(sessions[0]->flush());
+  EXPECT_TRUE(sessions[0]->answers().flush());
   EXPECT_TRUE(engine.resume());
   EXPECT_TRUE(log_.last_of({0, 11, 1, 0}, kBytes));
 }
