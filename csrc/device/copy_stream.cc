@@ -12,8 +12,6 @@
 namespace bps::device {
 namespace {
 
-constexpr double kLongestEnd_s = 5;  // of copies that nothing holds up
-
 // Makes no call of the driver, which would be an error here. The argument is the descriptor itself, so that there is
 // nothing whose life could end before the call.
 void ring(void* doorbell) {

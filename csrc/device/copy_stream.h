@@ -21,6 +21,9 @@
 
 namespace bps::device {
 
+// Copies that nothing holds up have ended after so long.
+constexpr double kLongestEnd_s = 5;
+
 class CopyStream {
  public:
   // `doorbell`: an eventfd, see EventLoop::doorbell(). The stream keeps a copy, because it may outlive the loop.

@@ -15,7 +15,6 @@ using device::cuda::kNotReady;
 using device::cuda::kSuccess;
 
 constexpr std::uint32_t kAhead = 4;  // partitions of a transfer that are copied before they can be sent
-constexpr double kLongestEnd_s = 5;  // of copies that nothing holds up
 
 bool is_ending(const Transfer& transfer) {
   return transfer.cancelled || transfer.operation->is_failing();
@@ -43,16 +42,21 @@ bool is_own_part_beside(const Transfer& transfer, const tensor::Placement& place
 
 }  // namespace
 
-void DeviceCopies::Copies::add(StagingBuffer* buffer) {
+void DeviceCopies::Copies::add(StagingBuffer* buffer, Transfer& transfer, ServerConnection* server,
+                               std::uint32_t entry) {
+  buffer->copy = {transfer.operation->shared_from_this(), &transfer, server, entry, stream.marks()};
+  transfer.operation->on_device->copies.fetch_add(1, std::memory_order_relaxed);
   buffer->next = nullptr;
   (first == nullptr ? first : last->next) = buffer;
   last = buffer;
 }
 
-StagingBuffer* DeviceCopies::Copies::take() {
-  StagingBuffer* taken = std::exchange(first, first->next);
+DeviceCopies::Ended DeviceCopies::Copies::take() {
+  StagingBuffer* const taken = std::exchange(first, first->next);
   taken->next = nullptr;
-  return taken;
+  const Ended ended{taken, std::exchange(taken->copy, {})};
+  ended.copy.of->on_device->copies.fetch_sub(1, std::memory_order_release);
+  return ended;
 }
 
 // These pages are kept for ever.
@@ -65,33 +69,32 @@ void DeviceCopies::Copies::keep_memory() {
 
 void DeviceCopies::prepare(device::Device& device, ServerConnection& server) {
   server.memory.pin(device);
-  const auto known = std::ranges::find_if(lanes_, [&](const auto& one) { return &one->device == &device; });
-  if (known != lanes_.end()) return;
+  const auto known = std::ranges::find_if(gpus_, [&](const auto& one) { return &one->device == &device; });
+  if (known != gpus_.end()) return;
   const device::Device::Current current(device);
-  lanes_.push_back(std::make_unique<Lane>(device, reactor_.loop().doorbell()));
+  gpus_.push_back(std::make_unique<Gpu>(device, reactor_.loop().doorbell()));
 }
 
-DeviceCopies::Lane& DeviceCopies::lane_of(const Transfer& transfer) {
+DeviceCopies::Gpu& DeviceCopies::gpu_of(const Transfer& transfer) {
   const device::Device* const device = &transfer.operation->on_device->device;
-  return **std::ranges::find_if(lanes_, [&](const auto& one) { return &one->device == device; });
+  return **std::ranges::find_if(gpus_, [&](const auto& one) { return &one->device == device; });
 }
 
 bool DeviceCopies::step() {
   bool found = false;
   is_blocked_ = false;
-  for (const auto& lane : lanes_) found |= finish(*lane);
+  for (const auto& gpu : gpus_) found |= finish(*gpu);
   for (ServerConnection* server : connections_.all()) {
     if (!server->is_closed() && !server->loading.empty()) found |= load(*server);
   }
   return found;
 }
 
-bool DeviceCopies::finish(Lane& lane) {
+bool DeviceCopies::finish(Gpu& gpu) {
   bool found = false;
-  for (; !lane.down.empty() && lane.out.reached(lane.down.first->copy.mark); found = true) filled(*lane.down.take());
-  for (; !lane.up.empty() && lane.in.reached(lane.up.first->copy.mark); found = true) {
-    const StagingBuffer::Copy copy = std::exchange(lane.up.take()->copy, {});
-    copy.of->on_device->copies.fetch_sub(1, std::memory_order_release);
+  for (; gpu.out.has_ended(); found = true) note_filled(gpu.out.take());
+  for (; gpu.in.has_ended(); found = true) {
+    const StagingBuffer::Copy copy = gpu.in.take().copy;
     if (!copy.is_refused) {
       partitions_.complete(copy.entry);
     } else {
@@ -102,18 +105,17 @@ bool DeviceCopies::finish(Lane& lane) {
   return found;
 }
 
-void DeviceCopies::filled(StagingBuffer& buffer) {
-  const StagingBuffer::Copy copy = std::exchange(buffer.copy, {});
-  copy.of->on_device->copies.fetch_sub(1, std::memory_order_release);
+void DeviceCopies::note_filled(const Ended& ended) {
+  const auto& [buffer, copy] = ended;
   Transfer& transfer = *copy.transfer;
-  if (is_ending(transfer)) return copy.server->memory.give_back(&buffer);
+  if (is_ending(transfer)) return copy.server->memory.give_back(buffer);
   StagingBuffer** end = &transfer.encoded;
   while (*end != nullptr) end = &(*end)->next;
   if (end == &transfer.encoded) {
     copy.server->queue.add(&transfer);
     connections_.note_work();
   }
-  *end = &buffer;
+  *end = buffer;
 }
 
 // ---- From the device
@@ -141,23 +143,21 @@ bool DeviceCopies::load(ServerConnection& server) {
 // Starts the copy of the next partition; false without a buffer.
 bool DeviceCopies::start(ServerConnection& server, Portion& portion) {
   Operation& operation = *portion.operation;
-  Lane& lane = lane_of(portion);
-  StagingBuffer* const buffer = take_buffer(server, lane, operation);
+  Gpu& gpu = gpu_of(portion);
+  StagingBuffer* const buffer = take_buffer(server, gpu, operation);
   if (buffer == nullptr) return false;
   const tensor::Placement placement = portion.place(portion.parts[portion.loaded()]);
-  const device::Device::Current current(lane.device);
-  device::cuda::Result result = portion.loaded() == 0 ? wait_for_call(lane, *operation.on_device) : kSuccess;
+  const device::Device::Current current(gpu.device);
+  device::cuda::Result result = portion.loaded() == 0 ? wait_for_call(gpu, *operation.on_device) : kSuccess;
   if (result == kSuccess && placement.has_payload()) {
-    result = lane.out.to_host(buffer->bytes(), portion.input_bytes + placement.input_offset, placement.length);
+    result = gpu.out.stream.to_host(buffer->bytes(), portion.input_bytes + placement.input_offset, placement.length);
   }
-  const device::cuda::Result marked = lane.out.mark();
-  operation.on_device->copies.fetch_add(1, std::memory_order_relaxed);
-  buffer->copy = {operation.shared_from_this(), &portion, &server, 0, lane.out.marks()};
-  lane.down.add(buffer);
+  const device::cuda::Result marked = gpu.out.stream.mark();
+  gpu.out.add(buffer, portion, &server, 0);
   portion.note_loaded();
   if (result == kSuccess) result = marked;
   if (result != kSuccess) {
-    refuse(lane, operation, result);
+    refuse(gpu, operation, result);
   } else if (placement.has_payload()) {
     reactor_.counters().device_bytes.add(placement.length);
   }
@@ -166,27 +166,27 @@ bool DeviceCopies::start(ServerConnection& server, Portion& portion) {
 
 // Holds up the copies of an operation until its caller's streams have come to the call. A ring is put before that,
 // because a loop that sleeps could not hear of earlier copies later.
-device::cuda::Result DeviceCopies::wait_for_call(Lane& lane, const DeviceArrays& arrays) {
-  if (!lane.down.empty()) (void)lane.out.ring_at_last_mark();
+device::cuda::Result DeviceCopies::wait_for_call(Gpu& gpu, const DeviceArrays& arrays) {
+  if (!gpu.out.empty()) (void)gpu.out.stream.ring_at_last_mark();
   for (const device::Ready& point : arrays.ready) {
-    if (const device::cuda::Result result = lane.out.wait_for(point); result != kSuccess) return result;
+    if (const device::cuda::Result result = gpu.out.stream.wait_for(point); result != kSuccess) return result;
   }
   return kSuccess;
 }
 
 // Aborts the operation for which a call was refused. If the device has failed, check() ends everything else on it.
-void DeviceCopies::refuse(const Lane& lane, Operation& operation, device::cuda::Result result) {
-  const device::cuda::Result state = lane.out.state();
+void DeviceCopies::refuse(const Gpu& gpu, Operation& operation, device::cuda::Result result) {
+  const device::cuda::Result state = gpu.out.stream.state();
   const bool works = state == kSuccess || state == kNotReady;
-  cancellation_.abort(operation, works ? refusal_of(lane.device, result) : failure_of(lane.device, result));
+  cancellation_.abort(operation, works ? refusal_of(gpu.device, result) : failure_of(gpu.device, result));
 }
 
 // As Sender::take_buffer(): beyond the budget only when waiting for a free one could last for ever. A buffer that a
 // late device fills comes back by itself, so no other one is made meanwhile.
-StagingBuffer* DeviceCopies::take_buffer(ServerConnection& server, const Lane& lane, Operation& operation) {
+StagingBuffer* DeviceCopies::take_buffer(ServerConnection& server, const Gpu& gpu, Operation& operation) {
   StagingBuffer* buffer = server.memory.take();
   if (buffer != nullptr && buffer->pinned_by != nullptr) return buffer;
-  if (buffer == nullptr && !server.memory.may_grow() && !(lane.down.empty() && server.outstanding.check_stall())) {
+  if (buffer == nullptr && !server.memory.may_grow() && !(gpu.out.empty() && server.outstanding.check_stall())) {
     is_blocked_ = true;
     return nullptr;
   }
@@ -197,7 +197,7 @@ StagingBuffer* DeviceCopies::take_buffer(ServerConnection& server, const Lane& l
       server.outstanding.restart_stall();
       buffer = server.memory.take();
     }
-    TransportMemory::pin(*buffer, lane.device);
+    TransportMemory::pin(*buffer, gpu.device);
     return buffer;
   } catch (const Error& error) {
     if (buffer != nullptr) server.memory.give_back(buffer);
@@ -214,22 +214,20 @@ bool DeviceCopies::take_answer(std::uint32_t index) {
   const tensor::Placement placement = transfer.place(entry.part);
   if (entry.answer_length == 0 && !is_own_part_beside(transfer, placement)) return false;
   Operation& operation = *transfer.operation;
-  Lane& lane = lane_of(transfer);
-  const device::Device::Current current(lane.device);
+  Gpu& gpu = gpu_of(transfer);
+  const device::Device::Current current(gpu.device);
   entry.unsent_bytes = false;  // the answer was faster than the word of that
   std::byte* const target = transfer.output_bytes + placement.output_offset;
-  auto result = lane.in.to_device(target, entry.staged->bytes(), placement.length);
-  const auto marked = lane.in.mark();
-  operation.on_device->copies.fetch_add(1, std::memory_order_relaxed);
+  auto result = gpu.in.stream.to_device(target, entry.staged->bytes(), placement.length);
+  const auto marked = gpu.in.stream.mark();
   entry.stage = InFlight::Stage::kCopying;
   entry.owed = InFlight::Owed::kNothing;
   ++entry.generation;
-  entry.staged->copy = {operation.shared_from_this(), entry.transfer, entry.server, index, lane.in.marks()};
-  lane.up.add(entry.staged);
+  gpu.in.add(entry.staged, *entry.transfer, entry.server, index);
   if (result == kSuccess) result = marked;
   if (result != kSuccess) {
     entry.staged->copy.is_refused = true;
-    refuse(lane, operation, result);
+    refuse(gpu, operation, result);
   } else {
     reactor_.counters().device_bytes.add(placement.length);
   }
@@ -239,40 +237,37 @@ bool DeviceCopies::take_answer(std::uint32_t index) {
 // ---- Sleep, failures, the end
 
 bool DeviceCopies::arm() {
-  for (const auto& lane : lanes_) {
-    for (auto [copies, stream] : {std::pair{&lane->down, &lane->out}, std::pair{&lane->up, &lane->in}}) {
+  for (const auto& gpu : gpus_) {
+    for (Copies* copies : {&gpu->out, &gpu->in}) {
       if (copies->empty()) continue;
-      if (stream->reached(copies->first->copy.mark)) return false;
-      const device::Device::Current current(lane->device);
-      (void)stream->ring_at_last_mark();  // a device that has failed is found by check()
+      if (copies->has_ended()) return false;
+      const device::Device::Current current(gpu->device);
+      (void)copies->stream.ring_at_last_mark();  // a device that has failed is found by check()
     }
   }
   return true;
 }
 
 void DeviceCopies::check() {
-  for (const auto& lane : lanes_) {
-    if (!lane->is_copying()) continue;
-    const device::Device::Current current(lane->device);
-    for (device::CopyStream* stream : {&lane->out, &lane->in}) {
-      const device::cuda::Result result = stream->settle();
-      if (result != kSuccess && result != kNotReady) fail(*lane, failure_of(lane->device, result));
+  for (const auto& gpu : gpus_) {
+    if (!gpu->is_copying()) continue;
+    const device::Device::Current current(gpu->device);
+    for (Copies* copies : {&gpu->out, &gpu->in}) {
+      const device::cuda::Result result = copies->stream.settle();
+      if (result != kSuccess && result != kNotReady) fail(*gpu, failure_of(gpu->device, result));
     }
   }
 }
 
 // Nothing of a failed device changes memory any more: what was under way has ended.
-void DeviceCopies::fail(Lane& lane, const Error& why) {
-  while (!lane.down.empty()) {
-    StagingBuffer* buffer = lane.down.take();
-    const StagingBuffer::Copy copy = std::exchange(buffer->copy, {});
-    copy.of->on_device->copies.fetch_sub(1, std::memory_order_release);
+void DeviceCopies::fail(Gpu& gpu, const Error& why) {
+  while (!gpu.out.empty()) {
+    const auto [buffer, copy] = gpu.out.take();
     copy.server->memory.give_back(buffer);
     cancellation_.abort(*copy.of, why);
   }
-  while (!lane.up.empty()) {
-    const StagingBuffer::Copy copy = std::exchange(lane.up.take()->copy, {});
-    copy.of->on_device->copies.fetch_sub(1, std::memory_order_release);
+  while (!gpu.in.empty()) {
+    const StagingBuffer::Copy copy = gpu.in.take().copy;
     partitions_.table[copy.entry].stage = InFlight::Stage::kSent;
     cancellation_.fail(copy.entry, why);
   }
@@ -280,25 +275,25 @@ void DeviceCopies::fail(Lane& lane, const Error& why) {
 
 void DeviceCopies::end() {
   const auto is_copying = [this] {
-    return std::ranges::any_of(lanes_, [](const auto& lane) { return lane->is_copying(); });
+    return std::ranges::any_of(gpus_, [](const auto& gpu) { return gpu->is_copying(); });
   };
-  for (const Deadline until = Deadline::after(kLongestEnd_s); is_copying() && !until.passed();) {
+  for (const Deadline until = Deadline::after(device::kLongestEnd_s); is_copying() && !until.passed();) {
     check();
     bool found = false;
-    for (const auto& lane : lanes_) found |= finish(*lane);
+    for (const auto& gpu : gpus_) found |= finish(*gpu);
     if (!found) std::this_thread::sleep_for(std::chrono::milliseconds(1));  // the end of a job
   }
-  for (auto& lane : lanes_) {
-    if (lane->is_copying()) {
-      lane->down.keep_memory();
-      lane->up.keep_memory();
-      (void)lane.release();
+  for (auto& gpu : gpus_) {
+    if (gpu->is_copying()) {
+      gpu->out.keep_memory();
+      gpu->in.keep_memory();
+      (void)gpu.release();
     } else {
-      const device::Device::Current current(lane->device);
-      lane.reset();
+      const device::Device::Current current(gpu->device);
+      gpu.reset();
     }
   }
-  lanes_.clear();
+  gpus_.clear();
 }
 
 }  // namespace bps::worker

@@ -37,7 +37,7 @@ class DeviceCopies {
   // Throws.
   void prepare(device::Device& device, ServerConnection& server);
   // Some device has been used.
-  bool is_used() const { return !lanes_.empty(); }
+  bool is_used() const { return !gpus_.empty(); }
   // Looks which copies have ended, and starts others; true when it did something.
   bool step();
   // A copy waits for a staging buffer.
@@ -55,45 +55,53 @@ class DeviceCopies {
   // Calls `look` with each transfer to a server of which a copy from the device is under way.
   template <typename F>
   void for_each_loading(const ServerConnection& server, F look) const {
-    for (const auto& lane : lanes_) {
-      for (const StagingBuffer* one = lane->down.first; one != nullptr; one = one->next) {
+    for (const auto& gpu : gpus_) {
+      for (const StagingBuffer* one = gpu->out.first; one != nullptr; one = one->next) {
         if (one->copy.server == &server) look(*one->copy.transfer);
       }
     }
   }
 
  private:
+  struct Ended {
+    StagingBuffer* buffer;
+    StagingBuffer::Copy copy;
+  };
+  // Copies of one direction, in the order of their stream.
   struct Copies {
+    Copies(device::Device& device, int doorbell) : stream(device, doorbell) {}
+    device::CopyStream stream;
     StagingBuffer* first = nullptr;
     StagingBuffer* last = nullptr;
-    void add(StagingBuffer* buffer);
-    StagingBuffer* take();
     bool empty() const { return first == nullptr; }
+    bool has_ended() const { return !empty() && stream.reached(first->copy.mark); }
+    // The last mark of the stream is that of this copy.
+    void add(StagingBuffer* buffer, Transfer& transfer, ServerConnection* server, std::uint32_t entry);
+    Ended take();
     void keep_memory();
   };
-  struct Lane {
-    Lane(device::Device& of, int doorbell) : device(of), out(of, doorbell), in(of, doorbell) {}
+  struct Gpu {
+    Gpu(device::Device& of, int doorbell) : device(of), out(of, doorbell), in(of, doorbell) {}
     device::Device& device;
-    device::CopyStream out;  // from the device
-    device::CopyStream in;   // to it
-    Copies down, up;
-    bool is_copying() const { return !down.empty() || !up.empty(); }
+    Copies out;  // from the device
+    Copies in;   // to it
+    bool is_copying() const { return !out.empty() || !in.empty(); }
   };
-  Lane& lane_of(const Transfer& transfer);
-  bool finish(Lane& lane);
+  Gpu& gpu_of(const Transfer& transfer);
+  bool finish(Gpu& gpu);
   bool load(ServerConnection& server);
   bool start(ServerConnection& server, Portion& portion);
-  StagingBuffer* take_buffer(ServerConnection& server, const Lane& lane, Operation& operation);
-  static device::cuda::Result wait_for_call(Lane& lane, const DeviceArrays& arrays);
-  void refuse(const Lane& lane, Operation& operation, device::cuda::Result result);
-  void filled(StagingBuffer& buffer);
-  void fail(Lane& lane, const Error& why);
+  StagingBuffer* take_buffer(ServerConnection& server, const Gpu& gpu, Operation& operation);
+  static device::cuda::Result wait_for_call(Gpu& gpu, const DeviceArrays& arrays);
+  void refuse(const Gpu& gpu, Operation& operation, device::cuda::Result result);
+  void note_filled(const Ended& ended);
+  void fail(Gpu& gpu, const Error& why);
 
   transport::Reactor& reactor_;
   Connections& connections_;
   PartitionsInFlight& partitions_;
   Cancellation& cancellation_;
-  std::vector<std::unique_ptr<Lane>> lanes_;
+  std::vector<std::unique_ptr<Gpu>> gpus_;
   bool is_blocked_ = false;
 };
 
