@@ -64,7 +64,7 @@ class Job {
       worker.worker_loop->submit(operations.back(), true);
     }
     ++round_;
-    while (!operations[0]->done() || !operations[1]->done()) turn();
+    while (!operations[0]->is_done() || !operations[1]->is_done()) turn();
     for (TraceRing& ring : rings_) {
       const auto noted = ring.noted();
       ring.free(noted[0].size() + noted[1].size());

@@ -87,7 +87,7 @@ class Process {
   double operation_timeout_s() const { return options_.settings.deadlines.operation; }
   // True when operations survive the loss of servers (BPS_SERVER_FAILOVER), but for those that Worker::can_go_on()
   // names.
-  bool two_phase() const { return options_.may_fail_over(); }
+  bool survives_servers() const { return options_.survives_servers(); }
   // The address by which the other members reach this host: that of the first of its interfaces that the job uses.
   // Numeric, or a name.
   std::string address() const;

@@ -136,7 +136,7 @@ van::Terms ProcessOptions::terms() const {
           .async = worker.async,
           .placement_seconds = settings.job.placement_seconds,
           .device_route = worker.device_route,
-          .survives_servers = may_fail_over()};
+          .survives_servers = survives_servers()};
 }
 
 std::string ProcessOptions::address() const {

@@ -70,7 +70,7 @@ struct ProcessOptions {
   // True when operations survive the loss of servers, if no host sums first: what it has summed is lost with its relay.
   // Those on arrays of a GPU do not. As some ranks may have them in an operation where others have the host's, none
   // does.
-  bool may_fail_over() const {
+  bool survives_servers() const {
     if (settings.worker.device_route) return false;
     if (settings.job.server_failover == "auto" && settings.worker.async) return false;  // servers keep the weights
     return settings.job.server_failover != "0" && settings.job.min_workers > 0 && !startup.joint;

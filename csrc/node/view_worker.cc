@@ -43,7 +43,7 @@ worker::WorkerOptions worker_options(const ProcessOptions& options, const van::M
                                      const van::Hosts& hosts) {
   worker::WorkerOptions made;
   made.hosts = hosts;
-  made.two_phase = options.may_fail_over();
+  made.survives_servers = options.survives_servers();
   made.times_operations = options.settings.metrics.port.has_value() || options.settings.trace.is_on();
   made.key_map.hash = options.key_hash;
   made.key_map.servers = members.servers;
@@ -75,7 +75,7 @@ worker::WorkerLoopOptions loop_options(const WorkerSettings& settings) {
 void View::make_worker_loop(std::size_t index, const worker::Worker& worker, van::Van& van) {
   worker::WorkerLoopOptions options = loop_options(options_.settings.worker);
   options.index = index;
-  options.two_phase = worker.survives_servers();
+  options.survives_servers = worker.survives_servers();
   options.places = worker.planner().places().count();
   options.epoch = van.membership().epoch;
   options.name = van.self().describe();
@@ -148,7 +148,7 @@ std::unique_ptr<worker::Worker> View::connect_worker(van::Van& van) {
     for (const std::size_t place : places) connector_->connect(i, place, deadline);
     Loop& loop = loops_[i];
     loop.reactor->call([&] { loop.reactor->add(loop.worker_loop.get()); });
-    worker->add_loop(loop.worker_loop.get(), loop.reactor.get(), places);
+    worker->add_loop(loop.worker_loop.get(), places);
   }
   worker->planner().connect_by([this, patience_s](std::size_t worker_loop, std::size_t place) {
     connector_->connect(worker_loop, place, Deadline::after(patience_s));

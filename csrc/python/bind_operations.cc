@@ -60,7 +60,7 @@ std::unique_ptr<Handle> start_operation(Process& process, const std::shared_ptr<
   request.pushes = pushes;
   request.pulls = pulls;
   request.awaited = awaited;
-  request.two_phase = survives;
+  request.survives_servers = survives;
   request.again = again;
   const worker::DeviceMemory memory = device_memory_of(source, target);
   const auto start = [&] {
@@ -84,7 +84,7 @@ std::unique_ptr<Prepared> prepare_operation(py::object process, const std::share
     request.input = reinterpret_cast<std::byte*>(copy_to);
     request.input_allocation = target.block;
   }
-  request.two_phase = true;
+  request.survives_servers = true;
   auto& member = process.cast<Process&>();
   const Process::Call call(member);
   request.timeout_s = timeout_of(member, timeout_s);

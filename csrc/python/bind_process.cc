@@ -158,7 +158,8 @@ void bind_startup(py::module_& module) {
 // How it goes on in the next view.
 void bind_views(ProcessClass& process) {
   process.def_property_readonly("view_ended", &Process::view_ended)
-      .def_property_readonly("survives_servers", &Process::two_phase, "Whether operations go on when a server is lost.")
+      .def_property_readonly("survives_servers", &Process::survives_servers,
+                             "Whether operations go on when a server is lost.")
       .def_property_readonly("can_go_on", &Process::can_go_on,
                              "Of a process that has been renewed: nothing was done that does not survive.")
       .def("take_incomplete", &Process::take_incomplete, "Of a process that has been renewed.")

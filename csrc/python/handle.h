@@ -20,7 +20,7 @@ class Handle {
   Handle(const Handle&) = delete;
   Handle& operator=(const Handle&) = delete;
 
-  bool done() const { return pending_.operation->done() || forks_ != fork_count(); }
+  bool done() const { return pending_.operation->is_done() || forks_ != fork_count(); }
   bool taken() const { return taken_; }
   pybind11::object wait();
   int completion_fd() { return pending_.operation->completion.descriptor(); }

@@ -63,7 +63,7 @@ Clock::time_point begin_of(const worker::Operation& operation) {
 
 // Most operations end within the first slice, without a look at the clock.
 bool wait_interruptibly(const worker::Operation& operation, double timeout_s) {
-  if (!operation.done()) compress::CodecCall::refuse_within();
+  if (!operation.is_done()) compress::CodecCall::refuse_within();
   std::optional<Deadline> deadline;
   for (;;) {
     {
@@ -74,7 +74,7 @@ bool wait_interruptibly(const worker::Operation& operation, double timeout_s) {
     if (!deadline) deadline = Deadline::after(timeout_s - std::min(timeout_s, kSlice_s));
     check_signals();
     compress::CodecCall::check_behind(begin_of(operation));
-    if (deadline->passed()) return operation.done();
+    if (deadline->passed()) return operation.is_done();
   }
 }
 
@@ -113,7 +113,7 @@ void rethrow(const worker::Operation& operation) {
 }
 
 bool is_over(const worker::Operation& operation) {
-  if (!operation.done() || operation.is_copied()) return false;
+  if (!operation.is_done() || operation.is_copied()) return false;
   if (!operation.is_suspended()) return true;
   const worker::Suspension& suspension = operation.suspension();
   const auto next = suspension.continued_by();

@@ -52,7 +52,7 @@ void Prepared::begin() {
                 "start operations in the process that prepared them");
   }
   state_ = State::kInCall;
-  if (prepared_.current && prepared_.current->done() && !is_over(*prepared_.current)) drop_current();
+  if (prepared_.current && prepared_.current->is_done() && !is_over(*prepared_.current)) drop_current();
   if (description_.device == nullptr) return;
   try {
     find_streams();  // which runs code of Python: other threads may come by
@@ -115,7 +115,7 @@ void Prepared::launch(bool awaited) {
 
 // With the GIL: after the loss of a server it goes on in the next view. False where it does not.
 bool Prepared::follow(const Error& error) {
-  if (!process_->two_phase()) return false;
+  if (!process_->survives_servers()) return false;
   if (error.code() != ErrorCode::kRoundAborted && error.code() != ErrorCode::kNotInitialized) return false;
   py::object next = hooks().rebound(description_.process, prepared_.tensor);
   if (next.is_none()) return false;
@@ -194,7 +194,7 @@ py::object Prepared::wait() {
 
 bool Prepared::done() const {
   if (state_ == State::kInCall) return false;
-  return !prepared_.current || prepared_.current->done() || forks_ != fork_count();
+  return !prepared_.current || prepared_.current->is_done() || forks_ != fork_count();
 }
 
 int Prepared::completion_fd() {

@@ -26,7 +26,7 @@ RouteFacts facts_of(const Portion& portion, const ServerConnection& server, std:
   facts.is_encoded = operation.may_compress() && compresses_to(server, *operation.tensor);
   facts.is_on_device = operation.on_device != nullptr;
   facts.is_small = operation.bytes() <= largest_staged;
-  facts.is_two_phase = operation.request.two_phase;
+  facts.survives_servers = operation.request.survives_servers;
   facts.is_continuation = operation.continuation != nullptr;
   facts.lands_in_order = server.memory.transport().lands_in_order();
   // A relay is a rank, whose loss is not outlived: its answers wait until all have theirs. A round of a group on
@@ -101,7 +101,7 @@ void Admission::admit(Operation& operation) {
 // In two phases an answer is not the end of a partition, and servers take turns there. A relay's answer is that of the
 // server that the host's contribution goes on to.
 void Admission::set_pace(Operation& operation) {
-  if (!operation.paces || operation.request.two_phase) return;
+  if (!operation.paces || operation.request.survives_servers) return;
   const std::uint8_t number = cancellation_.loop();
   std::size_t servers = 0, over_network = 0;
   meets_.assign(connections_.places(), false);

@@ -38,7 +38,7 @@ void mark_failed(Tensor& tensor, const std::string& why) {
 }  // namespace
 
 Declarations::Declarations(const WorkerOptions& options, van::Van& van, Planner& planner,
-                           const std::vector<LoopOf>& worker_loops, std::shared_ptr<FlightRecorder> recorder,
+                           const std::vector<WorkerLoop*>& worker_loops, std::shared_ptr<FlightRecorder> recorder,
                            std::shared_ptr<std::atomic<bool>> view_ended)
     : options_(options),
       van_(van),
@@ -183,7 +183,7 @@ std::shared_ptr<Tensor> Declarations::make(const van::TensorSpec& spec, const va
   tensor->group = members;
   tensor->position = static_cast<std::uint16_t>(position);
   tensor->is_on_one_host =
-      (options_.two_phase || options_.hosts.active()) && van::hosts_of(*members, options_.hosts) == 1;
+      (options_.survives_servers || options_.hosts.active()) && van::hosts_of(*members, options_.hosts) == 1;
   tensor->dtype = dtype;
   tensor->bytes = bytes;
   tensor->shape = spec.shape;
@@ -196,11 +196,11 @@ std::shared_ptr<Tensor> Declarations::make(const van::TensorSpec& spec, const va
     tensor->fed_back = tensor->whole.with_elements_of(element, sizeof(float));
     tensor->compressor->make_scratch();  // callers drive loops, too
     bool uses_network = false;
-    for (const LoopOf& each : worker_loops_) {
-      each.reactor->call([&] {
+    for (WorkerLoop* each : worker_loops_) {
+      each->reactor().call([&] {
         tensor->compressor->make_scratch();
-        each.worker_loop->add_compressed(tensor);
-        uses_network |= each.worker_loop->uses_network();
+        each->add_compressed(tensor);
+        uses_network |= each->uses_network();
       });
     }
     const van::Membership& all = van_.membership();

@@ -21,17 +21,13 @@
 
 namespace bps::worker {
 
-struct LoopOf {
-  WorkerLoop* worker_loop;
-  transport::Reactor* reactor;
-};
-
 class Declarations {
  public:
   // Tensors share `recorder` and `view_ended`; what is passed by reference outlives the declarations. The worker adds
   // its loops before the first tensor is declared.
-  Declarations(const WorkerOptions& options, van::Van& van, Planner& planner, const std::vector<LoopOf>& worker_loops,
-               std::shared_ptr<FlightRecorder> recorder, std::shared_ptr<std::atomic<bool>> view_ended);
+  Declarations(const WorkerOptions& options, van::Van& van, Planner& planner,
+               const std::vector<WorkerLoop*>& worker_loops, std::shared_ptr<FlightRecorder> recorder,
+               std::shared_ptr<std::atomic<bool>> view_ended);
 
   // Returns the tensors of these names, after one round trip for those not declared yet, and connects to their servers.
   // `shape` is for people. Throws kMismatch when a name is used again with another dtype or size, on this rank or on
@@ -59,7 +55,7 @@ class Declarations {
   const WorkerOptions& options_;
   van::Van& van_;
   Planner& planner_;
-  const std::vector<LoopOf>& worker_loops_;
+  const std::vector<WorkerLoop*>& worker_loops_;
   const std::shared_ptr<FlightRecorder> recorder_;
   const std::shared_ptr<std::atomic<bool>> view_ended_;
   mutable std::mutex mutex_;  // guards what follows

@@ -15,7 +15,7 @@ void FailedOperations::add(const std::shared_ptr<Operation>& operation, std::uin
   const std::lock_guard lock(mutex_);
   last_ = operation;
   failed_at_ = next;
-  if (!operation->request.two_phase) return;
+  if (!operation->request.survives_servers) return;
   const ErrorCode code = operation->failure()->code();
   if (code == ErrorCode::kRoundAborted) aborted_.push_back(operation);  // its caller waits for the next view
   if (code != ErrorCode::kTimeout) return;

@@ -45,7 +45,7 @@ Operation::Operation(std::shared_ptr<Tensor> declared, const Request& what, std:
     portion.priority = what.priority;
     portion.input_bytes = what.input;
     portion.output_bytes = what.output;
-    portion.finality = what.two_phase ? Finality::kCommit : Finality::kAnswer;  // until its loop admits it
+    portion.finality = what.survives_servers ? Finality::kCommit : Finality::kAnswer;  // until its loop admits it
   }
   begin(worker_loops, now);
 }
@@ -87,7 +87,7 @@ bool Operation::fail(ErrorCode code, const std::string& what, const std::string&
 }
 
 void Operation::explain(const std::string& detail) {
-  if (!done()) failure_.explain(detail);
+  if (!is_done()) failure_.explain(detail);
 }
 
 void Operation::rethrow() const {
@@ -123,7 +123,7 @@ void Operation::end(Counters& counters) {
 }
 
 bool Operation::is_suspended() const {
-  if (!request.two_phase || !completion.has_failed()) return false;
+  if (!request.survives_servers || !completion.has_failed()) return false;
   const auto why = failure();
   if (!why) return false;
   if (why->code() == ErrorCode::kRoundAborted) return true;
@@ -158,7 +158,7 @@ tensor::PushHeader Operation::make_header() const {
   header.version = transport::kProtocolVersion;
   header.dtype = tensor::is_feedback(request.kind) ? Dtype::kFloat32 : tensor->dtype;
   header.op = request.op;
-  header.flags = request.two_phase ? tensor::kTwoPhase : 0;  // each partition adds its own
+  header.flags = request.survives_servers ? tensor::kTwoPhase : 0;  // each partition adds its own
   header.kind = request.kind;
   header.position = tensor->position;
   header.group = tensor->group->id;

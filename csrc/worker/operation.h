@@ -56,9 +56,9 @@ class Operation : public std::enable_shared_from_this<Operation> {
   bool rearm(std::uint32_t new_round, std::uint64_t order);
 
   // These tell what has become of it: see completion.h.
-  bool done() const { return completion.is_done(); }
+  bool is_done() const { return completion.is_done(); }
   bool is_failing() const { return completion.is_failing(); }
-  bool over() const { return completion.is_over(); }
+  bool is_over() const { return completion.is_over(); }
   bool wait(const Deadline& until) const { return completion.wait(until); }
   bool wait_briefly(int milliseconds) const { return completion.wait_briefly(milliseconds); }
   // Throws what it failed with; returns when it is well.

@@ -30,7 +30,7 @@ struct Request {
   double timeout_s = 300;
   // A lost server then costs nothing: see tensor::kTwoPhase. kSplit cannot have it, because its push is over before its
   // round is.
-  bool two_phase = false;
+  bool survives_servers = false;
   bool awaited = false;  // its caller waits next, and then works itself: nobody needs to be woken
 };
 

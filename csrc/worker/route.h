@@ -47,7 +47,7 @@ struct RouteFacts {
   bool is_on_device = false;   // the caller's memory is a GPU's; such operations are not encoded, and have one phase
   bool is_registered = false;  // the transport may use all of the caller's memory directly
   bool is_small = false;       // copies of the whole operation stay in the cache
-  bool is_two_phase = false;
+  bool survives_servers = false;
   bool is_continuation = false;  // some members have the result already, in a view that has ended
   bool lands_in_order = false;   // how much of an answer has come over the input is known at any time
   bool is_logged = false;  // this server keeps a redo log that this rank reads, and the tensor's ranks share a host
@@ -68,14 +68,16 @@ constexpr Chosen choose_route(const RouteFacts& facts) {
   if (facts.is_encoded) return {Route::kEncoded, Finality::kAnswer};  // nothing travels from or to the caller's memory
   if (facts.is_on_device) return {Route::kDevice, Finality::kAnswer};
   const bool is_fenced = facts.reach >= Reach::kUnreadable;
-  const bool is_logged = facts.is_two_phase && is_fenced && facts.is_logged;
-  const bool aside = facts.is_two_phase && (facts.is_continuation || (!is_logged && !facts.lands_in_order));
-  const Finality finality = !facts.is_two_phase ? Finality::kAnswer : is_logged ? Finality::kLogged : Finality::kCommit;
+  const bool is_logged = facts.survives_servers && is_fenced && facts.is_logged;
+  const bool aside = facts.survives_servers && (facts.is_continuation || (!is_logged && !facts.lands_in_order));
+  const Finality finality = !facts.survives_servers ? Finality::kAnswer
+                            : is_logged             ? Finality::kLogged
+                                                    : Finality::kCommit;
   if (!facts.is_registered) return {Route::kStaged, finality};
   if (facts.reach == Reach::kNetwork) return {aside ? Route::kAnswersAside : Route::kInPlace, finality};
   // A server that could still write when it is lost must not reach the caller's memory.
   if (aside || facts.reach < Reach::kCopies) {
-    const bool is_read = facts.is_two_phase && facts.reach >= Reach::kReadable;
+    const bool is_read = facts.survives_servers && facts.reach >= Reach::kReadable;
     return {is_read ? Route::kAnswersAside : Route::kStaged, finality};
   }
   if (facts.reach == Reach::kMapped) return {Route::kInPlace, finality};

@@ -21,7 +21,7 @@ class WatchedOperations {
   }
   void purge() {
     std::erase_if(operations_, [](const auto& operation) {
-      if (!operation->over()) return false;
+      if (!operation->is_over()) return false;
       operation->is_watched = false;
       return true;
     });

@@ -49,8 +49,8 @@ Worker::Worker(WorkerOptions options, van::Van& van)
       declarations_(options_, van, planner_, worker_loops_, recorder_, view_ended_),
       gone_(van, options_.hosts) {}
 
-void Worker::add_loop(WorkerLoop* worker_loop, transport::Reactor* reactor, std::span<const std::size_t> connected) {
-  worker_loops_.push_back({worker_loop, reactor});
+void Worker::add_loop(WorkerLoop* worker_loop, std::span<const std::size_t> connected) {
+  worker_loops_.push_back(worker_loop);
   worker_loop->events.when_failing = [this, worker_loop](const std::shared_ptr<Operation>& operation) {
     cancel(operation, worker_loop);
   };
@@ -75,11 +75,11 @@ bool Worker::end_operations(ErrorCode code, const std::string& what, const std::
   const Error why(code, what, hint);
   gone_.end(why);
   planner_.stop_shifts();
-  for (const LoopOf& each : worker_loops_) each.reactor->call([&] { each.worker_loop->leave(why); });
+  for (WorkerLoop* each : worker_loops_) each->reactor().call([&] { each->leave(why); });
   const auto idle = [this] {
-    return std::ranges::all_of(worker_loops_, [](const LoopOf& each) {
+    return std::ranges::all_of(worker_loops_, [](WorkerLoop* each) {
       bool is_idle = false;
-      each.reactor->call([&] { is_idle = each.worker_loop->is_idle(); });
+      each->reactor().call([&] { is_idle = each->is_idle(); });
       return is_idle;
     });
   };
@@ -136,7 +136,7 @@ std::shared_ptr<Operation> Worker::start(const std::shared_ptr<Tensor>& declared
 // what that loop takes in order.
 void Worker::start(PreparedOperation& prepared, bool awaited) {
   std::shared_ptr<Operation>& operation = prepared.current;
-  if (operation && !operation->done()) {
+  if (operation && !operation->is_done()) {
     throw Error(ErrorCode::kInvalidArgument, operation->describe() + " is still in progress",
                 "wait for a prepared operation before you start it again");
   }
@@ -159,7 +159,7 @@ void Worker::start(PreparedOperation& prepared, bool awaited) {
   } catch (const Error&) {
     // The loop that watches the operation since an earlier round will never be given this one, and must not wait for it
     // when the job ends.
-    transport::Reactor& reactor = *worker_loops_.front().reactor;
+    transport::Reactor& reactor = worker_loops_.front()->reactor();
     reactor.loop().post([lost = std::exchange(operation, nullptr), &reactor] { finish(*lost, 1, reactor.counters()); });
     throw;
   }
@@ -171,18 +171,18 @@ std::shared_ptr<Operation> Worker::make_operation(const std::shared_ptr<Tensor>&
   Request what = request;
   what.op = exact_op(what.op, what.kind, tensor->exactness);
   const bool is_compressed = tensor->compressor && tensor->compressor->applies(what.kind, what.op);
-  what.two_phase &= options_.two_phase && what.kind < tensor::OperationKind::kSplit && !is_compressed;
-  if (options_.two_phase && request.two_phase && !what.two_phase) has_one_phase_.store(true);
+  what.survives_servers &= options_.survives_servers && what.kind < tensor::OperationKind::kSplit && !is_compressed;
+  if (options_.survives_servers && request.survives_servers && !what.survives_servers) has_one_phase_.store(true);
   auto operation = std::make_shared<Operation>(tensor, what, round, sequence, worker_loops_.size(),
                                                planner_.places().count(), only, std::move(plans));
-  if (worker_loops_.size() == 1) operation->completion.progress = worker_loops_.front().reactor->progress();
+  if (worker_loops_.size() == 1) operation->completion.progress = worker_loops_.front()->reactor().progress();
   return operation;
 }
 
 void Worker::launch(const std::shared_ptr<Operation>& operation, bool awaited) {
   submit(operation);
   if (!awaited || !operation->completion.progress) {
-    for (const LoopOf& worker_loop : worker_loops_) worker_loop.reactor->progress()->wake();
+    for (WorkerLoop* each : worker_loops_) each->reactor().progress()->wake();
   }
   const Tensor& tensor = *operation->tensor;
   if (gone_.is_any() || tensor.failed.load()) {  // between the check and the submission
@@ -198,17 +198,17 @@ void Worker::launch(const std::shared_ptr<Operation>& operation, bool awaited) {
 void Worker::submit(const std::shared_ptr<Operation>& operation) {
   const std::size_t loops = worker_loops_.size();
   const std::size_t first = operation->sequence % loops;
-  worker_loops_[first].worker_loop->submit(operation, true);
+  worker_loops_[first]->submit(operation, true);
   for (std::size_t i = 0; i < loops; ++i) {
     if (i == first) continue;
     try {
-      worker_loops_[i].worker_loop->submit(operation, false);
+      worker_loops_[i]->submit(operation, false);
     } catch (const Error& error) {
       // Others work on it already. These loops cancel their parts without having admitted it; their share ends here.
       std::uint64_t unreached = 0;
       for (std::size_t left = i; left < loops; ++left) unreached += left == first ? 0 : 1;
       abort(operation, error.code(), error.what(), error.hint());
-      transport::Reactor& reactor = *worker_loops_[first].reactor;
+      transport::Reactor& reactor = worker_loops_[first]->reactor();
       reactor.loop().post([operation, unreached, &reactor] { finish(*operation, unreached, reactor.counters()); });
       return;
     }

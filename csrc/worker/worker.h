@@ -35,7 +35,7 @@ class Worker {
   // ---- Set-up
   // Adds each worker loop, in order, with the places (places.h) that it is connected to; both outlive the worker's last
   // operation.
-  void add_loop(WorkerLoop* worker_loop, transport::Reactor* reactor, std::span<const std::size_t> connected);
+  void add_loop(WorkerLoop* worker_loop, std::span<const std::size_t> connected);
   // Partitions have at most so many bytes; to be called before there are tensors.
   void limit_partitions(std::uint64_t bytes) { options_.cut.limit(bytes); }
   // Called, from any thread, when an operation has failed, except by the end of the job or of its view.
@@ -60,10 +60,10 @@ class Worker {
   // Aborts all operations, and waits until none is under way any more; false at the deadline. Later ones are refused.
   bool end_operations(ErrorCode code, const std::string& what, const std::string& hint, const Deadline& deadline);
   // Operations are in two phases where they can be.
-  bool survives_servers() const { return options_.two_phase; }
+  bool survives_servers() const { return options_.survives_servers; }
   // True when the loss of servers has left nothing behind that the ranks cannot make good: they can for operations in
   // two phases. Compression, weights that servers keep, and push() and pull() apart are not among these.
-  bool can_go_on() const { return options_.two_phase && !has_one_phase_.load(); }
+  bool can_go_on() const { return options_.survives_servers && !has_one_phase_.load(); }
   // Takes the operations in two phases that the end of the view has aborted, and the last ones that were not complete
   // at their deadlines. Once the loops are down, those that are suspended can go on in the next view, if it has the
   // same workers.
@@ -115,14 +115,14 @@ class Worker {
   // Each loop but `except` makes the call, on its own thread, at some time.
   template <typename Call>
   void tell_loops(const Call& call, const WorkerLoop* except = nullptr) const {
-    for (const LoopOf& each : worker_loops_) {
-      if (each.worker_loop != except) each.reactor->loop().post([=, loop = each.worker_loop] { call(*loop); });
+    for (WorkerLoop* each : worker_loops_) {
+      if (each != except) each->reactor().loop().post([=] { call(*each); });
     }
   }
 
   WorkerOptions options_;
   van::Van& van_;
-  std::vector<LoopOf> worker_loops_;
+  std::vector<WorkerLoop*> worker_loops_;
   const std::shared_ptr<FlightRecorder> recorder_ = std::make_shared<FlightRecorder>();
   // An operation that a server has aborted may say so before the scheduler does.
   const std::shared_ptr<std::atomic<bool>> view_ended_ = std::make_shared<std::atomic<bool>>(false);

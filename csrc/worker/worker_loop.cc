@@ -55,7 +55,7 @@ WorkerLoop::~WorkerLoop() {
 
 bool WorkerLoop::is_idle() const {
   return admission_.is_empty() &&
-         std::ranges::all_of(watched_, [](const auto& operation) { return operation->over(); });
+         std::ranges::all_of(watched_, [](const auto& operation) { return operation->is_over(); });
 }
 
 // ---- Set-up
@@ -71,7 +71,7 @@ void WorkerLoop::open(ServerConnection& server, std::vector<ServerPath> paths) {
   if (server.paths.fails_over() && timers_.size() == 1) {
     timers_.push_back(reactor_.loop().every(transport::kPathCheck_s, [this] { check_paths(); }));
   }
-  const bool wants_log = options_.two_phase && !server.needs_slots();
+  const bool wants_log = options_.survives_servers && !server.needs_slots();
   (void)server.send(tensor::Attach{options_.largest_partition, server.needs_slots(), count, wants_log});
   // Each server gets an equal share of the budget, so that what is less urgent on one server never takes the share of
   // what is more urgent on another.
@@ -145,7 +145,7 @@ void WorkerLoop::abort_operations(const std::function<bool(const Operation&)>& c
   const Error why(code, what, hint);
   const std::vector<std::shared_ptr<Operation>> watched(watched_.begin(), watched_.end());
   for (const auto& operation : watched) {
-    if (!operation->done() && concerns(*operation)) cancellation_.abort(*operation, why);
+    if (!operation->is_done() && concerns(*operation)) cancellation_.abort(*operation, why);
   }
 }
 
@@ -177,7 +177,7 @@ void WorkerLoop::check_deadlines() {
   watched_.purge();
   const std::vector<std::shared_ptr<Operation>> watched(watched_.begin(), watched_.end());
   for (const auto& operation : watched) {
-    if (operation->done() || operation->is_failing()) continue;
+    if (operation->is_done() || operation->is_failing()) continue;
     if (operation->completion.is_given_up()) {
       cancellation_.abort(*operation, Error(ErrorCode::kPeerLost, "its caller was interrupted",
                                             "call it again on every rank of the group"));

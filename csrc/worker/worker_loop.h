@@ -52,7 +52,7 @@ struct WorkerLoopOptions {
   std::uint64_t scheduling_credit = 0;  // bytes in flight; 0: no limit
   std::uint64_t largest_partition = 0;
   std::uint64_t staging_bytes = 0;
-  bool two_phase = false;  // see tensor::kTwoPhase
+  bool survives_servers = false;  // see tensor::kTwoPhase
   std::uint32_t epoch = 1;
   double silence_s = 10;           // after which a server that owes a reply counts as lost
   std::string name = "this rank";  // for errors that all ranks are told
@@ -62,6 +62,8 @@ class WorkerLoop final : public transport::Actor {
  public:
   WorkerLoop(WorkerLoopOptions options, transport::Reactor& reactor);
   ~WorkerLoop();
+
+  transport::Reactor& reactor() { return reactor_; }
 
   // ---- Set-up
   // Makes the sink for the endpoints of a connection; open() it when they are attached.

@@ -25,8 +25,8 @@ struct WorkerOptions {
   std::vector<std::uint32_t> own_server;
   van::Hosts hosts;
   bool times_operations = false;
-  TraceWriter* trace = nullptr;  // outlives the worker, and is told the names of tensors; null: there is none
-  bool two_phase = false;        // operations survive the loss of servers: see tensor::kTwoPhase
+  TraceWriter* trace = nullptr;   // outlives the worker, and is told the names of tensors; null: there is none
+  bool survives_servers = false;  // operations survive the loss of servers: see tensor::kTwoPhase
 };
 
 }  // namespace bps::worker

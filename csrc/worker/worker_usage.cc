@@ -23,7 +23,7 @@ WorkerUsage usage_of(const Connections& connections, const WatchedOperations& wa
   usage.registered_bytes = connections.registered_bytes();
   const Clock::time_point now = Clock::now();
   for (const auto& operation : watched) {
-    if (operation->over()) continue;
+    if (operation->is_over()) continue;
     ++usage.open_operations;
     const std::chrono::duration<double> age = operation->age(now).value_or(Duration::zero());
     usage.oldest_s = std::max(usage.oldest_s, age.count());

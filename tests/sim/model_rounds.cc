@@ -189,7 +189,7 @@ void Job::start(Member& worker, std::uint32_t tensor) {
 
 void Job::end(Member& worker, std::uint32_t tensor) {
   Call& call = worker.calls[tensor];
-  if (!call.operation || call.has_ended || !call.operation->done()) return;
+  if (!call.operation || call.has_ended || !call.operation->is_done()) return;
   call.has_ended = true;
   if (call.operation->failure()) return note(What::kGivesUp, worker.machine, tensor);
   if (std::ranges::any_of(call.memory, [](std::byte one) { return one != std::byte{3}; })) {

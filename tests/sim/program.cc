@@ -83,7 +83,7 @@ bool Program::turn() {
     granted_ = view_->has_slots() ? view_->slots() : 0;
   }
   for (std::size_t i = 0; i < calls_.size(); ++i) {
-    if (calls_[i].operation && calls_[i].operation->done()) end(i);
+    if (calls_[i].operation && calls_[i].operation->is_done()) end(i);
     if (state_ != State::kRunning) return false;
   }
   const std::size_t before = to_start_.size();
@@ -128,7 +128,7 @@ void Program::start(std::size_t which) {
   request.output = output.data();
   request.input_allocation = {call.input.bytes, call.input.identity};
   request.output_allocation = {output.bytes, output.identity};
-  request.two_phase = shape_.failover;
+  request.survives_servers = shape_.failover;
   launch(call, tensor, request, call.round - first_[which]);
   ++open_;
   network_.trace.note("start", identity_, which, call.round);

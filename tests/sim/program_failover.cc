@@ -22,7 +22,7 @@ void Program::collect() {
   exchange_.operation.reset();
   for (std::size_t i = 0; i < calls_.size(); ++i) {
     if (!calls_[i].operation || calls_[i].is_suspended) continue;
-    if (!calls_[i].operation->done()) throw Violation("a call outlives its view");
+    if (!calls_[i].operation->is_done()) throw Violation("a call outlives its view");
     end(i);
   }
 }
@@ -31,7 +31,7 @@ void Program::collect() {
 bool Program::resume() {
   if (!why_lost_.empty()) return fail(why_lost_), false;
   if (!exchange_.operation) return exchange(), true;
-  if (!exchange_.operation->done()) return false;
+  if (!exchange_.operation->is_done()) return false;
   const std::shared_ptr<worker::Operation> operation = std::exchange(exchange_.operation, nullptr);
   note_returned(exchange_);
   const std::optional<Error> failure = failure_of(*operation);
@@ -186,7 +186,7 @@ void Program::refuse(std::size_t which, std::uint32_t round) {
   worker::Request request;
   request.kind = shape_.tensors[which].kind;
   request.root = round % static_cast<std::uint32_t>(members_.size());
-  request.two_phase = true;
+  request.survives_servers = true;
   const auto refused = std::make_shared<worker::Operation>(view_->tensors[which], request, round - first_[which],
                                                            sequence_++, 1, view_->places());
   (void)refused->fail(ErrorCode::kTimeout, "its deadline has passed on another rank", "");

@@ -45,7 +45,7 @@ void View::make_worker(const std::vector<Machine>& machine_of) {
   options.scheduling_credit = shape_.credit;
   options.largest_partition = shape_.partition_bytes;
   options.staging_bytes = 4 * shape_.partition_bytes;
-  options.two_phase = shape_.failover;
+  options.survives_servers = shape_.failover;
   options.epoch = epoch();
   options.silence_s = std::chrono::duration<double>(shape_.silence).count();
   worker_loop = std::make_unique<worker::WorkerLoop>(options, reactor);

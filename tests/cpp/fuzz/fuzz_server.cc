@@ -54,7 +54,7 @@ class Job {
                                         .scheduling_credit = 8 * kPiece,
                                         .largest_partition = 1 << 16,
                                         .staging_bytes = 1 << 20,
-                                        .two_phase = two_phase},
+                                        .survives_servers = two_phase},
               reactor_) {
     transport_.by_address = true;
     for (std::uint32_t i = 0; i < 2; ++i) {
@@ -86,7 +86,7 @@ class Job {
     tensor->plans.whole.resize(2);
     for (std::uint32_t i = 0; i < pieces; ++i) tensor->plans.whole[has_liar ? (i + 1) % 2 : kHonest].push_back({i});
     worker::Request request;
-    request.two_phase = two_phase_;
+    request.survives_servers = two_phase_;
     request.input = request.output = made.memory.data();
     request.input_allocation = request.output_allocation = {made.memory, calls_.size()};
     made.operation = std::make_shared<worker::Operation>(tensor, request, 0, calls_.size(), 1, 2);
@@ -143,12 +143,12 @@ class Job {
     for (int i = 0; i < 200 && !is_idle_but_for_liar(); ++i) go_on(true);
     for (const Call& one : calls_) {
       if (one.has_liar) continue;
-      fuzz::expect(one.operation->done());
+      fuzz::expect(one.operation->is_done());
       if (!one.operation->failure()) fuzz::expect(is_all(one.memory, kSum));
     }
     if (!servers_[kLiar].connection->is_closed()) loop_.lose_server(kLiar, "the liar is lost");
     for (int i = 0; i < 200 && !loop_.is_idle(); ++i) go_on(true);
-    for (const Call& one : calls_) fuzz::expect(one.operation->done());
+    for (const Call& one : calls_) fuzz::expect(one.operation->is_done());
     fuzz::expect(loop_.is_idle());
   }
 
@@ -157,7 +157,7 @@ class Job {
     return std::ranges::all_of(bytes, [value](std::byte one) { return one == value; });
   }
   bool is_idle_but_for_liar() const {
-    return std::ranges::all_of(calls_, [](const Call& one) { return one.has_liar || one.operation->done(); });
+    return std::ranges::all_of(calls_, [](const Call& one) { return one.has_liar || one.operation->is_done(); });
   }
   // In the memory of an operation that is not over, in a partition of the liar's; or in a buffer.
   void expect_own(const std::byte* at, std::uint64_t length) {
@@ -167,7 +167,7 @@ class Job {
       fuzz::expect(one.has_liar && at >= begin && at + length <= begin + one.memory.size());
       const auto first = static_cast<std::uint64_t>(at - begin);
       fuzz::expect(first / kPiece % 2 == 0 && length <= kPiece && first % kPiece + length <= kPiece);
-      fuzz::expect(!one.operation->done());
+      fuzz::expect(!one.operation->is_done());
     }
   }
   void behave() {

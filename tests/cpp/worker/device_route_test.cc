@@ -100,7 +100,7 @@ class DeviceRouteTest : public WorkerLoopTest {
     }
   }
   void await(const Sent& sent) {
-    turn_until([&] { return sent.operation->done(); });
+    turn_until([&] { return sent.operation->is_done(); });
   }
   // What a copy that is still under way would change.
   static void expect_quiet(const Sent& sent, int ms = 3) {
@@ -129,8 +129,8 @@ TEST_F(DeviceRouteTest, ALateDeviceHoldsUpNoMemoryOfTheHost) {
   const Sent late = send(4, group, &gate);
   for (int i = 0; i < 50; ++i) turn();
   const auto urgent = submit(4, -1);
-  turn_until([&] { return urgent->done(); });
-  EXPECT_FALSE(late.operation->done());
+  turn_until([&] { return urgent->is_done(); });
+  EXPECT_FALSE(late.operation->is_done());
   __atomic_store_n(&gate, 1, __ATOMIC_RELEASE);
   await(late);
   EXPECT_EQ(late.output->read(), std::vector<std::byte>(late.output->size(), std::byte{5}));
@@ -267,7 +267,7 @@ TEST_F(DeviceRouteTest, AnArrayIsInUseUntilItsResultIsThere) {
   EXPECT_TRUE(sent.operation->is_copied());
   abort_all();
   for (int i = 0; i < 20; ++i) turn();
-  EXPECT_FALSE(sent.operation->done()) << "the device writes to it";
+  EXPECT_FALSE(sent.operation->is_done()) << "the device writes to it";
   FAKE(fake_hang)(0);
   await(sent);
   EXPECT_FALSE(sent.operation->is_copied());
@@ -301,7 +301,7 @@ TEST_F(DeviceRouteTest, OwnPartsThatLieElsewhereAreCopiedToTheResult) {
   const auto operation = std::make_shared<Operation>(tensor, request, 0, sequence++, 1, kServers);
   operation->on_device = std::make_unique<DeviceArrays>(only_device());
   worker_loop.submit(operation, true);
-  turn_until([&] { return operation->done(); });
+  turn_until([&] { return operation->is_done(); });
   operation->rethrow();
   EXPECT_EQ(whole.read(), values);
   EXPECT_TRUE(whole.is_contained());
@@ -328,7 +328,8 @@ TEST_F(DeviceRouteTest, ADeviceThatFailsFailsWhatItCopiesFor) {
         const Sent sent = send(8, group, &gate);
         for (int i = 0; i < 20; ++i) turn();
         FAKE(fake_break)();
-        for (const Deadline until = Deadline::after(kPatience_s); !sent.operation->done() && !until.passed();) turn();
+        for (const Deadline until = Deadline::after(kPatience_s); !sent.operation->is_done() && !until.passed();)
+          turn();
         const auto why = sent.operation->failure();
         std::fprintf(stderr, "%s, %u", why ? why->what() : "nothing", sent.operation->on_device->copies.load());
         for (ServerConnection* server : servers) server->memory.add_buffer();  // for operations of the host

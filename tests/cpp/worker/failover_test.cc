@@ -151,7 +151,7 @@ class FailoverTest : public ::testing::Test {
     const Deadline deadline = Deadline::after(30);
     const auto all_done = [&] {
       for (const auto& operation : operations) {
-        if (!operation->done()) return false;
+        if (!operation->is_done()) return false;
       }
       return true;
     };

@@ -15,7 +15,7 @@ TEST_F(FenceTest, AServerThatReachesACallersMemoryIsEnded) {
   ASSERT_EQ(data.posted, 1U);
   worker_loop.reset();
   EXPECT_EQ(data.fences, 1);
-  EXPECT_TRUE(operation->over());
+  EXPECT_TRUE(operation->is_over());
 }
 
 // On a busy machine this process sees the end of the peer before it looks at what the peer has posted.
@@ -31,7 +31,7 @@ TEST_F(FenceTest, AnAnswerThatAServerHasPostedBeforeItsEndCounts) {
   data.sink->on_lost(data, "connection closed");
   EXPECT_EQ(suspected, std::vector<std::uint32_t>{1});
   worker_loop->lose_server(1, "server has left the job");
-  ASSERT_TRUE(operation->over());
+  ASSERT_TRUE(operation->is_over());
   EXPECT_FALSE(operation->failure().has_value()) << operation->failure()->what();
 }
 
@@ -41,7 +41,7 @@ TEST_F(FenceTest, AnOperationThatAServerHasNotAnsweredBeforeItsEndFails) {
   worker_loop->events.when_lost = [](std::uint32_t, const std::string&) {};
   data.sink->on_lost(data, "connection closed");
   worker_loop->lose_server(1, "server has left the job");
-  ASSERT_TRUE(operation->over());
+  ASSERT_TRUE(operation->is_over());
   EXPECT_EQ(operation->failure().value().code(), ErrorCode::kPeerLost);
 }
 

@@ -40,7 +40,7 @@ class LandedTest : public ::testing::Test {
     tensor->plans.whole.resize(1);
     for (std::uint32_t i = 0; i < kPieces; ++i) tensor->plans.whole[0].push_back({i});
     Request request;
-    request.two_phase = true;
+    request.survives_servers = true;
     request.input = request.output = memory.back().data();
     request.input_allocation = request.output_allocation = {memory.back(), memory.size()};
     auto operation = std::make_shared<Operation>(tensor, request, 0, sequence++, 1, 1);

@@ -35,7 +35,7 @@ std::vector<std::uint32_t> partitions_of(const std::vector<Begun>& all) {
 std::vector<std::uint32_t> missing(tensor::OperationKind kind, std::uint16_t member) {
   Request request;
   request.kind = kind;
-  request.two_phase = true;
+  request.survives_servers = true;
   Operation operation(make_tensor(member), request, 0, 0, 1, 1);
   operation.fail(ErrorCode::kRoundAborted, "a server was lost", "");
   // In whatever order connections give them up.
@@ -61,7 +61,7 @@ TEST(Operation, APartitionThatIsNotWantedIsNotMissing) {
 struct Late {
   explicit Late(bool failed) {
     Request request;
-    request.two_phase = true;
+    request.survives_servers = true;
     operation = std::make_shared<Operation>(tensor, request, 0, 0, 1, 1);
     operation->fail(ErrorCode::kTimeout, "not complete within 1 s", "");
     for (std::uint32_t i = 0; i < 6; ++i) {

@@ -52,14 +52,14 @@ TEST_F(PacedLoop, AnAnswerLetsTheNextPartitionGo) {
   answer(0);
   EXPECT_EQ(data.posted, 3U);
   for (std::size_t nth = 1; nth < kPartitions; ++nth) answer(nth);
-  EXPECT_TRUE(operation->done());
+  EXPECT_TRUE(operation->is_done());
 }
 
 TEST_F(PacedLoop, AProcessMayBeARelayAndAServerToOneOperation) {
   const auto operation = submit_by_relay(2);
   EXPECT_EQ(data.posted, 2U);
   for (std::size_t nth = 0; nth < kPartitions; ++nth) answer(nth);
-  EXPECT_TRUE(operation->done());
+  EXPECT_TRUE(operation->is_done());
 }
 
 // Members of the host may have started them in another order.
@@ -69,8 +69,8 @@ TEST_F(PacedLoop, WithinAHostAnotherOperationPasses) {
   const auto second = submit();
   EXPECT_EQ(data.posted, 3U);
   answer(2);
-  EXPECT_TRUE(second->done());
-  EXPECT_FALSE(first->done());
+  EXPECT_TRUE(second->is_done());
+  EXPECT_FALSE(first->is_done());
   worker_loop->leave(Error(ErrorCode::kRoundAborted, "the test is over", ""));
 }
 

@@ -21,12 +21,12 @@ std::vector<RouteFacts> all_facts() {
   for (std::uint32_t bits = 0; bits < 1U << 8; ++bits) {
     for (std::size_t reach = 0; reach < kReaches; ++reach) {
       RouteFacts facts;
-      const std::array<bool*, 8> flags = {&facts.is_encoded,   &facts.is_registered,   &facts.is_small,
-                                          &facts.is_two_phase, &facts.is_continuation, &facts.lands_in_order,
-                                          &facts.is_logged,    &facts.is_on_device};
+      const std::array<bool*, 8> flags = {&facts.is_encoded,       &facts.is_registered,   &facts.is_small,
+                                          &facts.survives_servers, &facts.is_continuation, &facts.lands_in_order,
+                                          &facts.is_logged,        &facts.is_on_device};
       for (std::size_t i = 0; i < flags.size(); ++i) *flags[i] = (bits >> i & 1) != 0;
       facts.reach = static_cast<Reach>(reach);
-      if ((facts.is_encoded || facts.is_on_device) && facts.is_two_phase) continue;
+      if ((facts.is_encoded || facts.is_on_device) && facts.survives_servers) continue;
       if (facts.is_on_device && (facts.is_encoded || facts.is_registered)) continue;
       if (!facts.is_registered && facts.reach > Reach::kUnreadable) continue;
       all.push_back(facts);
@@ -53,7 +53,7 @@ TEST(Route, ReadsTheCallersMemoryOnlyWhereThatIsPossible) {
   for (const RouteFacts& facts : all_facts()) {
     if (choose_route(facts).route != Route::kAnswersAside) continue;
     EXPECT_TRUE(facts.is_registered);
-    EXPECT_TRUE(facts.is_two_phase) << "or the answer could go to the caller's memory, too";
+    EXPECT_TRUE(facts.survives_servers) << "or the answer could go to the caller's memory, too";
     EXPECT_TRUE(facts.reach == Reach::kNetwork || facts.reach >= Reach::kReadable);
   }
 }
@@ -70,7 +70,7 @@ TEST(Route, KeepsTheInputUntilTheResultIsFinal) {
 TEST(Route, HasTheFinalityThatTheServerKeeps) {
   for (const RouteFacts& facts : all_facts()) {
     const auto [route, finality] = choose_route(facts);
-    EXPECT_EQ(finality != Finality::kAnswer, facts.is_two_phase);
+    EXPECT_EQ(finality != Finality::kAnswer, facts.survives_servers);
     if (finality == Finality::kLogged) {
       EXPECT_TRUE(facts.is_logged);
       EXPECT_GE(facts.reach, Reach::kUnreadable) << "or nobody could end what writes beside the log";
@@ -99,9 +99,9 @@ TEST(Route, TakesEachRouteAsOftenAsEver) {
 
 // What users have most: one row for each.
 TEST(Route, OfTheCommonCases) {
-  const auto facts = [](Reach reach, bool is_two_phase, bool lands_in_order) {
+  const auto facts = [](Reach reach, bool survives_servers, bool lands_in_order) {
     return RouteFacts{
-        .is_registered = true, .is_two_phase = is_two_phase, .lands_in_order = lands_in_order, .reach = reach};
+        .is_registered = true, .survives_servers = survives_servers, .lands_in_order = lands_in_order, .reach = reach};
   };
   constexpr Chosen kPlain{Route::kInPlace, Finality::kAnswer};
   EXPECT_EQ(choose_route(facts(Reach::kNetwork, false, true)), kPlain) << "over TCP";

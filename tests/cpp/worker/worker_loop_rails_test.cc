@@ -115,7 +115,7 @@ TEST_F(WorkerLoopRailsTest, AnAnswerOfAnotherLengthIsTheLossOfItsServer) {
   tensor::PushHeader header{};
   std::memcpy(&header, (by_first ? first : second).headers.at(0).data(), sizeof header);
   server->on_write(by_first ? first : second, header.immediate, 0);
-  ASSERT_TRUE(operation->done());
+  ASSERT_TRUE(operation->is_done());
   ASSERT_TRUE(operation->failure().has_value());
   EXPECT_EQ(operation->failure()->code(), ErrorCode::kPeerLost);
   EXPECT_NE(std::string(operation->failure()->what()).find("an answer of 0 bytes instead of 4096"), std::string::npos)
@@ -133,10 +133,10 @@ TEST_F(WorkerLoopRailsTest, WhatWasNeverSentCannotBeAnswered) {
   const transport::RemoteSpan where{0, 0, kRailPiece};
   EXPECT_EQ(server->allows_write(first, where, immediate), 0U);
   server->on_write(first, immediate, 0);
-  EXPECT_FALSE(operation->done());
+  EXPECT_FALSE(operation->is_done());
   EXPECT_EQ(reactor.counters().stale.get(), 1U);
   server->on_message(control, encode(tensor::Cancelled{{immediate}, {}, {}}, 1));
-  EXPECT_TRUE(operation->done());
+  EXPECT_TRUE(operation->is_done());
 }
 
 // A slot that is granted once is free once, whatever a server says of it.

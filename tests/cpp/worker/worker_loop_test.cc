@@ -12,7 +12,7 @@ TEST_F(WorkerLoopTest, TheCreditIsSharedByTheServers) {
   deliver();
   EXPECT_EQ(pushes(0), 2U);
   EXPECT_EQ(pushes(1), 2U) << "one server's queue must not take what the other one needs";
-  while (!operation->done()) {
+  while (!operation->is_done()) {
     worker_loop.step();
     deliver();
     EXPECT_LE(pushes(0) - std::min(pushes(0), pushes(1)), 2U);
@@ -26,15 +26,15 @@ TEST_F(WorkerLoopTest, WhatIsUrgentOvertakesOnEveryServer) {
   worker_loop.step();
   deliver();
   const auto urgent = submit(1, 1);
-  while (!urgent->done()) {
+  while (!urgent->is_done()) {
     worker_loop.step();
     deliver();
   }
   for (std::size_t server = 0; server < kServers; ++server) {
     EXPECT_LE(pushes(server), 2U + 2U + 2U) << "in flight before, with it, and behind it";
   }
-  EXPECT_FALSE(slow->done());
-  while (!slow->done()) {
+  EXPECT_FALSE(slow->is_done());
+  while (!slow->is_done()) {
     worker_loop.step();
     deliver();
   }
@@ -45,7 +45,7 @@ TEST_F(WorkerLoopTest, WhatBeginsAfterTheLeavingFailsByIt) {
   worker_loop.leave(Error(ErrorCode::kNotInitialized, "shut down", "init"));
   for (const auto& server_loop : server_loops) server_loop->leave_node(1, "worker 0 has left the job");
   const auto operation = submit(5, 0);
-  while (!operation->done()) {
+  while (!operation->is_done()) {
     worker_loop.step();
     deliver();
   }
@@ -60,11 +60,11 @@ TEST_F(WorkerLoopTest, AnAbortedOperationEndsWhenEveryServerHasAcknowledged) {
   EXPECT_FALSE(worker_loop.is_idle());
   abort_all();
   EXPECT_TRUE(operation->is_failing());
-  EXPECT_FALSE(operation->done()) << "the servers do not know yet";
+  EXPECT_FALSE(operation->is_done()) << "the servers do not know yet";
   transport.poll();
-  EXPECT_FALSE(operation->done()) << "they have been told";
+  EXPECT_FALSE(operation->is_done()) << "they have been told";
   transport.poll();
-  ASSERT_TRUE(operation->done()) << "they have replied";
+  ASSERT_TRUE(operation->is_done()) << "they have replied";
   EXPECT_TRUE(worker_loop.is_idle());
   try {
     operation->rethrow();
@@ -82,7 +82,7 @@ TEST_F(WorkerLoopTest, AnAbortThatComesTooLateChangesNothing) {
   transport.poll();  // the servers have summed and answered
   abort_all();
   for (int i = 0; i < 4; ++i) deliver();
-  ASSERT_TRUE(operation->done());
+  ASSERT_TRUE(operation->is_done());
   operation->rethrow();
 }
 
@@ -91,12 +91,12 @@ TEST_F(WorkerLoopTest, APushAndAPullOfOneRoundThatWereNeverSentCanBothBeAborted)
   const auto push = submit(tensor, one_half(true));
   abort_all();
   for (int i = 0; i < 4; ++i) deliver();
-  ASSERT_TRUE(push->done());
+  ASSERT_TRUE(push->is_done());
   EXPECT_EQ(server_loops[0]->open_rounds(), 0U) << "nobody else is in the group";
   const auto pull = submit(tensor, one_half(false));
   abort_all();
   for (int i = 0; i < 4; ++i) deliver();
-  EXPECT_TRUE(pull->done()) << "the round is over, and will not be answered";
+  EXPECT_TRUE(pull->is_done()) << "the round is over, and will not be answered";
 }
 
 // After an abort nothing but a loss ends the wait for a server that replies to everything else.
@@ -117,11 +117,11 @@ class WorkerLoopOwedTest : public WorkerLoopTest {
       reactor.loop().turn(std::chrono::milliseconds(10));
       servers[1]->on_message(*controls[1], encode(tensor::Echo{}, 1));
     }
-    EXPECT_FALSE(operation->done());
+    EXPECT_FALSE(operation->is_done());
     // Server 0 has been lost as well meanwhile: nothing was delivered, and so it has not replied either.
     for (const std::uint32_t node : {0U, 1U}) worker_loop.lose_server(node, "the server is lost");
     for (int i = 0; i < 4; ++i) deliver();
-    EXPECT_TRUE(operation->done());
+    EXPECT_TRUE(operation->is_done());
     return why;
   }
 };
@@ -151,7 +151,7 @@ TEST_F(LoopWithoutCredit, SendsAllThereIs) {
   worker_loop.step();
   deliver();
   EXPECT_EQ(pushes(0) + pushes(1), 600U);
-  while (!operation->done()) {
+  while (!operation->is_done()) {
     worker_loop.step();
     deliver();
   }
@@ -175,9 +175,9 @@ TEST_F(LoopWithLargeCredit, GivesAServerInThisProcessLittleAtATime) {
   deliver();
   worker_loop.step();
   deliver();
-  EXPECT_TRUE(urgent->done());
+  EXPECT_TRUE(urgent->is_done());
   EXPECT_LE(pushes(0), 3 * kTurn);
-  while (!slow->done()) {
+  while (!slow->is_done()) {
     worker_loop.step();
     deliver();
   }

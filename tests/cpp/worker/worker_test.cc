@@ -22,7 +22,7 @@ struct Loops {
       reactors.push_back(std::make_unique<transport::Reactor>("test", transport::Spin{}));
       loops.push_back(std::make_unique<WorkerLoop>(of_loop, *reactors[i]));
       loops[i]->add_server(0, 0, "server", transport);
-      worker->add_loop(loops[i].get(), reactors[i].get(), {});
+      worker->add_loop(loops[i].get(), {});
     }
   }
   std::shared_ptr<Tensor> declare(const std::string& name, std::uint64_t elements) {
@@ -57,14 +57,14 @@ TEST(Worker, AnOperationThatOneLoopCannotTakeFailsAndEnds) {
   const auto first = two.start(empty);  // its first loop is 0
   EXPECT_TRUE(first->is_failing());
   EXPECT_EQ(first->failure()->code(), ErrorCode::kTimeout);
-  EXPECT_FALSE(first->over()) << "loop 0 has it still";
+  EXPECT_FALSE(first->is_over()) << "loop 0 has it still";
   EXPECT_EQ(van::test::thrown_by([&] { (void)two.start(empty); }).code, ErrorCode::kTimeout)
       << "its first loop is 1: nothing was sent";
   EXPECT_EQ(first->remaining, 2U);
   two.reactors[0]->loop().turn(Duration::zero());
   EXPECT_EQ(first->remaining, 1U) << "the share of the loop that never saw it";
   two.loops[0]->step();
-  EXPECT_TRUE(first->over());
+  EXPECT_TRUE(first->is_over());
 }
 
 // What a start needs was allocated by the first one.
@@ -75,15 +75,15 @@ TEST(Worker, APreparedOperationIsUsedAgain) {
   const std::shared_ptr<Operation> first = prepared.current;
   EXPECT_EQ(van::test::thrown_by([&] { one.worker->start(prepared, true); }).code, ErrorCode::kInvalidArgument);
   one.loops[0]->step();
-  EXPECT_TRUE(first->done());
+  EXPECT_TRUE(first->is_done());
   for (std::uint32_t round = 1; round < 200; ++round) {
     one.worker->start(prepared, true);
     EXPECT_EQ(prepared.current, first);
-    EXPECT_FALSE(first->done());
+    EXPECT_FALSE(first->is_done());
     EXPECT_EQ(first->round, round);
     EXPECT_FALSE(one.loops[0]->is_idle());
     one.loops[0]->step();
-    EXPECT_TRUE(first->over());
+    EXPECT_TRUE(first->is_over());
     EXPECT_TRUE(one.loops[0]->is_idle());
   }
   EXPECT_EQ(first.use_count(), 3) << "here, in `prepared`, and once on the loop's list of deadlines";
@@ -96,12 +96,12 @@ TEST(Worker, APreparedOperationThatFailedIsNotUsedAgain) {
   const std::shared_ptr<Operation> failed = prepared.current;
   one.worker->abort(failed, ErrorCode::kTimeout, "too late", "");
   one.loops[0]->step();
-  EXPECT_TRUE(failed->over());
+  EXPECT_TRUE(failed->is_over());
   one.worker->start(prepared, true);
   EXPECT_NE(prepared.current, failed) << "a loop may be about to cancel it";
   EXPECT_FALSE(prepared.current->is_failing());
   one.loops[0]->step();
-  EXPECT_TRUE(prepared.current->done());
+  EXPECT_TRUE(prepared.current->is_done());
 }
 
 TEST(Worker, APreparedOperationOfSeveralLoopsIsNotUsedAgain) {
@@ -110,7 +110,7 @@ TEST(Worker, APreparedOperationOfSeveralLoopsIsNotUsedAgain) {
   two.worker->start(prepared, true);
   const std::shared_ptr<Operation> first = prepared.current;
   for (const auto& loop : two.loops) loop->step();
-  EXPECT_TRUE(first->over());
+  EXPECT_TRUE(first->is_over());
   two.worker->start(prepared, true);
   EXPECT_NE(prepared.current, first);
 }
@@ -129,7 +129,7 @@ TEST(Worker, APreparedOperationThatNoLoopTakesCanBeStartedLater) {
   EXPECT_TRUE(one.loops[0]->is_idle()) << "or the end of the job would wait for it";
   one.worker->start(prepared, true);
   one.loops[0]->step();
-  EXPECT_TRUE(prepared.current->done());
+  EXPECT_TRUE(prepared.current->is_done());
 }
 
 }  // namespace
