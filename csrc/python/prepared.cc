@@ -62,7 +62,7 @@ void Prepared::begin() {
   }
 }
 
-// Of an identity that is gone a card would have the pages of memory that was freed.
+// A card may still have the pages of an identity that is gone, whose memory was freed.
 void Prepared::check_memory() const {
   if (!BlockTable::instance().knows(description_.source.block.identity) ||
       !BlockTable::instance().knows(description_.target.block.identity)) {
@@ -127,6 +127,19 @@ bool Prepared::follow(const Error& error) {
   return true;
 }
 
+bool Prepared::launch_or_follow(bool awaited) {
+  for (bool launched = false;;) {
+    try {
+      const WithoutGil released;
+      launch(awaited);
+      launched = true;
+      return awaited && prepared_.current->wait_briefly(kSlice_ms);
+    } catch (const Error& error) {
+      if (launched || !follow(error)) throw;
+    }
+  }
+}
+
 py::object Prepared::finish() {
   state_ = State::kIdle;
   rethrow(*prepared_.current);
@@ -136,18 +149,7 @@ py::object Prepared::finish() {
 py::object Prepared::call() {
   begin();
   try {
-    bool over = false;
-    for (bool launched = false; !launched;) {
-      try {
-        const WithoutGil released;
-        launch(true);
-        launched = true;
-        over = prepared_.current->wait_briefly(kSlice_ms);
-      } catch (const Error& error) {
-        if (launched || !follow(error)) throw;
-      }
-    }
-    if (!over || prepared_.current->is_suspended()) settle(*prepared_.current, true);
+    if (!launch_or_follow(true) || prepared_.current->is_suspended()) settle(*prepared_.current, true);
   } catch (...) {
     state_ = State::kIdle;
     throw;
@@ -158,15 +160,7 @@ py::object Prepared::call() {
 void Prepared::start() {
   begin();
   try {
-    for (bool launched = false; !launched;) {
-      try {
-        const WithoutGil released;
-        launch(false);
-        launched = true;
-      } catch (const Error& error) {
-        if (!follow(error)) throw;
-      }
-    }
+    (void)launch_or_follow(false);
   } catch (...) {
     state_ = State::kIdle;
     throw;

@@ -59,6 +59,8 @@ class Prepared {
   void drop_current();
   void launch(bool awaited);
   bool follow(const Error& error);
+  // With the GIL, and waits for a moment if it is awaited; true when it is done by then.
+  bool launch_or_follow(bool awaited);
   pybind11::object finish();
   void check_started() const;
 
