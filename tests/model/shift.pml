@@ -34,7 +34,7 @@ inline place(placement) {
   assert(placed[AT(1 - w, round)] == 0 || placed[AT(1 - w, round)] == placed[AT(w, round)])
 }
 
-// Worker::plans_of
+// Shifts::plans_of
 proctype Caller(byte w) {
   byte round;
   bool rests;
@@ -63,7 +63,7 @@ proctype Caller(byte w) {
   od
 }
 
-// Worker::begin_shift and Worker::end_shift, on the van's thread
+// Planner::begin_shift, which Worker calls, and Planner::end_shift, on the van's thread
 proctype Van(byte w) {
   byte number, first;
 end:
