@@ -78,7 +78,7 @@ std::optional<T> decode_front(std::span<const std::byte> bytes) {
   return bytes.size() < kSize<T> ? std::nullopt : decode<T>(bytes.first(kSize<T>));
 }
 
-// Whether the struct lies in memory as its list writes it: a struct whose bytes are 1, 2, 3, ... encodes to 1, 2, 3,
+// True when the struct lies in memory as its list writes it: a struct whose bytes are 1, 2, 3, ... encodes to 1, 2, 3,
 // ...
 template <Fixed T>
 consteval bool is_plain() {

@@ -50,7 +50,7 @@ inline constexpr const char* kRestartJob = "restart the job from its last checkp
 // The hint where an operation has not ended in time.
 inline constexpr const char* kRaiseTimeout = "check that every rank of the group calls it, or raise BPS_TIMEOUT";
 
-// What a data-path call came to.
+// The outcome of a data-path call.
 enum class [[nodiscard]] Status : std::uint8_t {
   kOk,
   kAgain,     // a window is full; retry after the next poll

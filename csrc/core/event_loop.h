@@ -67,11 +67,12 @@ class EventLoop {
   int run_due() { return run_posted() + run_timers(Clock::now()) + run_posted(); }
   Clock::time_point next_due() const;
 
-  // From any thread: run `task` on the loop soon. False, and the task is dropped, once the loop is closed.
+  // May be called from any thread: run `task` on the loop soon. False, and the task is dropped, once the loop is
+  // closed.
   bool post(std::function<void()> task);
   // On the loop's thread, after its last turn: drops what was posted, and what is posted from now on.
   void close();
-  // From any thread: make a sleeping turn() return.
+  // May be called from any thread: make a sleeping turn() return.
   void wake();
   int doorbell() const { return doorbell_.get(); }
 

@@ -38,7 +38,7 @@ Fd create(int folder, const std::string& name, mode_t mode) {
   return Fd(::openat(folder, name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode));
 }
 
-// Who owns what this user makes in that folder.
+// The user who owns what this one makes in that folder.
 uid_t owner_of_new(int folder) {
   const std::string name = hidden_name("bps");
   const Fd probe = create(folder, name, 0600);

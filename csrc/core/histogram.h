@@ -29,7 +29,7 @@ class DurationHistogram {
     sum_ns_.add(ns);
   }
 
-  // Of the durations up to bound i, and above the one before; [kBounds]: of those above all.
+  // The number of durations up to bound i, and above the one before; [kBounds]: of those above all.
   std::uint64_t count(std::size_t i) const { return counts_[i].get(); }
   std::uint64_t sum_ns() const { return sum_ns_.get(); }
 

@@ -35,7 +35,7 @@ class Sha256 {
 class HmacKey {
  public:
   explicit HmacKey(std::span<const std::byte> key);
-  // Of all parts, one after the other. Allocates nothing.
+  // The code of all parts, one after the other. Allocates nothing.
   Digest sign(std::initializer_list<std::span<const std::byte>> parts) const;
 
  private:

@@ -21,7 +21,7 @@ class JsonObject {
   JsonObject& add(std::string_view name, T value) {
     return add_raw(name, std::to_string(value));
   }
-  // What is JSON already.
+  // The value is JSON already.
   JsonObject& add_raw(std::string_view name, std::string_view json) {
     text_ += text_.size() == 1 ? "" : ",";
     text_ += json_string(name);

@@ -19,8 +19,8 @@ struct LimitReached {
 // The limit behind an errno of a system call; nothing where no limit of this process explains it.
 std::optional<LimitReached> limit_behind(int error);
 
-// Whether an errno of a socket says that the system is short of something at the moment, or that this user has as many
-// files on the way as the limit allows: nothing is wrong with the peer, and the same call may succeed later.
+// True when an errno of a socket says that the system is short of something at the moment, or that this user has as
+// many files on the way as the limit allows: nothing is wrong with the peer, and the same call may succeed later.
 inline bool is_shortage(int error) {
   return error == ENOBUFS || error == ENOMEM || error == ETOOMANYREFS;
 }

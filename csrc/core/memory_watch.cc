@@ -183,7 +183,7 @@ void AddressMonitor::note(std::span<const uffd_msg> events) {
     switch (event.event) {
       case UFFD_EVENT_UNMAP: note(remove.start, remove.end, State::kGone); break;
       case UFFD_EVENT_REMOVE: note(remove.start, remove.end, State::kDiscarded); break;
-      // Where the pages are now stays registered, for nobody. To end that would split the mapping, which the
+      // The present place of the pages stays registered, for nobody. To end that would split the mapping, which the
       // application could not move as a whole any more.
       case UFFD_EVENT_REMAP: note(remap.from, remap.from + remap.len, State::kGone); break;
       default: break;

@@ -54,7 +54,7 @@ class MemoryWatch {
   MemoryWatch(const MemoryWatch&) = delete;
   MemoryWatch& operator=(const MemoryWatch&) = delete;
 
-  // Whether all pages are those of begin().
+  // True when all pages are those of begin().
   bool is_intact() const;
   // Pages were discarded by madvise(): perhaps they are about to go.
   bool is_discarded() const;

@@ -150,7 +150,7 @@ struct Settings {
   std::string dump_dir;
 };
 
-// What a setting may be.
+// The values that a setting may have.
 struct Range {
   enum class Kind : std::uint8_t { kText, kWords, kFlag, kWhole, kNumber, kSeconds, kPorts };
   Kind kind = Kind::kText;

@@ -25,7 +25,7 @@ bool read_value(const Range& range, std::string_view text, T& into) {
   }
 }
 
-// Where a row's value goes.
+// The member to which a row's value goes.
 template <auto Part, auto Member>
 bool into(Settings& settings, const Range& range, std::string_view text) {
   return read_value(range, text, settings.*Part.*Member);

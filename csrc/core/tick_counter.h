@@ -12,7 +12,7 @@
 
 namespace bps {
 
-// Whether the kernel keeps its time by that counter: it then runs evenly, and the same on all processors.
+// True when the kernel keeps its time by that counter: it then runs evenly, and the same on all processors.
 bool tick_counter_is_trusted();
 
 inline std::uint64_t tick_counter() {

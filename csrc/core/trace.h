@@ -94,7 +94,7 @@ struct TracedRounds {
 
 class TraceRing {
  public:
-  // Of a second at some ten thousand partitions, which is many.
+  // Enough for a second at some ten thousand partitions, which is many.
   static constexpr std::size_t kEvents = 1 << 15;
   using Noted = std::array<std::span<const TraceEvent>, 2>;  // the second part is from the start of the memory
 
@@ -103,12 +103,12 @@ class TraceRing {
       : rounds_(rounds), by_counter_(by_counter), events_(kEvents) {}
 
   std::uint64_t now() const { return by_counter_ ? tick_counter() : now_ns(); }
-  // Whether it is worth a look at the clock.
+  // True when it is worth a look at the clock.
   bool wants(std::uint32_t round) const { return rounds_.contain(round); }
   void record(TraceStage stage, const TraceKey& key, std::uint32_t peer, std::uint64_t value) {
     if (wants(key.round)) add(now(), stage, key, peer, value);
   }
-  // Of a time by now() that is known already.
+  // The same at a time by now() that is known already.
   void record_at(std::uint64_t time, TraceStage stage, const TraceKey& key, std::uint32_t peer, std::uint64_t value) {
     if (wants(key.round)) add(time, stage, key, peer, value);
   }

@@ -74,7 +74,7 @@ struct TraceProcess {
   }
 };
 
-// So far, of all rings together.
+// Events that all rings together have dropped so far.
 struct TraceDropped {
   std::uint64_t events = 0;
   static constexpr void fields(auto& io, auto& m) { io(m.events); }

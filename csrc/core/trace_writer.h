@@ -36,7 +36,7 @@ class TraceWriter {
   TraceWriter& operator=(const TraceWriter&) = delete;
 
   TraceRing& add_ring() { return rings_.emplace_back(rounds_, by_counter_); }
-  // Of a step that is not traced nothing is noted.
+  // Nothing is noted of a step that is not traced.
   void record_span(const std::string& name, std::uint32_t step, std::uint64_t begin, std::uint64_t end);
   void name_tensor(std::uint32_t tensor, const std::string& name);
 

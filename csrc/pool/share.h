@@ -26,11 +26,11 @@ struct Limits {
 
   // `machine`: what this process may use.
   static Limits from(const PoolSettings& settings, const Share& machine);
-  // Of a job that does not say what it needs.
+  // The share of a job that does not say what it needs.
   Share usual() const;
 };
 
-// What is taken already.
+// The part that is taken already.
 struct Use {
   Share share;
   std::uint32_t jobs = 0;

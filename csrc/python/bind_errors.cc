@@ -39,7 +39,7 @@ void bind_errors(py::module_&) {
       const AwayFromPython away;  // a constructor in Python may have to give the GIL away
       const py::object type = py::module_::import("bps_rdma.errors").attr(class_of(error.code()));
       const py::object value = type(error.what(), error.hint());
-      // From here on the caller knows.
+      // The caller knows from here on.
       if (error.code() == ErrorCode::kRoundAborted) hooks().note_view_end();
       PyErr_SetObject(type.ptr(), value.ptr());
     }

@@ -37,7 +37,7 @@ class BlockTable {
   transport::Allocation find(pybind11::handle owner, std::span<std::byte> bytes);
   // The block holds other memory from now on: its next use is a new block, whose pages are registered anew.
   void renew(std::uint64_t identity);
-  // Whether the block has been used, and neither freed nor renewed since.
+  // True when the block has been used, and neither freed nor renewed since.
   bool knows(std::uint64_t identity);
 
   // Between these two calls the worker of the process forgets the memory of each block that is freed. detach() precedes

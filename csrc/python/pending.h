@@ -27,7 +27,7 @@ void wait_for(worker::Operation& operation, bool abandons);
 void settle(worker::Operation& operation, bool abandons);
 // Throws what it has failed with in the end.
 void rethrow(const worker::Operation& operation);
-// Whether nobody will touch its arrays again.
+// True when nobody will touch its arrays again.
 bool is_over(const worker::Operation& operation);
 
 // Keeps the arrays of an operation that nobody waits for any more until it is over, when nobody can write into them.

@@ -10,7 +10,7 @@ namespace bps::server {
 namespace {
 
 constexpr std::uint32_t kBehind = std::uint32_t{1} << 31;  // numbers that are so far ahead are behind
-// So far behind the others no round of a key will come: its gaps are rounds that other servers have summed.
+// A gap so far behind the others is a round that another server has summed: it will not come any more.
 constexpr std::uint32_t kFarthestBack = std::uint32_t{1} << 30;
 
 auto run_behind(auto& runs, std::uint32_t base, std::uint32_t number) {

@@ -6,7 +6,7 @@
 namespace bps::tensor {
 namespace {
 
-// What travels.
+// The messages as they travel.
 struct Envelope {
   std::uint32_t epoch = 0;
   ControlMessage message;

@@ -40,7 +40,7 @@ struct Placement {
   std::uint64_t answer_bytes() const { return is_compressed() ? encoded : length; }
 };
 
-// Whether an operation of this kind is cut into one shard per member.
+// True when an operation of this kind is cut into one shard per member.
 constexpr bool is_sharded(OperationKind kind) {
   return kind == OperationKind::kReduceScatter || kind == OperationKind::kAllGather;
 }

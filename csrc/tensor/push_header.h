@@ -139,7 +139,7 @@ struct PushHeader {
              m.op == ReduceOp::kSum && m.dtype == Dtype::kFloat32;
     }
     if (m.kind >= OperationKind::kStore && has_any(kForHost | kTwoPhase | kCompressed | kUnrounded)) return false;
-    // What everybody of a group adds to is not one rank's to replace.
+    // One rank may not replace what everybody of a group adds to.
     if (m.kind == OperationKind::kStore && (m.group & kAlone) != 0) return false;
     return !accumulates || (has(kHasPayload | kBoth | kWantsData) && m.op == ReduceOp::kSum && (m.group & kAlone) != 0);
   }

@@ -27,7 +27,7 @@ inline constexpr double kPathCheck_s = 0.1;
 
 class ControlPaths {
  public:
-  // What travels in front of each message: kMaxMessage includes it.
+  // A header travels in front of each message: kMaxMessage includes it.
   struct Head {
     std::uint64_t number = 0;    // from 1; 0: nothing but a confirmation
     std::uint64_t received = 0;  // of the peer's messages

@@ -38,7 +38,7 @@ struct WriteOp {
   std::uint64_t token = kNoToken;  // handed back by on_written() when `source` may be reused
 
   std::uint64_t total() const { return header.size() + length; }
-  // Whether the peer has granted enough room.
+  // True when the peer has granted enough room.
   bool fits() const { return total() <= target.length || total() == 0; }
 };
 inline constexpr const char* kNoRoom = "it has granted less room than a write takes";
@@ -55,9 +55,9 @@ struct Descriptor {
 // Memory of a peer on the same host.
 class DirectAccess {
  public:
-  // Whether the peer can read and write `region` itself.
+  // True when the peer can read and write `region` itself.
   virtual bool peer_reaches(const Region& region) const = 0;
-  // Whether it maps the region, and so works on it where it lies; otherwise each access is a system call that copies.
+  // True when it maps the region, and so works on it where it lies; otherwise each access is a system call that copies.
   virtual bool peer_maps(const Region& region) const = 0;
   virtual std::size_t post(std::span<const Descriptor> descriptors) = 0;
 
@@ -75,11 +75,11 @@ class DirectAccess {
 
   // A peer that can write to our memory can do so after the connection has been given up: it may have been stopped
   // in the middle of a sum, and go on later. Before the memory is used again the peer must be fenced.
-  // Whether the peer can write no more: it has closed its side of the connection, or has ended.
+  // True when the peer can write no more: it has closed its side of the connection, or has ended.
   virtual bool is_fenced() = 0;
-  // Of a peer that is_fenced(): delivers what it has posted before, also where the connection is lost.
+  // Delivers what a peer that is_fenced() has posted before, also where the connection is lost.
   virtual void take_rest() {}
-  // Whether fence() could make sure of that. If not, the peer must be given buffers that nobody else uses.
+  // True when fence() could make sure of that. If not, the peer must be given buffers that nobody else uses.
   virtual bool can_fence() const = 0;
   // Ends the peer's process, whatever it does: soon it is_fenced(). Has no effect on one that is.
   virtual void fence() = 0;
@@ -94,7 +94,7 @@ struct MeasuredRate {
   bool at_least = false;          // there was not enough to send to find out more
 };
 
-// What has gone out by a connection.
+// The bytes that have gone out by a connection.
 struct Carried {
   std::uint64_t bytes = 0;    // that the peer's system has acknowledged
   std::uint64_t busy_us = 0;  // while some were on their way, or waited
@@ -105,7 +105,7 @@ class DataEndpoint;
 // The user of a data endpoint. Called on the transport's thread; must not block.
 class DataSink {
  public:
-  // Whether the peer may write there now, with this immediate: asked once, before the first byte lands, by transports
+  // True when the peer may write there now, with this immediate: asked once, before the first byte lands, by transports
   // whose writes pass through this process. 0: it may not; that goes nowhere, and is counted as stale. Else it lands in
   // units of so many bytes, which divide its length; on_write() tells its end, or on_cut_off() how far it has come.
   virtual std::size_t allows_write(DataEndpoint& /*from*/, const RemoteSpan&, std::uint32_t /*immediate*/) { return 1; }
@@ -127,8 +127,8 @@ class DataEndpoint : public Endpoint {
  public:
   // Accepts a prefix of `ops` and returns how many.
   virtual std::size_t write(std::span<const WriteOp> ops) = 0;
-  // Of a write that is coming in, where Transport::lands_in_order(): nothing more of it lands, and on_write() does not
-  // come. How many bytes have landed, which are whole units; 0 if it is not coming in.
+  // Nothing more of a write that is coming in lands, where Transport::lands_in_order(), and on_write() does not come.
+  // Returns how many bytes have landed, which are whole units; 0 if it is not coming in.
   virtual std::uint64_t stop_landing(std::uint32_t /*immediate*/) { return 0; }
   // Peers on the same host only, else nullptr.
   DirectAccess* direct() const { return direct_; }

@@ -34,11 +34,11 @@ class Endpoint {
     sever();
   }
   bool is_lost() const { return lost_; }
-  // Whether the network does not seem to carry what is sent: the host of the peer acknowledges nothing, although bytes
-  // were repeated. A peer that is stopped is not silent. Asks the system; not for the data path.
+  // True when the network does not seem to carry what is sent: the host of the peer acknowledges nothing, although
+  // bytes were repeated. A peer that is stopped is not silent. Asks the system; not for the data path.
   virtual bool is_silent() const { return false; }
-  // Whether the peer, or its system, has all that was sent, so that the connection can be closed without a loss of it;
-  // also of a peer that is lost. Asks the system; not for the data path.
+  // True when the peer, or its system, has all that was sent, so that the connection can be closed without a loss of
+  // it; also of a peer that is lost. Asks the system; not for the data path.
   virtual bool is_flushed() const { return true; }
 
   const bool is_data_plane;

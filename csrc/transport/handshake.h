@@ -100,7 +100,7 @@ class HandshakeError : public Error {
 // Throws the HandshakeError of a client whose server did not prove that it knows the secret.
 [[noreturn]] void throw_secret(const std::string& whom);
 
-// What a handshake leaves behind.
+// The outcome of a handshake.
 struct Session {
   Digest key{};   // of this connection alone
   ViewId view{};  // of the server

@@ -39,7 +39,7 @@ struct Preamble {
     detail = static_cast<std::uint8_t>(with);
   }
 
-  // Of this kind, in any version.
+  // A message of this kind, in any version.
   constexpr bool is(auto of) const { return magic == Preamble(of).magic && kind == Preamble(of).kind; }
   constexpr bool is_current(auto of) const { return is(of) && version == kProtocolVersion; }
 

@@ -113,10 +113,10 @@ class UnresolvedError : public Error {
 Fd connect_tcp(const std::string& host, std::uint16_t port, const Deadline& deadline, const std::string& from = "");
 Fd connect_local(const std::string& name, const Deadline& deadline);
 
-// Whether the host at the other end of a TCP connection has acknowledged nothing for half a second although bytes were
-// sent to it again twice. False for other sockets.
+// True when the host at the other end of a TCP connection has acknowledged nothing for half a second although bytes
+// were sent to it again twice. False for other sockets.
 bool is_network_silent(int socket);
-// Whether bytes that were written to it have not reached the peer's system; of a local socket, have not been read.
+// True when bytes that were written to it have not reached the peer's system; of a local socket, have not been read.
 bool has_unacknowledged(int socket);
 
 }  // namespace bps::transport

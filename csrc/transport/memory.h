@@ -39,7 +39,7 @@ class Region {
   // Takes the watch of memory that is the caller's and that a device uses directly.
   void watch_by(std::unique_ptr<MemoryWatch> watch) { watch_ = std::move(watch); }
   const MemoryWatch* watch() const { return watch_.get(); }
-  // Whether the device has the pages that the process has. See core/memory_watch.h.
+  // True when the device has the pages that the process has. See core/memory_watch.h.
   bool is_current() const { return watch_ == nullptr || watch_->is_intact(); }
   // The keys on the rails after the first, where each rail has one of its own; else none.
   const std::vector<std::uint64_t>& other_keys() const { return other_keys_; }

@@ -56,7 +56,7 @@ class MessageStream {
   Status send(const std::shared_ptr<const SharedMessage>& message);
   // Closes without on_closed.
   void close();
-  // Whether the peer's system has all of it.
+  // True when the peer's system has all of it.
   bool is_flushed() const;
   int fd() const { return socket_.get(); }
   // A message with a wrong code has come, which is why the stream was closed.

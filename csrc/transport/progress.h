@@ -40,9 +40,9 @@ class ProgressLock {
 
   explicit ProgressLock(Reactor& reactor);
 
-  // Makes progress until `done()`, asleep when nothing arrives, for `at_most` or a little longer; or, where only the
-  // thread may sleep, until nothing has arrived for the caller's spin time. Does nothing while another thread holds the
-  // lock or sleeps in the thread's stead.
+  // Makes progress until `done()`, or for `at_most` and a little longer. The caller sleeps when nothing arrives; where
+  // only the loop's thread may sleep, it returns after its spin time instead. Another thread may hold the lock, or
+  // sleep in the stead of the loop's thread: then this does nothing.
   template <typename Done>
   Outcome progress_until(Done done, Duration at_most) {
     {
@@ -61,7 +61,7 @@ class ProgressLock {
     return done() ? Outcome::kDone : Outcome::kElsewhere;
   }
 
-  // What a caller may wait for has come to pass.
+  // Something that a caller may wait for has happened.
   void call_back() {
     if (!caller_sleeps_.load()) return;
     called_back_.store(true);
@@ -77,7 +77,7 @@ class ProgressLock {
 
  private:
   friend class Reactor;
-  // Of a caller that has the lock.
+  // The turn of a caller that has the lock.
   class Turn {
    public:
     Turn(ProgressLock& lock, Duration at_most) : lock_(lock) { lock_.begin_progress(at_most); }

@@ -112,7 +112,7 @@ void Reactor::run() {
   }
 }
 
-// From now on, work rings. False when there is some already.
+// Work rings from now on. False when there is some already.
 bool Reactor::arm() {
   progress_->asleep_.store(true, std::memory_order_relaxed);
   std::atomic_thread_fence(std::memory_order_seq_cst);

@@ -78,7 +78,7 @@ class Reactor {
   void start();
   void stop();
 
-  // From any thread.
+  // May be called from any thread.
   const std::string& name() const { return name_; }
   std::uint64_t turns() const { return turns_.get(); }
   bool is_in_set_up() const { return in_set_up_.load(std::memory_order_relaxed); }

@@ -41,7 +41,7 @@ class RegionCache {
   // The block is gone.
   void forget(std::uint64_t identity);
 
-  // Of all regions. Walks through them.
+  // The sum over all regions. Walks through them.
   std::uint64_t bytes() const;
 
  private:

@@ -78,9 +78,9 @@ class Transport {
   // How many connections it takes to use each rail of this process, and of the peer that published `address`.
   virtual std::size_t rail_pairs(std::span<const std::byte> /*address*/) const { return 1; }
 
-  // Whether the connections over different rails are paths that may be lost one by one: see control_paths.h.
+  // True when the connections over different rails are paths that may be lost one by one: see control_paths.h.
   virtual bool fails_over() const { return false; }
-  // Whether the bytes of a write land one after the other, and DataSink::on_cut_off() tells how many have.
+  // True when the bytes of a write land one after the other, and DataSink::on_cut_off() tells how many have.
   virtual bool lands_in_order() const { return false; }
 
   // Block until the peer has accepted.
@@ -100,7 +100,7 @@ class Transport {
   // Before the loop sleeps: from now on, work wakes the loop. False when work came in meanwhile.
   virtual bool arm() = 0;
   virtual void disarm() = 0;
-  // Whether poll() alone may miss arrivals, because descriptors announce them.
+  // True when poll() alone may miss arrivals, because descriptors announce them.
   virtual bool relies_on_descriptors() const { return false; }
 };
 

@@ -153,9 +153,9 @@ void Job::leave(Member& member, const Leave& leave) {
     // Also those that have left, itself among them: what they sum for others may wait for what it will not push.
     departures_.add(member, false, member.is_worker() ? member.farewell : "", leave.call);
   } else {
-    // What the lost one itself followed is the first cause; it may be a loss that only the leaving member saw.
+    // The cause of the lost member's own end is the first cause; it may be a loss that only the leaving member saw.
     const Member* lost = record_.members->by_node(leave.lost_node);
-    // Of a loss that nobody else saw, the one who saw it may be the cause as well as the one whom he lost: name both.
+    // If nobody else saw that loss, the one who saw it may be the cause as well as the one whom it lost: name both.
     member.cause = lost != nullptr && !lost->cause.empty() ? lost->cause : member.name() + " says: " + leave.reason;
     if (leave.lost_node == 0) {
       member.farewell = member.cause = member.name() + " ended: " + leave.reason;
@@ -188,7 +188,7 @@ void Job::tell_departed() {
   }
 }
 
-// Of a member that has left or is lost, when those who need to know have been told.
+// Goes on without a member that has left or is lost, once those who need to know have been told.
 void Job::gone(const Member& member) {
   if (links_) links_->call_off();
   answer_suspicions(member);

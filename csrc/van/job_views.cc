@@ -22,7 +22,7 @@ std::uint32_t to_ms(std::chrono::milliseconds time) {
   return static_cast<std::uint32_t>(std::clamp<std::int64_t>(time.count(), 1, kMost));
 }
 
-// What names and groups follow from, in a view of these members.
+// The options of the registry for a view of these members.
 Registry::Options registry_of(Registry::Options registry, const Membership& members) {
   registry.workers = members.workers;
   registry.servers = static_cast<std::uint32_t>(members.slots.size());
@@ -56,7 +56,7 @@ void Job::start(Rendezvous::Seating seating) {
   add_embedded_servers(seating.membership);
   seating.membership.epoch = record_.epoch;
   seating.membership.take_slots(begins_anew ? std::vector<std::uint64_t>() : record_.members->membership().slots);
-  // Who connects from here on will be in the next view, if in any.
+  // A member that connects from here on will be in the next view, if in any.
   if (record_.options.terms.min_workers != 0 && events_.on_epoch) events_.on_epoch(record_.epoch + 1);
   const auto before = std::exchange(record_.members, std::make_unique<MemberTable>(std::move(seating)));
   // A process that is stopped just now reads that one first, perhaps, and must not find there that it is lost.
@@ -95,7 +95,7 @@ void Job::end_view(const std::string& why) {
                            std::to_string(record_.epoch) + " begins with " + std::to_string(workers) +
                            ", among them the former " + name_ranks(left);
   events_.tell(record_.members->peers(&Member::is_here), ViewEnded{record_.epoch, text});
-  // Who has left waits for the others, which may need its server. In the next view nobody does.
+  // A member that has left waits for the others, which may need its server. In the next view nobody does.
   for (const Member& member : record_.members->all()) {
     const bool has_done_its_part = member.fate == Member::Fate::kLeft && member.cause.empty();
     if (has_done_its_part && member.connected) events_.send(member.peer, AllLeft{true});
@@ -221,7 +221,8 @@ void Job::suspend(bool well) {
   suspicions_.forget_breaks();
   ++record_.epoch;
   if (events_.on_epoch) events_.on_epoch(record_.epoch);  // before anybody is told to join
-  // Who has joined a view that does not begin, or waits to enter the job, tries again and is part of this one.
+  // A member that has joined a view that does not begin, or waits to enter the job, tries again and is part of this
+  // one.
   (void)joining_.take_entrants();
   for (Member& member : record_.members->all()) record_.members->renew(member, 0);
   for (const Peer peer : joining_.end_all()) {

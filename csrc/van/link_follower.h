@@ -19,7 +19,7 @@ class LinkFollower {
         shift_(members, std::move(tell)),
         watch_(members.membership()) {}
 
-  // What a member tells. False: no honest one says this.
+  // Takes what a member tells. False: no honest one says this.
   bool take(const Member& member, const LinkUse& use) { return watch_.take(member.node->id, use); }
   bool take(const Member& member, Rounds&& rounds);
   // To be called a few times a second.

@@ -28,7 +28,7 @@ std::optional<Refused> Reunion::add(Peer peer, const Rejoin& report) {
   return std::nullopt;
 }
 
-// What it has told of its view stays: others that report this view say the same.
+// Its report of the view stays: others that report this view say the same.
 void Reunion::remove(Peer peer) {
   leaves_.erase(peer);
   const auto found = reports_.find(peer);

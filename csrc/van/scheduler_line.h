@@ -33,7 +33,7 @@ class SchedulerLine {
   }
   void close() { open_.reset(); }
   bool is_open() const { return open_.has_value(); }
-  // Of the last connection: the first has 1.
+  // The number of the last connection: the first has 1.
   std::uint64_t number() const { return number_; }
   const std::string& where() const { return where_; }
   // Without effect while there is no connection.

@@ -86,7 +86,7 @@ class SchedulerSession {
   bool is_away() const { return state_.is(SessionState::kSearching); }
 
  private:
-  // What is told at the welcome.
+  // The scheduler tells these at the welcome.
   struct Seat {
     Membership membership;
     const Node* self = nullptr;

@@ -18,7 +18,7 @@ namespace bps::van {
 
 class Suspicions {
  public:
-  // Who asks again and again is answered once.
+  // A node that asks again and again is answered once.
   void add(Peer from, std::uint32_t node, bool is_broken) {
     const auto is_same = [&](const Suspicion& one) {
       return one.from == from && one.node == node && one.is_broken == is_broken;
@@ -31,7 +31,7 @@ class Suspicions {
   void forget(Peer from) {
     std::erase_if(open_, [from](const Suspicion& one) { return one.from == from; });
   }
-  // Who has told that its connection to a node broke, and can be answered.
+  // One that has told that its connection to `node` broke, and can be answered.
   std::optional<Peer> find_broken(std::uint32_t node, bool is_here) const {
     const auto found = std::ranges::find_if(open_, [&, now = Clock::now()](const Suspicion& one) {
       return one.is_broken && is_due(one, node, is_here, now);

@@ -6,7 +6,7 @@
 namespace bps::worker {
 namespace {
 
-// Where deadlines pass over and over, the last ones are enough: another rank is not further behind than that.
+// The last ones are enough if deadlines pass over and over: another rank is not further behind than that.
 constexpr std::size_t kMostLate = 256;
 
 }  // namespace

@@ -21,7 +21,7 @@ class ServerConnection;
 // The diagram in docs/notes/operations.md has states beside these: a partition that is queued has no entry yet, and one
 // that is complete or ended has none any more.
 struct InFlight {
-  // What has come of it.
+  // How far the partition has come.
   enum class Stage : std::uint8_t {
     kSent,
     kLanded,     // in two phases: the answer is here, and counts once the server commits it

@@ -9,7 +9,8 @@ namespace bps::worker {
 
 class Portion final : public Transfer {
  public:
-  // Route::kDevice: how many partitions have been copied from the device, or are being. A few more than were sent.
+  // Route::kDevice: so many partitions have been copied from the device, or are being copied; at most 127 more than
+  // were sent.
   std::uint32_t loaded() const { return next + ((loaded_ - next) & 0x7f); }
   void note_loaded() { loaded_ = (loaded_ + 1) & 0x7f; }
   inline tensor::Placement place(const Part& part) const override;

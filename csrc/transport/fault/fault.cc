@@ -80,7 +80,7 @@ class FaultData final : public DataEndpoint, public DirectAccess, public DataSin
   Status get(const RemoteSpan& span, std::byte* into) override { return inner->direct()->get(span, into); }
   Status put(const RemoteSpan& span, const std::byte* from) override { return inner->direct()->put(span, from); }
   bool share(const Region& region) override { return inner->direct()->share(region); }
-  // What the peer has posted may be lost here: so there is no redo log, which knows nothing of that.
+  // There is no redo log: it knows nothing of what the peer has posted and is lost here.
   std::shared_ptr<shm::SharedMemory> hold(const RemoteSpan&) override { return nullptr; }
   bool is_fenced() override { return inner->direct()->is_fenced(); }
   void take_rest() override { inner->direct()->take_rest(); }
@@ -102,7 +102,7 @@ class FaultData final : public DataEndpoint, public DirectAccess, public DataSin
     tell_loss();
   }
 
-  // Of a connection that is lost, what was held is not sent.
+  // Writes that were held are not sent once their connection is lost.
   int give_up_held() {
     if (!is_lost() || held_.empty()) return 0;
     const std::vector<Held> held = std::exchange(held_, {});
@@ -111,7 +111,7 @@ class FaultData final : public DataEndpoint, public DirectAccess, public DataSin
     }
     return static_cast<int>(held.size());
   }
-  // What was held goes on, most of it, in a random order.
+  // Most of the writes that were held go on, in a random order.
   int flush(bool polled) {
     if (held_.empty() || is_lost()) return 0;
     std::shuffle(held_.begin(), held_.end(), random_);

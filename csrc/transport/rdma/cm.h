@@ -27,7 +27,7 @@ CmChannel make_cm_channel();
 CmId make_cm_id(rdma_event_channel* channel);
 // False when there is none.
 bool next_event(rdma_event_channel* channel, CmEvent& event);
-// What happened, and what it may mean.
+// Tells what happened, and what it may mean.
 std::string in_words(const CmEvent& event);
 
 // An address of an RDMA network: numeric, IPv4 or IPv6. Link-local addresses need the interface.

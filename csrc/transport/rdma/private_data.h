@@ -65,7 +65,7 @@ struct Judgement {
 Judgement judge_request(std::span<const std::byte> bytes, const Credentials& credentials, const Nonce& server_nonce);
 
 ReplyData make_reply(const RequestData& request, const Credentials& credentials, const Nonce& server_nonce);
-// Whether the peer that sent this reply knows the secret and has read this very request.
+// True when the peer that sent this reply knows the secret and has read this very request.
 bool is_proof(std::span<const std::byte> reply, const RequestData& request, const Credentials& credentials,
               const Nonce& server_nonce);
 

@@ -16,7 +16,7 @@ class Context;
 class QueuePair {
  public:
   QueuePair() = default;
-  // From any thread. Throws Error.
+  // May be called from any thread. Throws Error.
   QueuePair(std::shared_ptr<Context> context, Plane plane);
   QueuePair(QueuePair&& other) noexcept = default;
   QueuePair& operator=(QueuePair&& other) noexcept;

@@ -27,7 +27,7 @@ class RdmaControl final : public RdmaEndpoint<ControlEndpoint> {
   // Sends what the peer drops: what counts is whether its device acknowledges it. Not while something else is under way
   // that shows the same.
   void probe();
-  // What is posted has not been acknowledged for so long. (A peer that is stopped has buffers left.)
+  // Requests that are posted have not been acknowledged for so long. (A peer that is stopped has buffers left.)
   bool is_silent() const override { return state.port_down || acknowledgements.missed() >= kSilentLooks; }
   bool is_flushed() const override { return is_lost() || (completed_ == posted_ && waiting_.empty()); }
 

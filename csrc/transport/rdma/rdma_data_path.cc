@@ -157,7 +157,7 @@ bool RdmaTransport::arm() {
   if (!context_) return !state_.losses_due;
   if (poll() > 0) return false;  // what we sent a moment ago is often there already
   context_->arm(endpoints_.awaits_completions());
-  // What came in before the queues were armed announces itself by nothing.
+  // Nothing announces what came in before the queues were armed.
   return poll() == 0 && !state_.losses_due;
 }
 

@@ -19,7 +19,7 @@ namespace bps::transport::rdma {
 
 class RcEndpoint;
 
-// Of the transport that the endpoints belong to.
+// The parts of the transport that the endpoints use.
 struct TransportState {
   Context& context;
   Registrations& registrations;

@@ -40,7 +40,7 @@ class RecordReader {
   std::vector<Fd> fds_;
 };
 
-// Whether the other side has closed the socket, which the kernel also does at the end of a process, after its last
+// True when the other side has closed the socket, which the kernel also does at the end of a process, after its last
 // thread has lost its memory.
 bool is_closed(int socket);
 

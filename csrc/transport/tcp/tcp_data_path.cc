@@ -165,7 +165,7 @@ std::uint64_t TcpData::readable() const {
   return ::ioctl(socket_.get(), FIONREAD, &here) == 0 && here > 0 ? static_cast<std::uint64_t>(here) : 0;
 }
 
-// What has come by the scratch. A unit lands when all of it is here.
+// Takes what has come by the scratch. A unit lands when all of it is here.
 void TcpData::land(const std::byte* data, std::size_t size) {
   while (size > 0) {
     if (begun_have_ == 0 && size >= unit_) {
@@ -259,7 +259,7 @@ void TcpData::give_up_sends() {
   }
 }
 
-// What is still to come of a frame goes nowhere. How much has landed.
+// The rest of a frame goes nowhere. Returns how much has landed.
 std::uint64_t TcpData::cut_frame() {
   if (std::exchange(target_, nullptr) == nullptr) return 0;
   return frame_.length - missing_ - std::exchange(begun_have_, 0);

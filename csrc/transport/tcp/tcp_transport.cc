@@ -79,7 +79,7 @@ void tune(int socket, const TcpOptions& options) {
   }
 }
 
-// What a peer published.
+// The addresses that a peer published.
 std::vector<TcpAddress> addresses_of(std::span<const std::byte> published, const std::string& whom) {
   const auto found = parse_addresses(as_text(published));
   if (found) return *found;
