@@ -29,7 +29,6 @@ from bps_rdma.errors import InvalidArgumentError
 HEADER_BYTES = 64  # the header of a push; kMaxHeader in csrc/transport/transport.h
 SMALL_SLOT = 8192  # bytes; the numbers below are per worker loop and server loop, see csrc/server
 MOST_SMALL_SLOTS, FEWEST_SMALL_SLOTS = 128, 8
-CREDIT_MESSAGE_BYTES = 33.0
 _EPSILON = 1e-6  # bytes
 
 
