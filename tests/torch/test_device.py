@@ -14,36 +14,24 @@ from datetime import timedelta
 from typing import Any
 
 import harness
+import on_device
 import pytest
 import simulated
 import torch
 import torch.distributed as dist
-from on_device import (
-    Results,
-    kept,
-    same,
-    torchs_own,
-    with_broadcasts,
-    with_closure,
-    with_collectives,
-    with_ddp,
-    with_optimizers,
-    with_push_pull,
-    with_shards,
-)
 from torch import nn
 from training import Exact, Plain, batch, loss_of, seeded, share
 
 SMALL = {"BPS_GPU_CHUNK_BYTES": "4096", "BPS_GPU_CHUNKS": "1"}
 
 
-def on_both(bps: Any, body: Callable[..., Results], *args: Any) -> None:
+def on_both(bps: Any, body: Callable[..., on_device.Results], *args: Any) -> None:
     """Runs it on the CPU, then on the device, and compares."""
     on_cpu = body(bps, *args)
     device = simulated.install(delay=0.0001, immediate=True)
-    on_device = body(bps, *args)
+    there = body(bps, *args)
     assert device.copies > 0, "nothing was staged"
-    same(on_cpu, on_device, "")
+    on_device.same(on_cpu, there, "")
     bps.shutdown()
     assert not device.pinned
 
@@ -56,11 +44,11 @@ def on_both(bps: Any, body: Callable[..., Results], *args: Any) -> None:
     ["overlap", *(pytest.param(strategy, marks=pytest.mark.long) for strategy in ("naive", "flat", "bucketed"))],
 )
 def test_ddp(strategy):
-    harness.run(on_both, with_ddp, strategy, workers=2, env=SMALL)
+    harness.run(on_both, on_device.with_ddp, strategy, workers=2, env=SMALL)
 
 
 def test_ddp_of_three():
-    harness.run(on_both, with_ddp, "bucketed", workers=3, env=SMALL)
+    harness.run(on_both, on_device.with_ddp, "bucketed", workers=3, env=SMALL)
 
 
 def as_alone(bps: Any) -> None:
@@ -79,7 +67,7 @@ def as_alone(bps: Any) -> None:
         optimizer.zero_grad()
         loss_of(ddp(batch(step, *share(bps.rank(), bps.size())))).backward()
         optimizer.step()
-    same(kept(alone), kept(model), "")
+    on_device.same(on_device.kept(alone), on_device.kept(model), "")
 
 
 def test_ddp_trains_as_one_process():
@@ -90,16 +78,16 @@ def test_ddp_trains_as_one_process():
 
 
 def test_optimizers():
-    harness.run(on_both, with_optimizers, workers=2, env=SMALL)
+    harness.run(on_both, on_device.with_optimizers, workers=2, env=SMALL)
 
 
 def test_a_closure():
-    harness.run(on_both, with_closure, workers=2, env=SMALL)
+    harness.run(on_both, on_device.with_closure, workers=2, env=SMALL)
 
 
 @pytest.mark.parametrize("workers", [pytest.param(2, marks=pytest.mark.long), 3])
 def test_sharded_optimizer(workers):
-    harness.run(on_both, with_shards, workers=workers, env=SMALL)
+    harness.run(on_both, on_device.with_shards, workers=workers, env=SMALL)
 
 
 # ---- Broadcasts and push_pull
@@ -107,7 +95,7 @@ def test_sharded_optimizer(workers):
 
 @pytest.mark.parametrize("workers", [pytest.param(2, marks=pytest.mark.long), 3])
 def test_broadcasts(workers):
-    harness.run(on_both, with_broadcasts, workers=workers, env=SMALL)
+    harness.run(on_both, on_device.with_broadcasts, workers=workers, env=SMALL)
 
 
 def mixed(bps: Any) -> None:
@@ -119,7 +107,7 @@ def mixed(bps: Any) -> None:
     for root in range(bps.size()):
         model = seeded(Plain, bps.rank())
         broadcast_parameters(model.named_parameters(), root_rank=root)
-        same(kept(seeded(Plain, root)), kept(model), f"root {root}")
+        on_device.same(on_device.kept(seeded(Plain, root)), on_device.kept(model), f"root {root}")
 
 
 def test_broadcasts_between_cpu_and_device():
@@ -128,12 +116,12 @@ def test_broadcasts_between_cpu_and_device():
 
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.long), 3])
 def test_push_pull(workers):
-    harness.run(on_both, with_push_pull, workers=workers, env=SMALL)
+    harness.run(on_both, on_device.with_push_pull, workers=workers, env=SMALL)
 
 
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.long), 3])
 def test_collectives(workers):
-    harness.run(on_both, with_collectives, workers=workers, env=SMALL)
+    harness.run(on_both, on_device.with_collectives, workers=workers, env=SMALL)
 
 
 def without_a_route(bps: Any) -> None:
@@ -222,11 +210,11 @@ def with_hook(bps: Any) -> None:
             optimizer.zero_grad()
             loss_of(ddp(batch(step, *share(rank, size)))).backward()
             optimizer.step()
-        return kept(model)
+        return on_device.kept(model)
 
     on_cpu = train()
     device = simulated.install(delay=0.0001, immediate=True)
-    same(on_cpu, train(), "")
+    on_device.same(on_cpu, train(), "")
     assert device.copies > 0
     dist.barrier()
     dist.destroy_process_group()
@@ -279,7 +267,7 @@ def with_torchs_ddp(bps: Any) -> None:
     rank, size = dist.get_rank(), dist.get_world_size()
     device = simulated.install(delay=0.0001, immediate=True)
     group = dist.new_group(backend="bps", pg_options=Options(stage_gpu=True))
-    torchs_own(group, rank, size)
+    on_device.torchs_own(group, rank, size)
     assert device.copies > 0, "nothing was staged"
     dist.barrier(group=group)
     dist.destroy_process_group()

@@ -11,22 +11,11 @@ from typing import Any
 
 import gpu_arrays
 import harness
+import on_device
 import pytest
 import simulated
 import torch
 import torch.distributed as dist
-from on_device import (
-    Results,
-    same,
-    torchs_own,
-    with_broadcasts,
-    with_closure,
-    with_collectives,
-    with_ddp,
-    with_optimizers,
-    with_push_pull,
-    with_shards,
-)
 
 from bps_rdma import job
 from bps_rdma.operations import OperationOptions
@@ -43,7 +32,7 @@ def device_bytes(bps: Any) -> int:
     return int(bps.metrics()["total"]["device_bytes"])
 
 
-def on_both(bps: Any, body: Callable[..., Results], compresses: bool, *args: Any) -> None:
+def on_both(bps: Any, body: Callable[..., on_device.Results], compresses: bool, *args: Any) -> None:
     """Runs it on the CPU, then on the device, and compares."""
     on_cpu = body(bps, *args)
     assert device_bytes(bps) == 0
@@ -51,23 +40,23 @@ def on_both(bps: Any, body: Callable[..., Results], compresses: bool, *args: Any
     on_route = body(bps, *args)
     assert device_bytes(bps) > 0, "the core has copied nothing"
     assert (device.copies > 0) == compresses, "what is compressed is staged, and nothing else"
-    same(on_cpu, on_route, "")
+    on_device.same(on_cpu, on_route, "")
 
 
 @pytest.mark.parametrize("strategy", ["overlap", "bucketed"])
 def test_ddp(strategy):
-    harness.run(on_both, with_ddp, True, strategy, workers=2, env=on_gpu())
+    harness.run(on_both, on_device.with_ddp, True, strategy, workers=2, env=on_gpu())
 
 
 @pytest.mark.parametrize(
     ("body", "compresses"),
     [
-        (with_optimizers, False),  # too small for that
-        (with_closure, False),
-        (with_shards, False),
-        (with_broadcasts, False),
-        (with_push_pull, True),
-        (with_collectives, True),
+        (on_device.with_optimizers, False),  # too small for that
+        (on_device.with_closure, False),
+        (on_device.with_shards, False),
+        (on_device.with_broadcasts, False),
+        (on_device.with_push_pull, True),
+        (on_device.with_collectives, True),
     ],
 )
 def test_faces(body, compresses):
@@ -82,7 +71,7 @@ def with_torchs_ddp(bps: Any) -> None:
     dist.init_process_group("bps")
     device = simulated.install_on_route()
     group = dist.new_group(backend="bps", pg_options=Options(stage_gpu=True))
-    torchs_own(group, dist.get_rank(), dist.get_world_size())
+    on_device.torchs_own(group, dist.get_rank(), dist.get_world_size())
     assert device_bytes(bps) > 0
     assert device.copies == 0
     dist.barrier(group=group)

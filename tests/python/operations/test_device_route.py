@@ -265,6 +265,20 @@ def test_a_prepared_operation_of_an_array_that_has_moved():
     harness.run(moved, workers=2, env=on_gpu("shm"))
 
 
+def keep_until_read(bps: Any, kernel: Kernel, gone: weakref.ref[GpuArray]) -> None:
+    """The array stays until the copy behind the kernel has read it, and no longer."""
+    gc.collect()
+    assert gone() is not None, "the device still reads it"
+    kernel.let_go()
+
+    def is_gone() -> bool:
+        bps.push_pull(np.ones(3), name="next")  # which lets go of what is over
+        gc.collect()
+        return gone() is None
+
+    harness.eventually(is_gone, 30, "the end of the array")
+
+
 def prepared_and_late(bps: Any) -> None:
     """A round of which a late kernel has made nothing leaves the next ones alone; arrays stay while they are read."""
     array = GpuArray(COUNT, "uint8", fake().fake_stream())
@@ -281,16 +295,7 @@ def prepared_and_late(bps: Any) -> None:
         operation()
     gone = weakref.ref(array)
     del array, operation
-    gc.collect()
-    assert gone() is not None, "the device still reads it"
-    kernel.let_go()
-
-    def is_gone() -> bool:
-        bps.push_pull(np.ones(3), name="next")  # which lets go of what is over
-        gc.collect()
-        return gone() is None
-
-    harness.eventually(is_gone, 30, "the end of the array")
+    keep_until_read(bps, kernel, gone)
 
 
 def test_a_prepared_operation_behind_a_late_kernel():
@@ -444,16 +449,7 @@ def keeps_what_is_read(bps: Any) -> None:
         bps.push_pull_inplace(array, name="late", timeout=0.5)
     gone = weakref.ref(array)
     del array
-    gc.collect()
-    assert gone() is not None, "the device still reads it"
-    kernel.let_go()
-
-    def is_gone() -> bool:
-        bps.push_pull(np.ones(3), name="next")  # which lets go of what is over
-        gc.collect()
-        return gone() is None
-
-    harness.eventually(is_gone, 30, "the end of the array")
+    keep_until_read(bps, kernel, gone)
 
 
 def test_an_array_stays_while_the_device_reads_it():
