@@ -73,9 +73,9 @@ std::size_t Parameters::take_choice(const std::string& key, std::string_view cho
   const std::string text = take(key);
   if (text.empty()) return 0;
   const std::string all(choices);
-  for (std::size_t place = 0; !choices.empty(); ++place) {
+  for (std::size_t index = 0; !choices.empty(); ++index) {
     const std::size_t bar = choices.find('|');
-    if (choices.substr(0, bar) == text) return place;
+    if (choices.substr(0, bar) == text) return index;
     choices.remove_prefix(bar == std::string_view::npos ? choices.size() : bar + 1);
   }
   refuse(key + "=" + text, "makes no sense", "give one of " + all);

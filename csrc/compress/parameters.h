@@ -24,7 +24,7 @@ class Parameters {
   std::uint64_t take_integer(const std::string& key, std::uint64_t otherwise, std::uint64_t smallest,
                              std::uint64_t largest);
   bool take_flag(const std::string& key, bool otherwise);  // 0 or 1
-  // Answers the place of the value in `choices`, which are separated by '|'; the first one when the key is absent.
+  // Returns the index of the value in `choices`, which are separated by '|'; the first one when the key is absent.
   std::size_t take_choice(const std::string& key, std::string_view choices);
   // Throws Error (kInvalidArgument) if something is left, and names it and those that have been asked for.
   void end(std::string_view method) const;

@@ -24,8 +24,8 @@ class DurationHistogram {
     const auto ns = static_cast<std::uint64_t>(time.count() < 0 ? 0 : time.count());
     // A time of exactly the bound belongs below it.
     const auto log2_us = static_cast<unsigned>(std::bit_width(ns == 0 ? 0 : (ns - 1) / 1000));
-    const unsigned place = log2_us <= kFirst_log2_us ? 0 : log2_us - kFirst_log2_us;
-    counts_[place < kBounds ? place : kBounds].add();
+    const unsigned bound = log2_us <= kFirst_log2_us ? 0 : log2_us - kFirst_log2_us;
+    counts_[bound < kBounds ? bound : kBounds].add();
     sum_ns_.add(ns);
   }
 

@@ -145,10 +145,10 @@ std::vector<std::uint32_t> deal_slots(std::span<const std::uint32_t> weights) {
     if (weights[i] > 0) next.push({i, weights[i]});
   }
   std::vector<std::uint32_t> deal(std::max(kLeastDealt, weights.size() * kDealtPerSlot));
-  for (std::uint32_t& place : deal) {
+  for (std::uint32_t& dealt : deal) {
     Slot slot = next.top();
     next.pop();
-    place = slot.index;
+    dealt = slot.index;
     slot.halves += 2;
     next.push(slot);
   }

@@ -60,7 +60,7 @@ bool compresses_to(const ServerConnection& server, const Tensor& tensor) {
 }
 
 void enqueue(Transfer& transfer, ServerConnection& server, Connections& connections, Counters& counters) {
-  (transfer.route == Route::kDevice ? server.loading : server.queue).add(&transfer);
+  (transfer.route == Route::kDevice ? server.fetching : server.queue).add(&transfer);
   connections.note_work();
   if (counters.trace == nullptr || !counters.trace->wants(transfer.header->round)) return;
   const std::uint64_t now = counters.trace->now();

@@ -41,7 +41,7 @@ void Cancellation::cancel_transfer(Transfer& transfer, ServerConnection& server)
   if (transfer.cancelled) return;
   transfer.cancelled = true;
   server.queue.remove(&transfer);
-  server.loading.remove(&transfer);
+  server.fetching.remove(&transfer);
   if (server.queue.needs_buffer == &transfer) server.queue.needs_buffer = nullptr;
   while (StagingBuffer* unsent = transfer.encoded) {
     transfer.encoded = std::exchange(unsent->next, nullptr);

@@ -85,7 +85,7 @@ bool DeviceCopies::step() {
   is_blocked_ = false;
   for (const auto& gpu : gpus_) found |= finish(*gpu);
   for (ServerConnection* server : connections_.all()) {
-    if (!server->is_closed() && !server->loading.empty()) found |= load(*server);
+    if (!server->is_closed() && !server->fetching.empty()) found |= fetch(*server);
   }
   return found;
 }
@@ -121,16 +121,16 @@ void DeviceCopies::note_filled(const Ended& ended) {
 // ---- From the device
 
 // Operations pass one that is far enough ahead of what it has sent: other ranks may wait for them.
-bool DeviceCopies::load(ServerConnection& server) {
-  const auto is_over = [](const Portion& one) { return is_ending(one) || one.loaded() == one.parts.size(); };
+bool DeviceCopies::fetch(ServerConnection& server) {
+  const auto is_over = [](const Portion& one) { return is_ending(one) || one.fetched() == one.parts.size(); };
   bool found = false;
-  while (Transfer* const next = server.loading.find([&](const Transfer& one) {
+  while (Transfer* const next = server.fetching.find([&](const Transfer& one) {
     const auto& portion = static_cast<const Portion&>(one);
-    return is_over(portion) || portion.loaded() - portion.next < kAhead;
+    return is_over(portion) || portion.fetched() - portion.next < kAhead;
   })) {
     auto& portion = static_cast<Portion&>(*next);
     if (is_over(portion)) {
-      server.loading.remove(&portion);
+      server.fetching.remove(&portion);
       continue;
     }
     const auto alive = portion.operation->shared_from_this();  // it may end here
@@ -146,15 +146,15 @@ bool DeviceCopies::start(ServerConnection& server, Portion& portion) {
   Gpu& gpu = gpu_of(portion);
   StagingBuffer* const buffer = take_buffer(server, gpu, operation);
   if (buffer == nullptr) return false;
-  const tensor::Placement placement = portion.place(portion.parts[portion.loaded()]);
+  const tensor::Placement placement = portion.place(portion.parts[portion.fetched()]);
   const device::Device::Current current(gpu.device);
-  device::cuda::Result result = portion.loaded() == 0 ? wait_for_call(gpu, *operation.on_device) : kSuccess;
+  device::cuda::Result result = portion.fetched() == 0 ? wait_for_call(gpu, *operation.on_device) : kSuccess;
   if (result == kSuccess && placement.has_payload()) {
     result = gpu.out.stream.to_host(buffer->bytes(), portion.input_bytes + placement.input_offset, placement.length);
   }
   const device::cuda::Result marked = gpu.out.stream.mark();
   gpu.out.add(buffer, portion, &server, 0);
-  portion.note_loaded();
+  portion.note_fetched();
   if (result == kSuccess) result = marked;
   if (result != kSuccess) {
     refuse(gpu, operation, result);

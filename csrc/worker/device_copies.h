@@ -2,7 +2,7 @@
 // The copies of a worker loop from and to GPUs: Route::kDevice.
 //
 // On the way out, a partition is copied into a staging buffer before its transfer enters the send queue, so that a
-// tensor whose GPU is late holds up no other memory: ServerConnection::loading -> copy -> Transfer::encoded and the
+// tensor whose GPU is late holds up no other memory: ServerConnection::fetching -> copy -> Transfer::encoded and the
 // queue. No partition is sent before its device has reached the caller's call: what answers overwrite is not in use.
 // On the way in, an answer in its buffer is copied to the caller's tensor, and the partition completes when that copy
 // has ended. Nothing else ends it meanwhile (InFlight::Stage::kCopying), and its immediate names nothing any more.
@@ -54,7 +54,7 @@ class DeviceCopies {
 
   // Calls `look` with each transfer to a server of which a copy from the device is under way.
   template <typename F>
-  void for_each_loading(const ServerConnection& server, F look) const {
+  void for_each_fetching(const ServerConnection& server, F look) const {
     for (const auto& gpu : gpus_) {
       for (const StagingBuffer* one = gpu->out.first; one != nullptr; one = one->next) {
         if (one->copy.server == &server) look(*one->copy.transfer);
@@ -89,7 +89,7 @@ class DeviceCopies {
   };
   Gpu& gpu_of(const Transfer& transfer);
   bool finish(Gpu& gpu);
-  bool load(ServerConnection& server);
+  bool fetch(ServerConnection& server);
   bool start(ServerConnection& server, Portion& portion);
   StagingBuffer* take_buffer(ServerConnection& server, const Gpu& gpu, Operation& operation);
   static device::cuda::Result wait_for_call(Gpu& gpu, const DeviceArrays& arrays);

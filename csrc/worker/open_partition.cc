@@ -46,8 +46,8 @@ std::vector<OpenPartition> list_open(const InFlightTable& sent, const Connection
   };
   for (const ServerConnection* server : connections.all()) {
     for (const Transfer* transfer : server->queue.all()) add(*transfer, *server);
-    for (const Transfer* transfer : server->loading.all()) add(*transfer, *server);
-    copies.for_each_loading(*server, [&](const Transfer& transfer) { add(transfer, *server); });
+    for (const Transfer* transfer : server->fetching.all()) add(*transfer, *server);
+    copies.for_each_fetching(*server, [&](const Transfer& transfer) { add(transfer, *server); });
   }
   return list;
 }

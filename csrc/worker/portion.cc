@@ -9,7 +9,7 @@ namespace bps::worker {
 
 std::uint64_t Portion::restart(std::uint64_t order) {
   next = 0;
-  loaded_ = 0;
+  fetched_ = 0;
   unfinished = static_cast<std::uint32_t>(parts.size());
   sequence = order;
   return parts.size();

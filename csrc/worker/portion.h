@@ -11,8 +11,8 @@ class Portion final : public Transfer {
  public:
   // Route::kDevice: so many partitions have been copied from the device, or are being copied; at most 127 more than
   // were sent.
-  std::uint32_t loaded() const { return next + ((loaded_ - next) & 0x7f); }
-  void note_loaded() { loaded_ = (loaded_ + 1) & 0x7f; }
+  std::uint32_t fetched() const { return next + ((fetched_ - next) & 0x7f); }
+  void note_fetched() { fetched_ = (fetched_ + 1) & 0x7f; }
   inline tensor::Placement place(const Part& part) const override;
   Status fill(const Part& part, tensor::Placement& placement, std::byte* into, Counters& counters) override;
   Status take_answer(const Part& part, const tensor::Placement& placement, const std::byte* from,

@@ -114,7 +114,7 @@ class ServerConnection final : public transport::ControlSink, public transport::
   std::string reached_by;  // "tcp, 10.0.0.2 4711": how it is reached
   TransportMemory& memory;
   SendQueue queue;
-  SendQueue loading;  // what is still to be copied from a device, before it enters the queue
+  SendQueue fetching;  // what is still to be copied from a device, before it enters the queue
   LandingSlots slots;
   ServerPaths paths;
   PushesBySlot pushes;  // where there are several paths

@@ -51,8 +51,8 @@ void ServerLosses::lose(ServerConnection& server, const std::string& why) {
     if (transfer->operation != nullptr) concerned.push_back(transfer->operation->shared_from_this());
   };
   for (Transfer* transfer : server.queue.take_all()) add(transfer);
-  for (Transfer* transfer : server.loading.take_all()) add(transfer);
-  copies_.for_each_loading(server, [&](const Transfer& transfer) { add(&transfer); });
+  for (Transfer* transfer : server.fetching.take_all()) add(transfer);
+  copies_.for_each_fetching(server, [&](const Transfer& transfer) { add(&transfer); });
   for (std::uint32_t i = 0; i < partitions_.table.size(); ++i) {
     if (partitions_.table[i].server == &server) add(partitions_.table[i].transfer);
   }

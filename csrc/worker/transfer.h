@@ -56,10 +56,10 @@ class Transfer {
   std::int32_t priority = 0;     // higher first
   Route route = Route::kStaged;
   Finality finality = Finality::kAnswer;
-  std::uint8_t pace = kNoPace;   // which of the paces of its operation it keeps
-  bool cancelled : 1 = false;    // nothing more is sent, and the server has been told
-  std::uint8_t loaded_ : 7 = 0;  // the last bits of Portion::loaded(), which are here because a Portion has no room
-  std::uint64_t sequence = 0;    // of equal priorities, the earlier one first
+  std::uint8_t pace = kNoPace;    // which of the paces of its operation it keeps
+  bool cancelled : 1 = false;     // nothing more is sent, and the server has been told
+  std::uint8_t fetched_ : 7 = 0;  // the last bits of Portion::fetched(), which are here because a Portion has no room
+  std::uint64_t sequence = 0;     // of equal priorities, the earlier one first
   const tensor::PushHeader* header = nullptr;  // of each push, but for what the sender adds
   // Encoding changes what is remembered of the tensor, and a GPU's copy takes time, so each is done once: partitions
   // that are encoded or copied, and not sent yet, wait here, the next one first.
