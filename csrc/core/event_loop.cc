@@ -92,8 +92,7 @@ void EventLoop::close() {
 }
 
 void EventLoop::wake() {
-  const std::uint64_t one = 1;
-  [[maybe_unused]] const auto n = ::write(doorbell_.get(), &one, sizeof one);
+  ring(doorbell_.get());
 }
 
 int EventLoop::wait_for_events(std::span<epoll_event> events, Duration wait) {

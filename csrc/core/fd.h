@@ -4,6 +4,7 @@
 
 #include <unistd.h>
 
+#include <cstdint>
 #include <utility>
 
 #include "core/fork.h"
@@ -41,5 +42,17 @@ class Fd {
   int fd_ = -1;
   std::uint32_t forks_ = 0;  // when it was made
 };
+
+// Makes an eventfd readable. Signal handlers may call it, too.
+inline void ring(int doorbell) {
+  const std::uint64_t one = 1;
+  [[maybe_unused]] const auto n = ::write(doorbell, &one, sizeof one);
+}
+
+// The eventfd is not readable any more. Returns whether it was; it does not block.
+inline bool take_rings(int doorbell) {
+  std::uint64_t count = 0;
+  return ::read(doorbell, &count, sizeof count) == sizeof count;
+}
 
 }  // namespace bps

@@ -8,16 +8,15 @@
 #include <thread>
 
 #include "core/error.h"
+#include "core/fd.h"
 
 namespace bps::device {
 namespace {
 
 // Makes no call of the driver, which would be an error here. The argument is the descriptor itself, so that there is
 // nothing whose life could end before the call.
-void ring(void* doorbell) {
-  const std::uint64_t one = 1;
-  [[maybe_unused]] const auto n =
-      ::write(static_cast<int>(reinterpret_cast<std::intptr_t>(doorbell)), &one, sizeof one);
+void ring_doorbell(void* doorbell) {
+  ring(static_cast<int>(reinterpret_cast<std::intptr_t>(doorbell)));
 }
 
 }  // namespace
@@ -77,7 +76,7 @@ bool CopyStream::reached(std::uint32_t mark) const {
 cuda::Result CopyStream::ring_at_last_mark() {
   if (rings_at_ == marks_) return cuda::kSuccess;
   const cuda::Result result = device_.driver().call().cuLaunchHostFunc(
-      stream_, &ring, reinterpret_cast<void*>(static_cast<std::intptr_t>(doorbell_)));
+      stream_, &ring_doorbell, reinterpret_cast<void*>(static_cast<std::intptr_t>(doorbell_)));
   if (result == cuda::kSuccess) rings_at_ = marks_;
   return result;
 }

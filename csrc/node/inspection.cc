@@ -20,6 +20,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "core/fd.h"
 #include "core/files.h"
 #include "core/hmac.h"
 #include "core/json.h"
@@ -41,21 +42,10 @@ std::atomic<int> g_event{-1};
 std::atomic<pid_t> g_process{0};
 std::atomic<int> g_handlers{0};  // that may be about to write
 
-void add_one(int event) {
-  const std::uint64_t one = 1;
-  (void)!::write(event, &one, sizeof one);
-}
-
-// True when it was counted up since.
-bool take(int event) {
-  std::uint64_t count = 0;
-  return ::read(event, &count, sizeof count) == sizeof count;
-}
-
 void wake(int /*signal*/) {
   const int error = errno;
   ++g_handlers;
-  if (const int event = g_event; event >= 0 && g_process == ::getpid()) add_one(event);
+  if (const int event = g_event; event >= 0 && g_process == ::getpid()) ring(event);
   --g_handlers;
   errno = error;
 }
@@ -113,7 +103,7 @@ Inspection::~Inspection() {
   (void)g_event.compare_exchange_strong(mine, -1);
   while (g_handlers > 0) std::this_thread::yield();  // or one could write to what the descriptor's number means next
   ends_ = true;
-  add_one(woken_.get());
+  ring(woken_.get());
   thread_.join();
   end_relays(true);
 }
@@ -140,12 +130,12 @@ void Inspection::ask(const van::Question& question) {
   const std::lock_guard lock(mutex_);
   if (!thread_.joinable() || questions_.size() >= kMostQuestions) return;
   questions_.push_back(question);
-  add_one(woken_.get());
+  ring(woken_.get());
 }
 
 void Inspection::note_failure(Failure failure) {
   if (source_.dump_dir.empty() || !thread_.joinable()) return;
-  if (!failed_[static_cast<std::size_t>(failure)].exchange(true)) add_one(woken_.get());
+  if (!failed_[static_cast<std::size_t>(failure)].exchange(true)) ring(woken_.get());
 }
 
 void Inspection::write_files() {
@@ -180,11 +170,11 @@ void Inspection::run() {
     pollfd waits[] = {{signalled_.get(), POLLIN, 0}, {woken_.get(), POLLIN, 0}, {listener_.get(), POLLIN, 0}};
     if (::poll(waits, std::size(waits), -1) < 0 && errno != EINTR) return;
     try {
-      const bool ends = take(woken_.get()) && ends_;
+      const bool ends = take_rings(woken_.get()) && ends_;
       write_files();  // also at the end, which may have come because of the failure
       if (ends) return;
       answer_questions();
-      if (take(signalled_.get())) {
+      if (take_rings(signalled_.get())) {
         const std::string text = "bps DUMP " + source_.report(false) + "\n";
         (void)std::fwrite(text.data(), 1, text.size(), stderr);
       }

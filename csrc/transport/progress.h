@@ -15,8 +15,6 @@
 // Threading: from any thread. A progress lock may outlive its reactor, and then does nothing.
 #pragma once
 
-#include <unistd.h>
-
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
@@ -88,10 +86,7 @@ class ProgressLock {
    private:
     ProgressLock& lock_;
   };
-  void ring() {
-    const std::uint64_t one = 1;
-    [[maybe_unused]] const auto n = ::write(doorbell_.get(), &one, sizeof one);
-  }
+  void ring() { bps::ring(doorbell_.get()); }
   void begin_progress(Duration at_most);
   bool progress_once(std::unique_lock<std::mutex>& lock, Outcome& outcome);
   void end_progress() noexcept;

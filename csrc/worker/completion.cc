@@ -10,6 +10,7 @@
 #include <climits>
 
 #include "core/error.h"
+#include "core/fd.h"
 
 namespace bps::worker {
 namespace {
@@ -18,11 +19,6 @@ template <typename State>
 long futex(const std::atomic<State>* word, int what, std::uint32_t value, const timespec* timeout) {
   static_assert(sizeof(std::atomic<State>) == sizeof(std::uint32_t));
   return ::syscall(SYS_futex, word, what | FUTEX_PRIVATE_FLAG, value, timeout, nullptr, 0);
-}
-
-void make_readable(int descriptor) {
-  const std::uint64_t one = 1;
-  [[maybe_unused]] const auto n = ::write(descriptor, &one, sizeof one);
 }
 
 }  // namespace
@@ -60,16 +56,13 @@ void Completion::end() {
   if (settle()) {
     if (sleepers_.load() > 0) futex(&state_, FUTEX_WAKE, INT_MAX, nullptr);
     if (progress) progress->call_back();
-    if (const int descriptor = descriptor_.load(); descriptor >= 0) make_readable(descriptor);
+    if (const int descriptor = descriptor_.load(); descriptor >= 0) ring(descriptor);
   }
   is_over_.store(true, std::memory_order_release);
 }
 
 void Completion::restart() {
-  if (const int descriptor = descriptor_.load(); descriptor >= 0) {
-    std::uint64_t count = 0;
-    [[maybe_unused]] const auto n = ::read(descriptor, &count, sizeof count);  // not readable any more
-  }
+  if (const int descriptor = descriptor_.load(); descriptor >= 0) (void)take_rings(descriptor);
   state_.store(State::kPending, std::memory_order_release);
   is_over_.store(false, std::memory_order_release);
 }
@@ -109,7 +102,7 @@ int Completion::descriptor() {
     ::close(made);
     return known;
   }
-  if (is_done()) make_readable(made);  // it may have ended before it could see the descriptor
+  if (is_done()) ring(made);  // it may have ended before it could see the descriptor
   return made;
 }
 

@@ -6,8 +6,6 @@
 // process has nothing left to do, or a moment later.
 #pragma once
 
-#include <unistd.h>
-
 #include <chrono>
 #include <cstdint>
 #include <utility>
@@ -43,8 +41,7 @@ class RingOut {
   void ring() {
     is_due_ = false;
     if (!ring_.claim_sleeper()) return;
-    const std::uint64_t one = 1;
-    [[maybe_unused]] const auto n = ::write(doorbell_.get(), &one, sizeof one);
+    bps::ring(doorbell_.get());
   }
 
  private:
