@@ -32,7 +32,8 @@ class Accumulation:
         self._parameter = entry.parameter
         self._sum: _core.ExactAccumulator | None = None
         self._grad: torch.Tensor | None = None  # the .grad that shows the sum, while it is this one ...
-        self._version = 0  # ... and in this version
+        self._version = 0  # ... and in this version ...
+        self._copy: torch.Tensor | None = None  # ... or has these values, where it shares its version with others
         self._aside: torch.Tensor | None = None
         # This node adds to .grad. It lives as long as it is referenced, and a parameter does not hold it.
         trains = entry.parameter.requires_grad
@@ -63,14 +64,13 @@ class Accumulation:
             self._add(own)
         if before is None:
             shown = own
-        elif counts and not is_ours:  # in memory of its own: a bucket's changes with other gradients
-            shown = before.detach() + own.detach()
         else:
             shown = before
             shown.detach().add_(own.detach())
         self._parameter.grad = shown
         if counts:
             self._grad, self._version = shown, shown._version
+            self._copy = shown.detach().clone() if shown._is_view() else None
 
     @property
     def pending(self) -> bool:
@@ -87,7 +87,9 @@ class Accumulation:
         return self._sum
 
     def _shows(self, grad: torch.Tensor | None) -> bool:
-        return grad is not None and grad is self._grad and grad._version == self._version
+        if grad is None or grad is not self._grad:
+            return False
+        return grad._version == self._version if self._copy is None else torch.equal(grad, self._copy)
 
     def _begin(self, grad: torch.Tensor | None) -> None:
         if self._sum is None:

@@ -23,6 +23,7 @@ from bps_rdma.torch import membership
 from bps_rdma.torch.broadcast import broadcast_object, broadcast_optimizer_state, broadcast_parameters
 from bps_rdma.torch.checks import check_batch_norm, check_count, check_module, check_not_averaged, check_optimizer
 from bps_rdma.torch.compression import Compression
+from bps_rdma.torch.holders import is_of_the_script
 from bps_rdma.torch.membership import AnyGroup, init, resume, suspend
 from bps_rdma.torch.ops import push_pull, push_pull_async_inplace
 from bps_rdma.torch.optimizer import DistributedOptimizer, SynchronousOptimizer
@@ -174,6 +175,12 @@ class LateOptimizer(WrappedOptimizer):
             raise BpsError(
                 f"{name!r} got a gradient again before step(), after {self._bps_passes} backward passes",
                 "set backward_passes_per_step to the number of backward passes between steps",
+            )
+        if not self._bps_left.get(parameter) and is_of_the_script(parameter):
+            raise BpsError(
+                f"the gradient of {self._bps_trained.name_of(parameter)!r} lies in memory that the script holds, where "
+                "CrossBarrier averages it after step()",
+                "call zero_grad(set_to_none=True), and hold no gradients; or use DistributedOptimizer",
             )
 
     def _bps_hide(self, entry: IndexedParameter) -> None:

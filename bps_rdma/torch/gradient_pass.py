@@ -33,11 +33,12 @@ class GradientPass:
         unused: finds the parameters that no rank used; None: the units know, or all parameters must be used.
         must_use: the parameters of which this pass must use all, or none.
         noted_by: spans of what happens.
+        arrives: the parameter whose gradient begins it; None: finish() does.
     """
 
     def __init__(
         self, units: OrderedUnits, strategy: Strategy, unrounded: UnroundedPasses, unused: UnusedParameters | None,
-        must_use: Sequence[IndexedParameter], noted_by: Spans,
+        must_use: Sequence[IndexedParameter], noted_by: Spans, arrives: IndexedParameter | None,
     ) -> None:  # fmt: skip
         self._units, self._strategy, self._unrounded, self._unused = units, strategy, unrounded, unused
         self._must_use, self._spans = must_use, noted_by
@@ -50,7 +51,7 @@ class GradientPass:
         self._started: dict[Unit, Unit | UnroundedUnit] = {}  # in order: what was sent for it
         self._not_used: list[IndexedParameter] = []  # of those that must be
         for unit in units.units:
-            unit.begin()
+            unit.begin(arrives)
         unrounded.begin()
 
     def ready(self, entry: IndexedParameter) -> None:
@@ -59,10 +60,9 @@ class GradientPass:
             now = time.monotonic_ns()
             self._spans.add(f"gradient ready: {entry.name}", now, now)
         unit = self._units.of(entry)
-        gradient = entry.parameter.grad
-        if gradient is None:
+        if entry.parameter.grad is None:
             raise _dropped(entry)
-        if gradient.layout is not torch.strided and not isinstance(unit, Rows):
+        if entry.parameter.grad.layout is not torch.strided and not isinstance(unit, Rows):
             raise InvalidTensorError(
                 f"the gradient of {entry.name!r} is sparse, which was not known when the ranks agreed on what to send",
                 f"pass sparse=[{entry.name!r}] to DistributedOptimizer, or make its layer with sparse=False",

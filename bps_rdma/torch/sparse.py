@@ -15,6 +15,7 @@ import torch
 import bps_rdma
 from bps_rdma.errors import InvalidTensorError
 from bps_rdma.torch.collectives import all_gather
+from bps_rdma.torch.holders import held_gradient
 from bps_rdma.torch.transfer import members_of
 from bps_rdma.torch.units import IndexedParameter, Sent
 
@@ -49,7 +50,7 @@ class Rows:
         """(name, a tensor like the counts of all ranks, no compression)."""
         return f"{self.name}.kind", torch.zeros(2, dtype=torch.int64, device="cpu"), None
 
-    def begin(self) -> None:
+    def begin(self, arrives: IndexedParameter | None) -> None:
         """A pass begins."""
 
     def take(self, entry: IndexedParameter) -> None:
@@ -110,7 +111,13 @@ class Rows:
 
     def deliver(self) -> None:
         """Makes the mean the parameter's .grad."""
-        self.entries[0].parameter.grad = self.release()
+        parameter, mean = self.entries[0].parameter, self.release()
+        theirs = held_gradient(parameter)
+        if theirs is None or mean is None:
+            parameter.grad = mean
+        else:
+            with torch.no_grad():  # detach() of a sparse tensor would get the mean alone
+                theirs.copy_(mean)
 
     def release(self) -> torch.Tensor | None:
         """The mean, which this object then no longer holds."""

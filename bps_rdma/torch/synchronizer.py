@@ -125,12 +125,12 @@ class GradientSynchronizer:
         """Opens a pass, if none is open: also when there is no gradient here, other ranks may have some."""
         self._open_pass()
 
-    def _open_pass(self) -> GradientPass:
+    def _open_pass(self, arrives: IndexedParameter | None = None) -> GradientPass:
         if self._pass is None:
             self._spans = spans()
             self._spans.step = self.passes
             self._pass = GradientPass(
-                self._ordered, self._strategy, self._unrounded, self._unused, self._must_use, self._spans
+                self._ordered, self._strategy, self._unrounded, self._unused, self._must_use, self._spans, arrives
             )
         return self._pass
 
@@ -163,7 +163,7 @@ class GradientSynchronizer:
             BpsError: it has been sent already: backward computed two gradients of this parameter.
             InvalidTensorError: it is sparse.
         """
-        self._open_pass().ready(entry)
+        self._open_pass(entry).ready(entry)
 
     def finish(self) -> None:
         """Ends the pass: all .grad are averages then. Without a pass this has no effect.

@@ -22,7 +22,8 @@ from bps_rdma.arrays import core_dtype
 from bps_rdma.errors import BpsError
 from bps_rdma.operations import OperationOptions, ReduceOp
 from bps_rdma.operations.options import EXACT, NONE
-from bps_rdma.torch import transfer
+from bps_rdma.torch import holders, transfer
+from bps_rdma.torch.holders import BY_GRAD, held_gradient, sharers_of
 from bps_rdma.torch.transfer import AnyHandle
 from bps_rdma.uncompressed import why_not
 
@@ -104,7 +105,7 @@ class Single:
         like = torch.empty_like(parameter.detach(), memory_format=torch.contiguous_format)
         return self.name, as_real(like), self._options.compression
 
-    def begin(self) -> None:
+    def begin(self, arrives: IndexedParameter | None) -> None:
         """A pass begins. The gradient of the last one belongs to whoever has kept it."""
 
     def take(self, entry: IndexedParameter) -> None:
@@ -162,7 +163,11 @@ class Bucket:
     Behind the gradients stands one element per parameter, unless they are compressed: 1 where this rank has a gradient.
     Averaged like the rest, it tells for the parameters without one whether another rank has.
 
-    A gradient that somebody keeps after zero_grad() stays as it is: the bucket then goes on in other memory.
+    Means become gradients without a copy: a .grad is a part of the bucket. Two kinds of gradients are not:
+    - one that was there before, and that somebody holds, as a script that has made it a part of a buffer: the mean is
+      copied to it;
+    - those of a bucket of which somebody has kept a gradient after zero_grad(). What was kept stays as it is: the
+      bucket goes on in other memory, and copies all means from then on.
     """
 
     def __init__(self, number: str, entries: Sequence[IndexedParameter], sent: Sent) -> None:
@@ -180,6 +185,8 @@ class Bucket:
         self._options = sent.options(self.name, self.priority, dtype, count + flags)
         self._use(transfer.zeros_beside(first, count + flags, dtype), count)
         self._missing: list[IndexedParameter] = []
+        self._lends = holders.CAN_TELL  # gradients are parts of the bucket
+        self._theirs: dict[IndexedParameter, tuple[torch.Tensor, int | None]] = {}  # gradients that are not, see take()
         self._version = 0  # the version of the memory as it was sent
         self._handle: AnyHandle | None = None
 
@@ -189,7 +196,7 @@ class Bucket:
         self._views = {entry: _view(memory, entry.parameter, offset) for entry, offset in self._offsets.items()}
         self._addresses = {entry: view.data_ptr() for entry, view in self._views.items()}
         self._references = [sys.getrefcount(view) for view in self._views.values()]
-        self._sharers = _sharers_of(memory)
+        self._sharers = sharers_of(memory) if holders.CAN_TELL else 0
 
     def _view_of(self, entry: IndexedParameter) -> torch.Tensor:
         """The place of a gradient, also after `.grad.data = ...` has given the tensor there other memory."""
@@ -198,21 +205,30 @@ class Bucket:
             view = self._views[entry] = _view(self._memory, entry.parameter, self._offsets[entry])
         return view
 
-    def begin(self) -> None:
-        """A pass begins. What somebody has kept of the last one must not become a part of this one."""
-        if not self._is_kept():
-            return
-        before = self._views
-        first, count = self.entries[0].parameter, len(self._memory) - len(self._flags)
-        self._use(transfer.zeros_beside(first, len(self._memory), self._memory.dtype), count)
-        if self._device is not None:
-            self._zeroed = self._device.record(self._device.current())
-        for entry, view in before.items():
-            if entry.parameter.grad is view:  # which backward adds to
-                entry.parameter.grad = self._views[entry].copy_(view)
+    def begin(self, arrives: IndexedParameter | None) -> None:
+        """A pass begins. What somebody has kept of the last one must not become a part of this one.
+
+        Args:
+            arrives: the parameter whose gradient begins it.
+        """
+        self._theirs.clear()
+        if self._lends and self._is_kept():
+            first, count = self.entries[0].parameter, len(self._memory) - len(self._flags)
+            self._use(transfer.zeros_beside(first, len(self._memory), self._memory.dtype), count)
+            self._lends = False
+            if self._device is not None:
+                self._zeroed = self._device.record(self._device.current())
+        if self._lends:
+            for entry, view in self._views.items():
+                parameter = entry.parameter
+                if parameter.grad is None or (parameter.grad is view and view.data_ptr() == self._addresses[entry]):
+                    continue
+                theirs = held_gradient(parameter, arrives=entry is arrives)
+                if theirs is not None:
+                    self._theirs[entry] = theirs, None
 
     def _is_kept(self) -> bool:
-        if _sharers_of(self._memory) != self._sharers:
+        if sharers_of(self._memory) != self._sharers:
             return True
         found = [sys.getrefcount(view) for view in self._views.values()]
         return found != self._references and any(
@@ -231,7 +247,11 @@ class Bucket:
             self._device.order(self._device.current(), self._zeroed)
         if gradient is not None and gradient is not view:
             view.copy_(gradient.detach())
-            entry.parameter.grad = view
+            if self._lends and (entry not in self._theirs or self._theirs[entry][0] is not gradient):
+                self._theirs.pop(entry, None)
+                entry.parameter.grad = view
+            else:  # those in a buffer share their version, with gradients that are still computed
+                self._theirs[entry] = gradient, None if gradient._is_view() else gradient._version
         if self._device is not None:  # backward may compute in several streams
             stream = self._device.current()
             self._written[stream] = self._device.record(stream)
@@ -267,11 +287,17 @@ class Bucket:
         """Makes the means the .grad of the parameters."""
         for entry, view in self._views.items():
             parameter = entry.parameter
-            if parameter.grad is view and view.data_ptr() == self._addresses[entry]:
-                continue
+            theirs, version = self._theirs.get(entry, (view, None))
+            if parameter.grad is theirs and (version is None or theirs._version == version):
+                if theirs is not view:
+                    theirs.detach().copy_(view)
+                    continue
+                if view.data_ptr() == self._addresses[entry]:
+                    continue
             if parameter.grad is not None or entry not in self._missing:
                 raise _changed(entry)
-            parameter.grad = view
+            parameter.grad = view if self._lends else view.clone()
+        self._theirs.clear()
 
     def unused_everywhere(self) -> list[IndexedParameter]:
         """Parameters for which no rank had a gradient in the last pass."""
@@ -281,9 +307,12 @@ class Bucket:
         return [entry for entry in self._missing if used[self.entries.index(entry)] == 0]
 
     def close(self) -> None:
-        """Gives gradients that are views of the bucket memory of their own: the bucket is about to be freed."""
-        for entry, view in self._views.items():
-            if entry.parameter.grad is view:
+        """Gives gradients that nobody holds memory of their own: that of the bucket is then freed."""
+        if not self._lends or sharers_of(self._memory) != self._sharers:
+            return
+        found = [sys.getrefcount(view) for view in self._views.values()]
+        for (entry, view), number, own in zip(self._views.items(), found, self._references, strict=True):
+            if entry.parameter.grad is view and number <= own + BY_GRAD:
                 entry.parameter.grad = view.clone()
 
 
@@ -293,11 +322,6 @@ Unit = Single | Bucket
 def _is_where(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
     """Whether two tensors are the same memory, if both are there."""
     return one is None or other is None or one.data_ptr() == other.data_ptr()
-
-
-def _sharers_of(memory: torch.Tensor) -> int:
-    """The number of tensors that share this memory."""
-    return torch._C._storage_Use_Count(memory.untyped_storage()._cdata)
 
 
 def as_real_numbers(dtype: torch.dtype, elements: int) -> tuple[torch.dtype, int]:
