@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import torch
 
-from bps_rdma.errors import InvalidArgumentError
+from bps_rdma.errors import InvalidArgumentError, InvalidTensorError
 
 
 def names_of(
@@ -17,15 +17,17 @@ def names_of(
 
     Raises:
         InvalidArgumentError: a name twice, a parameter without a name, or no optimizer.
+        InvalidTensorError: a parameter has no shape yet; names it.
     """
     if not hasattr(optimizer, "param_groups"):
         raise InvalidArgumentError(
             f"{type(optimizer).__name__} is not an optimizer", "pass one, such as torch.optim.SGD(...)"
         )
     parameters = [p for options in optimizer.param_groups for p in options["params"]]
-    if named is None:
-        return [(f"parameter {number}", p) for number, p in enumerate(parameters)]
-    pairs = list(named)
+    pairs = [(f"parameter {number}", p) for number, p in enumerate(parameters)] if named is None else list(named)
+    for name, p in pairs:
+        if torch.nn.parameter.is_lazy(p):
+            raise InvalidTensorError(f"{name!r} has no shape yet", "run the lazy module once first")
     names = {name for name, _ in pairs}
     if len(names) < len(pairs):
         twice = sorted(name for name in names if [n for n, _ in pairs].count(name) > 1)

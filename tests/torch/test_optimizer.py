@@ -324,3 +324,17 @@ def outside(bps: Any) -> None:
 
 def test_cross_barrier_tells_of_stale_weights():
     harness.run(outside, workers=2)
+
+
+def without_shapes(bps: Any) -> None:
+    from bps_rdma.torch import CrossBarrier, DiLoCo, DistributedOptimizer
+
+    model = nn.Sequential(nn.Linear(8, 8), nn.LazyLinear(4))
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    for wrap in (DistributedOptimizer, DiLoCo, lambda *args: CrossBarrier(model, *args)):
+        with pytest.raises(bps.InvalidTensorError, match=r"'1\.weight' has no shape yet"):
+            wrap(sgd, model.named_parameters())
+
+
+def test_lazy_parameters_are_named():
+    harness.run(without_shapes, workers=1)
