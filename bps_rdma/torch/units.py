@@ -186,7 +186,7 @@ class Bucket:
         self._use(transfer.zeros_beside(first, count + flags, dtype), count)
         self._missing: list[IndexedParameter] = []
         self._lends = holders.CAN_TELL  # gradients are parts of the bucket
-        self._theirs: dict[IndexedParameter, tuple[torch.Tensor, int | None]] = {}  # gradients that are not, see take()
+        self._theirs: dict[IndexedParameter, tuple[torch.Tensor, int | None]] = {}  # those that are not
         self._version = 0  # the version of the memory as it was sent
         self._handle: AnyHandle | None = None
 
@@ -241,17 +241,17 @@ class Bucket:
         return self.name, self._memory, self._options.compression
 
     def take(self, entry: IndexedParameter) -> None:
-        """Takes the gradient of a parameter, which is complete: from now on it is in the bucket."""
+        """Takes the gradient of a parameter, which is complete: from now on it is in the bucket, or in _theirs."""
         gradient, view = entry.parameter.grad, self._view_of(entry)
         if self._zeroed is not None and self._device is not None:
             self._device.order(self._device.current(), self._zeroed)
         if gradient is not None and gradient is not view:
-            view.copy_(gradient.detach())
             if self._lends and (entry not in self._theirs or self._theirs[entry][0] is not gradient):
                 self._theirs.pop(entry, None)
+                view.copy_(gradient.detach())
                 entry.parameter.grad = view
-            else:  # those in a buffer share their version, with gradients that are still computed
-                self._theirs[entry] = gradient, None if gradient._is_view() else gradient._version
+            else:
+                self._theirs[entry] = gradient, None
         if self._device is not None:  # backward may compute in several streams
             stream = self._device.current()
             self._written[stream] = self._device.record(stream)
@@ -266,6 +266,10 @@ class Bucket:
             if self._zeroed is not None:
                 self._device.order(stream, self._zeroed)
                 self._zeroed = None
+        for entry, (gradient, _) in self._theirs.items():  # only now: hooks may have changed them
+            self._view_of(entry).copy_(gradient.detach())
+            # Those in a buffer share their version, with gradients that are still computed.
+            self._theirs[entry] = gradient, None if gradient._is_view() else gradient._version
         self._flags.fill_(1)
         self._missing = [entry for entry in self.entries if entry.parameter.grad is None]
         for entry in self._missing:
