@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import types
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterable
@@ -51,17 +52,19 @@ def _readable(fd: int) -> Generator[Any, None, None]:
     import asyncio  # a caller that awaits has it; for all others it would be most of this package's import time
 
     loop = asyncio.get_running_loop()
+    own = os.dup(fd)  # the loop keeps one reader per descriptor, and another task may await the same handle
     woken = loop.create_future()
 
     def wake() -> None:
         if not woken.done():
             woken.set_result(None)
 
-    loop.add_reader(fd, wake)
     try:
+        loop.add_reader(own, wake)
         yield from woken.__await__()
     finally:
-        loop.remove_reader(fd)
+        loop.remove_reader(own)
+        os.close(own)
 
 
 _core.register_awaiting(awaiting)

@@ -120,6 +120,31 @@ def test_await_and_gather(transport):
     harness.run(awaits, workers=2, env={"BPS_TRANSPORT": transport})
 
 
+def awaited_by_two(bps: Any) -> None:
+    if bps.rank() == 1:
+        bps.barrier()
+    handle = bps.push_pull_async(np.ones(3), average=False, name="x")
+
+    async def one() -> Any:
+        return await handle
+
+    async def main() -> list[Any]:
+        tasks = [asyncio.ensure_future(one()) for _ in range(2)]
+        await asyncio.sleep(0)  # both wait
+        if bps.rank() == 0:
+            bps.barrier()
+        return await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 60)
+
+    results = asyncio.run(main())
+    refused = [found for found in results if isinstance(found, bps.UnknownHandleError)]
+    taken = [found.tolist() for found in results if isinstance(found, np.ndarray)]
+    assert (len(refused), taken) == (1, [[2] * 3])
+
+
+def test_two_tasks_that_await_one_handle_both_go_on():
+    harness.run(awaited_by_two, workers=2)
+
+
 def awaits_a_loss(bps: Any) -> str:
     if bps.rank() == 1:
         mark("ready")
