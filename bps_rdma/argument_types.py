@@ -20,6 +20,10 @@ def explain(*, name: object = None, priority: object = 0, timeout: object = None
     if name is not None and not isinstance(name, str):
         text = name.decode(errors="replace") if isinstance(name, bytes) else str(name)
         raise InvalidArgumentError(f"name={name!r} is not a text", f"pass name={text!r}, the same on all ranks")
+    try:
+        (name or "").encode()
+    except UnicodeEncodeError:
+        raise InvalidArgumentError(f"name={name!r} is not a text", "pass one without surrogates") from None
     number = whole(priority)
     if number is None or not -_LARGEST <= number <= _LARGEST:
         raise InvalidArgumentError(

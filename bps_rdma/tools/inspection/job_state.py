@@ -176,7 +176,9 @@ def address_of(text: str) -> tuple[str, int]:
     """
     host, colon, port = text.rpartition(":")
     if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise InvalidArgumentError(f"{text!r} is no address of a scheduler", "write it as host:port")
+        raise InvalidArgumentError(
+            f"{text!r} is no address of a scheduler, and no file or folder", "write an address as host:port"
+        )
     return host.strip("[]"), int(port)
 
 
