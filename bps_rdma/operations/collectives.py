@@ -83,8 +83,8 @@ def reduce_scatter(
 
     Args:
         array: n elements on every rank, any shape; taken as flat.
-        out: receives the part: its size must fit `shard_bounds(n, group size, place in the group)`. Default: a new
-            flat array.
+        out: receives the part: its size must fit `shard_bounds(n, group size, place in the group)`. It may be that
+            part of `array`, and must not overlap it otherwise. Default: a new flat array.
         average, name, priority, group, op, timeout, compression, exact: as for push_pull_inplace().
 
     Raises:
@@ -222,7 +222,8 @@ def broadcast(
         name, priority, group, timeout: as for push_pull_inplace().
 
     Raises:
-        InvalidArgumentError: `root` is not in the group. Otherwise as push_pull_inplace().
+        InvalidArgumentError: `root` is not in the group. MismatchError: ranks named different roots. Otherwise as
+            push_pull_inplace().
     """
     _started(start.broadcast(array, root, OperationOptions(SUM, name, priority, group, timeout, True)), array).wait()
     return array

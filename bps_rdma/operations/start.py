@@ -119,6 +119,7 @@ def accumulate(delta: Any, out: Any, most_ahead: int, again: bool, options: Oper
     result = arrays.empty_like(delta) if out is None else out
     target = arrays.describe(result, True)
     _check_alike(target, source)
+    _check_apart(target, source, source.address)
     described = Described(Kind.accumulate, source, target, result, source.elements, most_ahead, again=again)
     return run(described, options)
 
@@ -130,6 +131,7 @@ def reducing(array: Any, out: Any, options: OperationOptions) -> Described:
     source = target if result is array else describe(array, False)
     check_mean(source, options)
     _check_alike(target, source)
+    _check_apart(target, source, source.address)
     return Described(_PUSH_PULL, source, target, result, source.elements)
 
 
@@ -141,6 +143,7 @@ def scattering(array: Any, out: Any, options: OperationOptions) -> Described:
     result = arrays.empty_flat(array, (end - begin,)) if out is None else out
     target = describe(result, True)
     _check_size(target, source, end - begin, "out")
+    _check_apart(target, source, source.address + begin * (source.nbytes // max(source.elements, 1)))
     return Described(Kind.reduce_scatter, source, target, result, source.elements)
 
 
@@ -161,8 +164,7 @@ def gathering(array: Any, out: Any, options: OperationOptions) -> Described:
     own = whole.address + begin * (whole.nbytes // max(whole.elements, 1))
     is_beside = part.address != own and part.nbytes > 0
     copies = is_beside and part.device < 0
-    overlaps = part.address < whole.address + whole.nbytes and whole.address < part.address + part.nbytes
-    if is_beside and overlaps and not copies:  # from GPUs the core copies later, when answers may have come
+    if is_beside and _overlaps(part, whole) and not copies:  # from GPUs the core copies later, when answers may have come
         raise InvalidTensorError(
             f"the array of a GPU overlaps `out`, and is not its own part of it: elements {begin} to {end}",
             "pass that part of `out`, or an array of its own",
@@ -173,7 +175,7 @@ def gathering(array: Any, out: Any, options: OperationOptions) -> Described:
 def broadcasting(array: Any, root: int, options: OperationOptions) -> Described:
     """Describes a broadcast; see broadcast()."""
     ranks = group_of(current(), options.group).ranks
-    if root not in ranks:
+    if argument_types.whole(root) not in ranks:
         raise InvalidArgumentError(f"root {root} is not in the group {ranks}", "name a worker rank of the group")
     memory = describe(array, True)
     return Described(Kind.broadcast, memory, memory, array, memory.elements, ranks.index(root))
@@ -273,6 +275,19 @@ def _check_alike(target: arrays.Memory, source: arrays.Memory) -> None:
             f"`out` has {target.elements} elements of {target.dtype.name}, and the array {source.elements} of "
             f"{source.dtype.name}",
             "pass an array of the same size and dtype",
+        )
+
+
+def _overlaps(one: arrays.Memory, other: arrays.Memory) -> bool:
+    return one.address < other.address + other.nbytes and other.address < one.address + one.nbytes
+
+
+def _check_apart(target: arrays.Memory, source: arrays.Memory, own: int) -> None:
+    """Raises InvalidTensorError if answers would overwrite what is still to be sent; those at `own` cannot."""
+    if target.address != own and _overlaps(target, source):
+        raise InvalidTensorError(
+            "`out` overlaps the array, and does not begin where its result belongs",
+            "pass an array of its own, or the part of the array that is replaced",
         )
 
 

@@ -28,6 +28,10 @@ bool HostRelay::fits(Round& round) {
 }
 
 void HostRelay::contribute(Round& round) {
+  if (round.has_two_roots()) {
+    decline(round, different_roots());
+    return ends_.fail(round, different_roots());
+  }
   if (!fits(round)) return;
   bool has_payload = false;
   bool wants_data = false;

@@ -3,6 +3,7 @@
 // loop's.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -91,6 +92,11 @@ struct Round : RoundState {
   bool is_two_phase() const { return (first.flags & tensor::kTwoPhase) != 0; }
   // The sum made here is a contribution, and not the result.
   bool is_contribution() const { return key.for_host && !group->ends_on_host; }
+  // Everybody gets the bytes of one member, and several have sent theirs.
+  bool has_two_roots() const {
+    const bool has_root = first.kind == tensor::OperationKind::kStore || tensor::copies(first.kind);
+    return has_root && std::ranges::count_if(arrivals, &Arrival::has_payload) > 1;
+  }
 
   void count_push() {
     if (++counts.pushed == contributors->size()) enter(RoundPhase::kGathered);
@@ -107,5 +113,9 @@ struct Round : RoundState {
     ++counts.done;
   }
 };
+
+inline Error different_roots() {
+  return {ErrorCode::kMismatch, "ranks named different roots", "name one root on every rank"};
+}
 
 }  // namespace bps::server

@@ -128,8 +128,9 @@ void RoundEngine::sum(Round& round) {
     return ends_.fail(round,
                       {ErrorCode::kMismatch, "no rank contributed to this round", "name one root on every rank"});
   }
-  if (!sums_.plan_targets(round)) return;
   const bool stores = round.first.kind == tensor::OperationKind::kStore;
+  if (round.has_two_roots()) return ends_.fail(round, different_roots());
+  if (!sums_.plan_targets(round)) return;
   if (keeps && !(stores ? stored_.plan_store(round) : sums_.plan_feedback(round))) return;
   if (!sums_.run(round, reduction_of(round)) || (stores && !stored_.store(round))) return;
   ends_.answer_all(round, RoundSums::result_of(round));

@@ -146,3 +146,38 @@ def test_shard_bounds_cut_as_torch_chunk(count, parts):
     assert sizes == sorted(sizes, reverse=True)
     assert max(sizes) == -(-count // parts)
     assert len({size for size in sizes if size not in (0, sizes[0])}) <= 1, "only one part is shorter"
+
+
+def overlaps(bps: Any) -> None:
+    rank, size = bps.rank(), bps.size()
+    memory = np.arange(1001, dtype=np.float32)
+    array, shifted = memory[:-1], memory[1:]
+    begin, end = bps.shard_bounds(1000, size, rank)
+    for start in (
+        lambda: bps.reduce_scatter(array, "r", out=memory[begin + 1 : end + 1]),
+        lambda: bps.prepare("reduce_scatter", array, "r", out=memory[begin + 1 : end + 1]),
+        lambda: bps.prepare("push_pull", array, "p", out=shifted),
+        lambda: bps.accumulate(array, out=shifted, name="a"),
+    ):
+        with pytest.raises(bps.InvalidTensorError, match="`out` overlaps the array"):
+            start()
+    assert memory.tolist() == list(range(1001))
+    assert bps.prepare("push_pull", array, "p", average=False, out=array)().tolist() == [size * i for i in range(1000)]
+    part = bps.reduce_scatter(array, "r", average=False, out=array[begin:end])
+    assert part.tolist() == [size * size * i for i in range(begin, end)]
+
+
+def test_results_that_would_overwrite_what_is_still_sent_are_refused():
+    harness.run(overlaps, workers=2)
+
+
+def names_two_roots(bps: Any) -> None:
+    array = np.full(5, bps.rank() + 1.0)
+    with pytest.raises(bps.MismatchError, match="different roots"):
+        bps.broadcast(array, "b", root=min(bps.rank(), 1))
+    assert bps.broadcast(array, "b", root=2).tolist() == [3] * 5
+
+
+@pytest.mark.parametrize("host_sum", ["0", "1"])
+def test_a_broadcast_from_two_roots_is_refused(host_sum):
+    harness.run(names_two_roots, workers=3, env={"BPS_HOST_SUM": host_sum})
