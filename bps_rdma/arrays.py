@@ -215,6 +215,11 @@ def _as_numpy(array: Any) -> np.ndarray[Any, Any]:
 
 
 def _describe_numpy(array: np.ndarray[Any, Any], writable: bool) -> Memory:
+    if isinstance(array, np.ma.MaskedArray):
+        raise InvalidTensorError(
+            "the array is masked, and elements under its mask would be summed as well",
+            "pass array.filled(0), or array.data to sum them",
+        )
     dtype = _core_dtype(array.dtype)
     if not array.flags.c_contiguous:
         raise InvalidTensorError(

@@ -40,6 +40,8 @@ std::optional<Dtype> common_dtype(const py::dtype& dtype) {
 // None for anything but a numpy array that can be used in place; arrays.py takes more kinds, and reports errors.
 std::optional<Memory> describe_array(py::handle object, bool writable) {
   if (!py::isinstance<py::array>(object)) return std::nullopt;
+  const bool is_plain = Py_TYPE(object.ptr()) == py::detail::npy_api::get().PyArray_Type_;
+  if (!is_plain && py::hasattr(object, "mask")) return std::nullopt;
   const auto array = py::reinterpret_borrow<py::array>(object);
   const auto usable = [](const py::array& a) { return (a.flags() & py::array::c_style) != 0; };
   const auto dtype = common_dtype(array.dtype());

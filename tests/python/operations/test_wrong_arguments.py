@@ -39,6 +39,8 @@ WRONG = [
     ("push(x, 5)", "name=5"),
     ("reduce_scatter(x, name=5)", "name=5"),
     ("all_gather(x, timeout='3s')", "timeout='3s'"),
+    ("push_pull(x, name='\\udc80')", "name='\\udc80' is not a text"),
+    ("broadcast(x, root=x)", "is not in the group"),
     ("broadcast(x, priority='high')", "priority='high'"),
     ("prepare('push_pull', x, name=5)", "name=5"),
     ("prepare('push_pull', x, timeout='3s')", "timeout='3s'"),
@@ -76,6 +78,14 @@ def test_wrong_arguments_are_named(alone):
         assert caught.value.hint, call
     assert alone.push_pull(X, average=np.False_).tolist() == [1] * 4
     assert alone.push_pull(X, name="w", priority=np.int64(3), timeout=np.float32(9)).tolist() == [1] * 4
+
+
+def test_masked_arrays_are_refused(alone):
+    masked = np.ma.array([1.0, 2.0], mask=[True, False])
+    for call in (alone.push_pull, alone.push_pull_inplace, alone.all_gather, alone.broadcast):
+        with pytest.raises(alone.InvalidTensorError, match="masked"):
+            call(masked)
+    assert alone.push_pull(np.asmatrix(X)).tolist() == [[1] * 4]
 
 
 def test_arrays_of_the_dtypes_of_torch(alone):
