@@ -164,7 +164,8 @@ def gathering(array: Any, out: Any, options: OperationOptions) -> Described:
     own = whole.address + begin * (whole.nbytes // max(whole.elements, 1))
     is_beside = part.address != own and part.nbytes > 0
     copies = is_beside and part.device < 0
-    if is_beside and _overlaps(part, whole) and not copies:  # from GPUs the core copies later, when answers may have come
+    # From GPUs the core copies later, when answers may have come.
+    if is_beside and _overlaps(part, whole) and not copies:
         raise InvalidTensorError(
             f"the array of a GPU overlaps `out`, and is not its own part of it: elements {begin} to {end}",
             "pass that part of `out`, or an array of its own",
