@@ -12,6 +12,7 @@ from __future__ import annotations
 import pickle
 import re
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -58,20 +59,10 @@ def save(state: JobState, folder: Path) -> tuple[list[int], list[int]]:
     groups = {0: sorted(state.workers())}
     for member in ranks.values():
         groups |= {one["id"]: one["ranks"] for one in (member.report or {}).get("groups", [])}
-    # An operation that one rank remembers and another one has forgotten says nothing about either. A rank has forgotten
-    # the rounds that came before one of the same name that it remembers. (Ages are no proof: ranks are asked in turn.)
+    # An operation that one rank remembers and another one has forgotten says nothing about either.
     for rank, member in ranks.items():
-        latest = {key[:2]: key[2] for key in sorted(begun[rank], key=lambda key: key[2])}
-        for key in ages.keys() - begun[rank].keys():
-            if key[2] < latest.get(key[:2], 0):
-                del ages[key]
-        recent = (member.report or {})["recent"]
-        if len(recent) < _MOST_RECENT:
-            continue
-        oldest = max(one["age_ms"] for one in recent)
-        for key in [key for key, age in ages.items() if rank in groups[key[0]] and age >= oldest]:
-            if key not in begun[rank]:
-                del ages[key]
+        for key in [key for key in ages if rank in groups[key[0]] and _may_have_forgotten(member, key, begun)]:
+            del ages[key]
     numbers = {key: number for number, key in enumerate(sorted(ages, key=lambda key: -ages[key]))}
     folder.mkdir(parents=True, exist_ok=True)
     for rank, member in ranks.items():
@@ -102,6 +93,26 @@ def _begun(member: Member) -> dict[_Key, Report]:
             barrier = {"kind": "barrier", "bytes": 0, "dtype": "uint8", "state": "open", "duration_us": -1}
             found[int(match[1]), call["what"], 0] = barrier | {"age_ms": call["since_ms"]}
     return found
+
+
+def _may_have_forgotten(member: Member, key: _Key, begun: Mapping[int, Mapping[_Key, Report]]) -> bool:
+    """Whether a rank without this operation may have begun it: long ago, so that its recorder has others by now.
+
+    It has not if it remembers something that others began before. Only ages on one rank are compared: ranks are asked
+    in turn, and have clocks of their own.
+    """
+    own = begun[member.rank]
+    if key in own:
+        return False
+    if any(other[:2] == key[:2] and other[2] > key[2] for other in own):
+        return True  # it remembers a later round of the name
+    if len((member.report or {})["recent"]) < _MOST_RECENT:
+        return False
+    for operations in begun.values():
+        common = [operations[other]["age_ms"] for other in own if other in operations]
+        if key in operations and common and max(common) > operations[key]["age_ms"]:
+            return False
+    return True
 
 
 def _describe(group: int) -> str:

@@ -7,6 +7,8 @@ import pickle
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from bps_rdma.tools.inspection import torch_dump
 from bps_rdma.tools.inspection.job_state import JobState, Member
 
@@ -32,8 +34,9 @@ def test_what_a_rank_has_forgotten_is_not_missing_although_it_was_asked_later(tm
     assert rounds_in(tmp_path, 0) == [f"gradient, round {number}" for number in range(3, KEPT)]
 
 
-def test_what_a_rank_has_not_begun_is_missing(tmp_path: Path) -> None:
-    first, second = member(0, range(1, KEPT + 1), 200), member(1, range(KEPT), 250)
+@pytest.mark.parametrize("asked_ms", [(200, 250), (1_000, 100)])
+def test_what_a_rank_has_not_begun_is_missing(asked_ms: tuple[int, int], tmp_path: Path) -> None:
+    first, second = member(0, range(1, KEPT + 1), asked_ms[0]), member(1, range(KEPT), asked_ms[1])
     torch_dump.save(JobState(members={0: first, 1: second}), tmp_path)
     assert rounds_in(tmp_path, 0)[-1] == f"gradient, round {KEPT}"
     assert rounds_in(tmp_path, 1)[-1] == f"gradient, round {KEPT - 1}"
