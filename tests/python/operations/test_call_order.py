@@ -80,9 +80,9 @@ def test_a_rank_may_be_hundreds_of_rounds_ahead(servers, transport):
 
 @pytest.mark.parametrize(("servers", "transport"), [(None, "shm"), (None, "tcp"), (1, "tcp")])
 def test_an_urgent_tensor_overtakes_a_large_one(servers, transport):
-    # 8 MB in pieces of 8 kB, one on its way at a time.
+    # 8 MB in pieces of 8 kB, one on its way at a time: loops do not wait for each other.
     env = {"BYTEPS_PARTITION_BYTES": "8000", "BPS_MIN_PARTITION_BYTES": "8000", "BYTEPS_SCHEDULING_CREDIT": "1"}
-    env |= {"BPS_TRANSPORT": transport, "BYTEPS_SERVER_ENGINE_THREAD": "1"}
+    env |= {"BPS_TRANSPORT": transport, "BYTEPS_PUSH_THREAD": "1", "BYTEPS_SERVER_ENGINE_THREAD": "1"}
     for bulk_was_over, _, right in harness.run(urgent_behind_bulk, 10, workers=2, servers=servers, env=env):
         assert right
         assert not bulk_was_over

@@ -285,7 +285,7 @@ def test_what_a_member_claims_is_checked():
             with pytest.raises(RefusedError) as raised:
                 shake_hands(connect(port), stranger, CONTROL, node=1)
             assert raised.value.reason in (reason, handshake.REFUSED_SECRET)
-        for claim in ({"node": 3}, {"node": 77}, {"node": 1, "client_loop": 1}, {"node": 1, "client_loop": 65535},
+        for claim in ({"node": 3}, {"node": 77}, {"node": 1, "client_loop": 2}, {"node": 1, "client_loop": 65535},
                       {"node": 1, "server_loop": 64}, {"node": 1, "server_loop": 65535}, {"node": 1}):  # fmt: skip
             session = shake_hands(connect(port), now, CONTROL, **claim)
             assert is_closed(session.socket), claim
