@@ -38,6 +38,7 @@ __all__: list[str] = [
     "describe_array",
     "describe_on_device",
     "djb2",
+    "finish_orphans",
     "format_trace",
     "hide_stacks",
     "knows_block",
@@ -744,6 +745,11 @@ def describe_on_device(
     """
 
 def djb2(key: typing.SupportsInt | typing.SupportsIndex) -> int: ...
+def finish_orphans(timeout: typing.SupportsFloat | typing.SupportsIndex) -> None:
+    """
+    Waits for the operations of handles that were dropped, without holding the GIL; for `timeout` seconds.
+    """
+
 def format_trace(events: str, json: str) -> None:
     """
     Makes the file `json` from what a process that was killed, or still runs, has traced into the file `events`.

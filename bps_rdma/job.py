@@ -21,6 +21,7 @@ from bps_rdma.launch import cluster
 from bps_rdma.presence import Stage, raised
 from bps_rdma.running_job import Job
 from bps_rdma.settings import SettingValue, config_with, table_of
+from bps_rdma.unfinished import Unfinished
 from bps_rdma.views import asked, current, resume, surviving
 
 if TYPE_CHECKING:
@@ -135,7 +136,8 @@ def shutdown(timeout: float | None = None) -> None:
         timeout: seconds to wait for the other workers. 0 leaves at once; ranks that still need this one then lose it.
             Default: BPS_SHUTDOWN_TIMEOUT.
 
-    An init() that is in progress ends with NotInitializedError, and so do calls of other threads that still wait.
+    Operations whose handles were dropped, and updates that a CrossBarrier has still to make, are finished first. An
+    init() that is in progress ends with NotInitializedError, and so do calls of other threads that still wait.
     """
     leave(timeout)
 
@@ -165,6 +167,14 @@ def leave(timeout: float | None, *, suspends: bool = False) -> None:
 
 
 def _leave(timeout: float | None, end: Callable[[Job, float], object]) -> None:
+    try:
+        if (job := presence.inside) is not None:
+            job.part(Unfinished).finish(job.config.seconds("BPS_SHUTDOWN_TIMEOUT") if timeout is None else timeout)
+    finally:
+        _leave_at_once(timeout, end)
+
+
+def _leave_at_once(timeout: float | None, end: Callable[[Job, float], object]) -> None:
     change = presence.begin_change(ends_init=True)
     if change is None:
         return  # a signal handler: what it has interrupted ends by itself
@@ -212,6 +222,7 @@ def report_exception(value: BaseException) -> None:
     """
     job = presence.now().job
     if job is not None:
+        job.part(Unfinished).give_up()
         with contextlib.suppress(BaseException):  # the exception itself must be shown, even if this fails
             job.process.abort("".join(traceback.format_exception_only(value)).strip()[:_LONGEST_REPORT])
 

@@ -33,6 +33,7 @@ from bps_rdma.torch.transfer import members_of
 from bps_rdma.torch.units import IndexedParameter
 from bps_rdma.torch.wrapped import WrappedOptimizer
 from bps_rdma.torch.wrapping import rebase
+from bps_rdma.unfinished import Unfinished
 
 __all__ = [
     "Compression",
@@ -222,6 +223,7 @@ class LateOptimizer(WrappedOptimizer):
             for parameter in options["params"]:
                 if self._bps_trained.entry_of(parameter) is not None:
                     self._bps_due[parameter] = kept
+        job.current().part(Unfinished).late.add(self)
         if changed:
             raise error_of(self._bps_trained.name_of(changed[0]))
         self._bps_steps_left -= 1

@@ -67,6 +67,8 @@ void bind_handle(py::module_& module) {
       .def("completion_fd", &Handle::completion_fd, "Readable once the operation is over.")
       .def_property_readonly("taken", &Handle::taken, "Whether the result has been taken.")
       .def("__repr__", &Handle::describe);
+  module.def("finish_orphans", &finish_kept, py::arg("timeout"),
+             "Waits for the operations of handles that were dropped, without holding the GIL; for `timeout` seconds.");
   module.def("release_orphans", &release_kept, py::arg("all"),
              "Lets go of the arrays of handles that were dropped, if their operations are over; `all`: in any case.");
 }

@@ -36,6 +36,12 @@ class Orphans {
     all_.push_back(std::move(arrays));
     any_.store(true, std::memory_order_relaxed);
   }
+  std::vector<std::shared_ptr<worker::Operation>> operations() {
+    const std::lock_guard lock(mutex_);
+    std::vector<std::shared_ptr<worker::Operation>> found;
+    for (const PendingArrays& arrays : all_) found.push_back(arrays.operation);
+    return found;
+  }
   void release(bool all) {
     if (!any_.load(std::memory_order_relaxed)) return;
     std::vector<PendingArrays> over;  // destroyed after the lock is gone: an array's end may run any code
@@ -122,6 +128,13 @@ bool is_over(const worker::Operation& operation) {
 
 void keep_until_over(PendingArrays arrays) {
   Orphans::instance().adopt(std::move(arrays));
+}
+
+void finish_kept(double timeout_s) {
+  const Deadline deadline = Deadline::after(timeout_s);
+  for (const auto& operation : Orphans::instance().operations()) {
+    if (!wait_interruptibly(*operation, deadline.left_ms() / 1e3)) return;
+  }
 }
 
 void release_kept(bool all) {

@@ -32,6 +32,8 @@ bool is_over(const worker::Operation& operation);
 
 // Keeps the arrays of an operation that nobody waits for any more until it is over, when nobody can write into them.
 void keep_until_over(PendingArrays arrays);
+// Waits until these operations are over, but no longer than that.
+void finish_kept(double timeout_s);
 // Lets go of those whose operations are over; `all`: of all of them, but for what a device still copies.
 void release_kept(bool all);
 

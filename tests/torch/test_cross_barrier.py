@@ -138,3 +138,32 @@ def refused(bps: Any) -> None:
 
 def test_optimizers_that_need_whole_steps_are_refused():
     harness.run(refused, workers=2)
+
+
+def ends_after_its_last_step(bps: Any) -> None:
+    """Rank 0 leaves right after step(), as scripts do, and rank 1 has yet to compute its last gradients."""
+    import bps_rdma
+    from bps_rdma.torch import CrossBarrier
+
+    alone, model = training.seeded(training.Plain), training.seeded(training.Plain)
+    train(alone, momentum(alone.parameters()), training.batch, nothing)
+    optimizer = CrossBarrier(model, momentum(model.parameters()))
+    cut = training.share(bps.rank(), bps.size())
+
+    def samples(step: int) -> torch.Tensor:
+        if step == 3 and bps.rank() == 1:
+            harness.await_mark("rank 0 leaves")
+        return training.batch(step, *cut)
+
+    train(model, optimizer, samples, nothing)
+    if bps.rank() == 0:
+        harness.mark("leaves")
+    bps_rdma.shutdown()
+    assert training.distance(alone, model) < 1e-5
+
+
+def test_a_rank_that_ends_gives_the_others_their_last_gradients():
+    with harness.start(ends_after_its_last_step, workers=2) as job:
+        job.await_marks("leaves", [0])
+        job.set_mark("rank 0 leaves")
+        job.results()

@@ -350,3 +350,22 @@ def test_what_a_rank_has_answered_before_it_left_counts(transport):
         job.set_mark("left")
         job.kill("rank 0", signal.SIGCONT)
         assert job.outcomes()[0].value == [3.0], job.report()
+
+
+def drops_its_handle(bps: Any) -> np.ndarray | None:
+    """Rank 0 leaves while its last operation waits for rank 1, and has dropped the handle, as at the end of main()."""
+    if bps.rank() == 0:
+        bps.push_pull_async(np.full(1000, 2, np.float32), name="last", average=False)
+        mark("leaves")
+        bps.shutdown()
+        return None
+    await_mark("rank 0 leaves")
+    return bps.push_pull(np.ones(1000, np.float32), name="last", average=False)
+
+
+@pytest.mark.parametrize("servers", [None, 1])
+def test_what_nobody_waits_for_is_finished(servers):
+    with harness.start(drops_its_handle, workers=2, servers=servers, env=ENV) as job:
+        job.await_marks("leaves", [0])
+        job.set_mark("rank 0 leaves")
+        assert (job.results()[1] == 3).all()
