@@ -33,7 +33,7 @@ bool GoneMembers::concerns(const van::Node& gone, const van::Group& group) const
   return std::ranges::any_of(group.ranks, [&](std::uint32_t each) { return hosts_.host_of(each) == host; });
 }
 
-void GoneMembers::check(const Tensor& tensor, tensor::OperationKind kind) const {
+void GoneMembers::check_lost(const Tensor& tensor) const {
   if (!is_any_.load(std::memory_order_acquire)) return;
   const std::lock_guard lock(mutex_);
   if (why_ended_) throw Error(*why_ended_);
@@ -42,6 +42,12 @@ void GoneMembers::check(const Tensor& tensor, tensor::OperationKind kind) const 
     if (gone == nullptr || concerns(*gone, *tensor.group))
       throw Error(ErrorCode::kPeerLost, "'" + tensor.name + "' cannot be synchronised: " + what, kRestartJob);
   }
+}
+
+void GoneMembers::check(const Tensor& tensor, tensor::OperationKind kind) const {
+  if (!is_any_.load(std::memory_order_acquire)) return;
+  check_lost(tensor);
+  const std::lock_guard lock(mutex_);
   // A member may have pushed its part before it left: a push or pull on its own can still succeed.
   if (kind == tensor::OperationKind::kSplit) return;
   for (const auto& [node, what] : left_) {

@@ -33,8 +33,11 @@ class GoneMembers {
   void note_left(std::uint32_t node, const std::string& why);
 
   bool is_any() const { return is_any_.load(); }
-  // Throws where an operation on this tensor cannot complete.
+  // Throws where an operation on this tensor cannot begin any more.
   void check(const Tensor& tensor, tensor::OperationKind kind) const;
+  // Throws where one that has begun cannot complete. One to which a member that has left had to contribute is failed by
+  // its servers, which know whether it has.
+  void check_lost(const Tensor& tensor) const;
   // True when the loss of a member keeps the group from summing: it belongs to it, sums for it, or may be the relay of
   // ranks that do.
   bool concerns(const van::Node& gone, const van::Group& group) const;

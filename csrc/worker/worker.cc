@@ -187,7 +187,8 @@ void Worker::launch(const std::shared_ptr<Operation>& operation, bool awaited) {
   const Tensor& tensor = *operation->tensor;
   if (gone_.is_any() || tensor.failed.load()) {  // between the check and the submission
     try {
-      check_alive(tensor, operation->request.kind);
+      check_valid(tensor);
+      gone_.check_lost(tensor);
     } catch (const Error& error) {
       abort(operation, error.code(), error.what(), error.hint());
     }
@@ -215,16 +216,16 @@ void Worker::submit(const std::shared_ptr<Operation>& operation) {
   }
 }
 
-void Worker::check_alive(const Tensor& tensor, tensor::OperationKind kind) const {
+void Worker::check_valid(const Tensor& tensor) {
   if (tensor.failed.load(std::memory_order_acquire)) {
     throw Error(ErrorCode::kMismatch, tensor.why_failed, kDeclareAlike);
   }
-  gone_.check(tensor, kind);
 }
 
 void Worker::require_alive(const Tensor& tensor, tensor::OperationKind kind) {
   try {
-    check_alive(tensor, kind);
+    check_valid(tensor);
+    gone_.check(tensor, kind);
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kNotInitialized) {
       failed_.note_refusal(error.what(), sequence_.load());

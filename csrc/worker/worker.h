@@ -102,7 +102,7 @@ class Worker {
   void forget_memory(std::uint64_t identity);
 
  private:
-  void check_alive(const Tensor& tensor, tensor::OperationKind kind) const;
+  static void check_valid(const Tensor& tensor);
   void require_alive(const Tensor& tensor, tensor::OperationKind kind);  // the same, and notes the failure
   std::shared_ptr<Operation> make_operation(const std::shared_ptr<Tensor>& tensor, const Request& request,
                                             std::uint32_t round, std::uint64_t sequence,
