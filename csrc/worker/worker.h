@@ -102,8 +102,9 @@ class Worker {
   void forget_memory(std::uint64_t identity);
 
  private:
-  static void check_valid(const Tensor& tensor);
-  void require_alive(const Tensor& tensor, tensor::OperationKind kind);  // the same, and notes the failure
+  static void check_valid(const Tensor& tensor);  // throws where the ranks disagree about it
+  // Throws where nothing can begin, and notes that failure.
+  void require_alive(const Tensor& tensor, tensor::OperationKind kind);
   std::shared_ptr<Operation> make_operation(const std::shared_ptr<Tensor>& tensor, const Request& request,
                                             std::uint32_t round, std::uint64_t sequence,
                                             std::span<const Begun> only = {},
