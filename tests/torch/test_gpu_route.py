@@ -15,7 +15,7 @@ import torch
 from bodies.losses import sum_until_it_fails
 from harness import await_mark, mark
 from on_device import with_broadcasts, with_closure, with_collectives, with_ddp, with_optimizers, with_push_pull
-from test_gpu import SMALL, on_both
+from real_device import SMALL, on_both
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no GPU")
 

@@ -12,8 +12,8 @@ import simulated
 import torch
 import training
 from strategies import STRATEGIES
-from test_touched_gradients import plain, wraps
 from torch import nn
+from wraps import plain, wraps
 
 KEPT: list[Callable[[Any], Any]] = [lambda grad: grad, lambda grad: grad.view(-1), lambda grad: grad.detach()]
 
@@ -83,7 +83,15 @@ def on_a_device(bps: Any) -> None:
     moving(bps)
 
 
-@pytest.mark.parametrize("body", [kept, moving, on_a_device])
+def with_an_old_torch(bps: Any) -> None:
+    """Built for CPUs alone, it does not tell how many tensors share memory."""
+    from bps_rdma.torch import holders
+
+    holders.CAN_TELL = False
+    kept(bps)
+
+
+@pytest.mark.parametrize("body", [kept, moving, on_a_device, with_an_old_torch])
 def test_gradients_are_those_of_one_process(body):
     harness.run(body, workers=2)
 

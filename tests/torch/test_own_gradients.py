@@ -13,16 +13,15 @@ import simulated
 import torch
 import training
 from strategies import STRATEGIES
-from test_kept_gradients import kept
-from test_touched_gradients import plain
-from test_touched_gradients import wraps as all_wraps
 from torch import nn
+from wraps import plain
+from wraps import wraps as all_wraps
 
 Held = list[torch.Tensor]
 
 
 def wraps(bps: Any, **options: Any) -> dict[str, Callable[[nn.Module], tuple[nn.Module, Any]]]:
-    """Those of test_touched_gradients, and DistributedDataParallel with every strategy."""
+    """All of them, and DistributedDataParallel with every strategy."""
     from bps_rdma.torch import DistributedDataParallel
 
     def ddp(strategy: Any) -> Callable[[nn.Module], tuple[nn.Module, Any]]:
@@ -147,7 +146,6 @@ def with_an_old_torch(bps: Any) -> None:
 
     holders.CAN_TELL = False
     seen(bps)
-    kept(bps)
 
 
 @pytest.mark.parametrize("body", [seen, accumulated, exactly, on_a_device, with_an_old_torch])
