@@ -220,8 +220,8 @@ void Job::answer_suspicions(const Member& about) {
     Member* const from = peer ? record_.members->find(*peer) : nullptr;
     if (from != nullptr) return end_view_of_broken(*from, *record_.members->find(about.peer));
   }
-  for (const Peer peer : suspicions_.take(node, is_here)) {
-    if (is_here) {
+  for (const auto& [peer, is_broken] : suspicions_.take(node, is_here)) {
+    if (is_here || (about.serves_on() && !is_broken)) {
       events_.send(peer, Reachable{node});
     } else {
       events_.send(peer, PeerLost{node, about.cause.empty() ? about.farewell : about.cause});

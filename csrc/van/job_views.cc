@@ -97,8 +97,7 @@ void Job::end_view(const std::string& why) {
   events_.tell(record_.members->peers(&Member::is_here), ViewEnded{record_.epoch, text});
   // A member that has left waits for the others, which may need its server. In the next view nobody does.
   for (const Member& member : record_.members->all()) {
-    const bool has_done_its_part = member.fate == Member::Fate::kLeft && member.cause.empty();
-    if (has_done_its_part && member.connected) events_.send(member.peer, AllLeft{true});
+    if (member.serves_on()) events_.send(member.peer, AllLeft{true});
   }
 }
 

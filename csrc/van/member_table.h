@@ -28,6 +28,8 @@ struct Member {
 
   bool is_worker() const { return node->worker_rank >= 0; }
   bool is_here() const { return fate == Fate::kHere; }
+  // It has left as it should. Its server, if it has one, stays until all have left.
+  bool serves_on() const { return fate == Fate::kLeft && cause.empty() && connected; }
   bool is_awaited() const { return is_here() && renewed_as == 0; }  // in the next view
   std::string name() const { return is_worker() ? "rank " + std::to_string(rank()) : node->describe(); }
   std::uint32_t rank() const { return static_cast<std::uint32_t>(node->worker_rank); }  // of a worker

@@ -38,12 +38,16 @@ class Suspicions {
     });
     return found == open_.end() ? std::nullopt : std::optional(found->from);
   }
+  struct Due {
+    Peer from;
+    bool is_broken;
+  };
   // Takes those who are to hear now whether the node is here.
-  std::vector<Peer> take(std::uint32_t node, bool is_here) {
-    std::vector<Peer> due;
+  std::vector<Due> take(std::uint32_t node, bool is_here) {
+    std::vector<Due> due;
     std::erase_if(open_, [&, now = Clock::now()](const Suspicion& one) {
       if (!is_due(one, node, is_here, now)) return false;
-      due.push_back(one.from);
+      due.push_back({one.from, one.is_broken});
       return true;
     });
     return due;

@@ -163,9 +163,13 @@ class Rank {
 };
 
 void run_job(const std::vector<std::string>& hosts) {
-  van::Scheduler scheduler(
-      {.address = "127.0.0.1", .ports = {0}, .workers = kRanks, .servers = kRanks, .on_lost = nullptr},
-      transport::Credentials::from("job", kSecret));
+  van::Scheduler scheduler({.address = "127.0.0.1",
+                            .ports = {0},
+                            .workers = kRanks,
+                            .servers = kRanks,
+                            .heartbeat_timeout_s = 60,
+                            .on_lost = nullptr},
+                           transport::Credentials::from("job", kSecret));
   std::atomic<std::uint32_t> ready{0};
   std::atomic<std::uint32_t> stop_at{0};                  // the step after which all end; 0: not yet
   std::array<std::atomic<std::uint32_t>, kRanks> done{};  // steps, by rank

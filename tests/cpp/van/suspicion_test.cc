@@ -91,6 +91,25 @@ TEST_F(Suspicions, WhoIsGoneIsToldTogether) {
   EXPECT_TRUE(sent_.empty()) << "once";
 }
 
+// It was silent for a while, and answers again.
+TEST_F(Suspicions, AMemberThatLeavesAsItShouldIsNotLostToThoseWhoAskedAboutIt) {
+  ASSERT_TRUE(job_.receive(1, Suspect{kSuspected}));
+  ASSERT_TRUE(job_.receive(2, Leave{1, 0, "", "", false}));
+  job_.tell_departed();
+  EXPECT_TRUE(was_told<Reachable>());
+  EXPECT_FALSE(was_told<PeerLost>());
+  ASSERT_TRUE(job_.receive(1, Suspect{kSuspected, true}));
+  EXPECT_TRUE(was_told<PeerLost>()) << "its connection has ended";
+}
+
+TEST_F(Suspicions, AMemberThatHasLeftAndEndsIsLost) {
+  ASSERT_TRUE(job_.receive(2, Leave{1, 0, "", "", false}));
+  job_.tell_departed();
+  job_.closed(2, "connection closed");
+  ASSERT_TRUE(job_.receive(1, Suspect{kSuspected}));
+  EXPECT_TRUE(was_told<PeerLost>());
+}
+
 // One that has left sums until its connection ends: up to then it has to know the group, and from then on it cannot.
 TEST_F(Suspicions, AGroupDoesNotWaitForAMemberThatHasLeftAndEnds) {
   ASSERT_TRUE(job_.receive(2, Leave{1, 0, "", "", false}));

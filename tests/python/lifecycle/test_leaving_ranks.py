@@ -369,3 +369,29 @@ def test_what_nobody_waits_for_is_finished(servers):
         job.await_marks("leaves", [0])
         job.set_mark("rank 0 leaves")
         assert (job.results()[1] == 3).all()
+
+
+def needs_the_server_of_one_that_left(bps: Any) -> list[float]:
+    """Rank 2 leaves; ranks 0 and 1 go on with sums of their own, some of which its server makes."""
+    if bps.rank() == 2:
+        mark("leaves")
+        bps.shutdown()
+        return []
+    group = bps.new_group([0, 1])
+    if bps.rank() == 1:
+        await_mark("rank 2 was silent")
+    handles = [bps.push_pull_async(np.ones(100), False, name=f"x {i}", group=group) for i in range(12)]
+    mark("waits")
+    return [float(bps.synchronize(handle)[-1]) for handle in handles]
+
+
+def test_one_that_has_left_is_not_lost_when_its_server_is_silent_for_a_while():
+    with harness.start(needs_the_server_of_one_that_left, workers=3, env=ENV | harness.over("tcp")) as job:
+        job.await_marks("leaves", [2])
+        job.await_call("rank 2")
+        job.await_marks("waits", [0])
+        job.kill("rank 2", signal.SIGSTOP)
+        time.sleep(4)  # after two seconds rank 0 asks the scheduler about it; later than that it is right in any case
+        job.kill("rank 2", signal.SIGCONT)
+        job.set_mark("rank 2 was silent")
+        assert job.results() == [[2.0] * 12, [2.0] * 12, []]
