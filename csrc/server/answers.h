@@ -67,7 +67,7 @@ class Answers {
     return found != waiting_.end() && !found->answers.empty();
   }
   void note_written(const Answer& answer) {
-    if (paths_.fails_over()) paths_.stream_of(answer.data)->keep(answer);
+    if (paths_.fails_over()) paths_.keep(answer);
   }
 
   WorkerPaths& paths_;

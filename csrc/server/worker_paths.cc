@@ -108,12 +108,11 @@ bool WorkerPaths::is_flushed() const {
   });
 }
 
-AnswerStream* WorkerPaths::stream_of(const transport::DataEndpoint* data) {
+void WorkerPaths::keep(const Answer& answer) {
   for (WorkerPath& path : paths_) {
-    const auto found = std::ranges::find(path.streams, data, &AnswerStream::data);
-    if (found != path.streams.end()) return &*found;
+    const auto found = std::ranges::find(path.streams, answer.data, &AnswerStream::data);
+    if (found != path.streams.end()) return found->keep(answer);
   }
-  return nullptr;
 }
 
 void WorkerPaths::lead(const WorkerPath& lost, transport::DataEndpoint*& data, std::uint64_t& key) {

@@ -74,7 +74,8 @@ class WorkerPaths {
   bool has_other_than(std::uint16_t id) const;
   // Those by which the network carries nothing, as long as there are others.
   std::vector<WorkerPath*> find_silent();
-  AnswerStream* stream_of(const transport::DataEndpoint* data);
+  // Its connection has taken the answer.
+  void keep(const Answer& answer);
   // Leads what was to go by a path that is lost, to memory called `key` there, to a connection of another one that the
   // worker has offered, each in turn, and changes the key.
   void lead(const WorkerPath& lost, transport::DataEndpoint*& data, std::uint64_t& key);

@@ -47,6 +47,10 @@ void WorkerSession::send_credits() {
   if (!is_lost() && !paths_.control().empty()) window_.send_credits(paths_.control());
 }
 
+void WorkerSession::lose(std::string_view why) {
+  context_.owner.on_lost(*this, std::string(why));
+}
+
 void WorkerSession::discard() {
   answers_.give_up();
   window_.close();

@@ -11,6 +11,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "server/answers.h"
@@ -103,7 +104,7 @@ class WorkerSession final : public transport::ControlSink, public transport::Dat
   }
 
   // The worker's memory cannot be reached: tells the owner.
-  void lose(const std::string& why) { context_.owner.on_lost(*this, why); }
+  void lose(std::string_view why);
   // From now on the worker can write nothing, and nothing is sent to it. With `keep_control` what was sent on its
   // control endpoint before is still delivered.
   void abandon(bool keep_control) { paths_.abandon(keep_control); }
