@@ -21,9 +21,7 @@ Round* PushAdmission::admit(Push& push) {
                           .payload = push.payload,
                           .is_whole = is_whole(push)};
   if (const char* fault = find_fault(header, limits)) {
-    parts_.ends.refuse(push.session, header.immediate,
-                       {ErrorCode::kTransport, std::string("the server refused a push: ") + fault,
-                        "install the same bps_rdma version everywhere and use the same settings on all ranks"});
+    refuse_faulty(push, fault);
     return nullptr;
   }
   if (!parts_.gone.is_empty() && refuse_gone(push, *group)) return nullptr;
@@ -44,8 +42,7 @@ Round* PushAdmission::admit(Push& push) {
   const Arrival& arrival = round.arrivals[push.contributor];
   if (!round.is(RoundPhase::kFailed)) {
     if ((push.pushes() && arrival.has_pushed()) || (push.pulls() && !arrival.answer.is(AnswerStage::kNotAsked))) {
-      parts_.ends.refuse(push.session, header.immediate,
-                         {ErrorCode::kInternal, "a push or pull of this round came twice", "report this as a bug"});
+      refuse_repeated(push);
       return nullptr;
     }
     if (agree(round.first, header) && round.agrees(push.compression)) return opened;
@@ -54,6 +51,17 @@ Round* PushAdmission::admit(Push& push) {
   }
   refuse_failed(round, push);
   return nullptr;
+}
+
+void PushAdmission::refuse_faulty(const Push& push, const char* fault) {
+  parts_.ends.refuse(push.session, push.header.immediate,
+                     {ErrorCode::kTransport, std::string("the server refused a push: ") + fault,
+                      "install the same bps_rdma version everywhere and use the same settings on all ranks"});
+}
+
+void PushAdmission::refuse_repeated(const Push& push) {
+  parts_.ends.refuse(push.session, push.header.immediate,
+                     {ErrorCode::kInternal, "a push or pull of this round came twice", "report this as a bug"});
 }
 
 void PushAdmission::refuse_round(const Push& push, const RoundGroup& group, RoundTable::Found found) {

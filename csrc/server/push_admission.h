@@ -36,6 +36,8 @@ class PushAdmission {
     const bool for_host = (header.flags & tensor::kForHost) != 0;
     return for_host ? parts_.relay.largest(header, parts_.largest_partition) : parts_.largest_partition;
   }
+  void refuse_faulty(const Push& push, const char* fault);
+  void refuse_repeated(const Push& push);
   void refuse_round(const Push& push, const RoundGroup& group, RoundTable::Found found);
   bool refuse_gone(const Push& push, const RoundGroup& group);
   void refuse_failed(Round& round, const Push& push);

@@ -89,8 +89,7 @@ Transfer* Sender::find_past(const ServerConnection& server) {
   });
 }
 
-bool Sender::is_paced(const Transfer& transfer) {
-  if (transfer.pace == Transfer::kNoPace) return false;
+bool Sender::holds_back(const Transfer& transfer) {
   if (transfer.operation->paces[transfer.pace].allows(transfer.parts[transfer.next].turn)) return false;
   is_paced_ = true;
   return true;

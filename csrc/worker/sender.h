@@ -54,7 +54,8 @@ class Sender {
 
   bool fill(ServerConnection& server);
   Transfer* find_past(const ServerConnection& server);
-  bool is_paced(const Transfer& transfer);
+  bool is_paced(const Transfer& transfer) { return transfer.pace != Transfer::kNoPace && holds_back(transfer); }
+  bool holds_back(const Transfer& transfer);
   bool add(ServerConnection& server, Transfer& transfer);
   std::optional<StagingBuffer*> stage(ServerConnection& server, Transfer& transfer, const Part& part,
                                       tensor::Placement& placement, bool& yields);
