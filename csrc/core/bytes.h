@@ -4,7 +4,6 @@
 
 #include <cstddef>
 #include <cstring>
-#include <initializer_list>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -22,18 +21,6 @@ inline std::span<const std::byte> as_bytes(std::string_view text) {
 }
 inline std::string_view as_text(std::span<const std::byte> bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
-}
-// All parts, one after the other.
-inline Bytes concatenate(std::initializer_list<std::span<const std::byte>> parts) {
-  std::size_t size = 0;
-  for (const auto part : parts) size += part.size();
-  Bytes all(size);
-  std::byte* at = all.data();
-  for (const auto part : parts) {
-    copy_bytes(part, at);
-    at += part.size();
-  }
-  return all;
 }
 
 }  // namespace bps

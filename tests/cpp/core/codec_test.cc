@@ -223,10 +223,5 @@ TEST(Codec, EveryErrorCodeTravels) {
   EXPECT_FALSE(is_valid(ErrorCode{static_cast<std::uint8_t>(ErrorCode::kRoundAborted) + 1}));
 }
 
-TEST(Bytes, Concatenate) {
-  EXPECT_EQ(as_text(concatenate({as_bytes("ab"), {}, as_bytes("c")})), "abc");
-  EXPECT_TRUE(concatenate({}).empty());
-}
-
 }  // namespace
 }  // namespace bps::codec

@@ -3,6 +3,7 @@
 // never accepted, whatever it sends.
 #include <sys/socket.h>
 
+#include "concatenate.h"
 #include "fuzz/fuzz.h"
 #include "transport/handshake_messages.h"
 

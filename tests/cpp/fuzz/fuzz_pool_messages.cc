@@ -2,6 +2,7 @@
 // libFuzzer: what a user and a pool of servers say to each other, and what a pool reads back from its servers.
 #include <string>
 
+#include "concatenate.h"
 #include "fuzz/fuzz.h"
 #include "pool/messages.h"
 #include "pool/server_process.h"

@@ -8,6 +8,7 @@
 
 #include <thread>
 
+#include "concatenate.h"
 #include "transport/handshake_messages.h"
 
 namespace bps::transport {

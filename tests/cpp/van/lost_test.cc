@@ -6,6 +6,7 @@
 #include <future>
 
 #include "child_process.h"
+#include "concatenate.h"
 #include "transport/listener.h"
 #include "van/messages.h"
 #include "van/van_fixture.h"

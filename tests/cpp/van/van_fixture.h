@@ -13,6 +13,7 @@
 #include <thread>
 #include <vector>
 
+#include "concatenate.h"
 #include "core/error.h"
 #include "transport/message_mac.h"
 #include "van/scheduler.h"

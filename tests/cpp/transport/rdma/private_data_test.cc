@@ -7,6 +7,7 @@
 #include <cstring>
 #include <random>
 
+#include "concatenate.h"
 #include "core/bytes.h"
 #include "core/hmac.h"
 #include "transport/rdma/listener_address.h"
