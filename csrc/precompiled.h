@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What most files need of the standard library, read once where folders are compiled as one (cmake/UnityBuild.cmake).
-// Each file includes what it needs all the same, because nobody else's build has this.
+// Most files need these headers, which are read once where folders are compiled as one (cmake/UnityBuild.cmake). Each
+// file includes what it needs all the same, because nobody else's build has this.
 #pragma once
 #include <algorithm>
 #include <array>

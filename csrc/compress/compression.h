@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a tensor's bytes are compressed, as its declaration says: "METHOD[:KEY=VALUE[,KEY=VALUE]...]".
+// A tensor's bytes are compressed as its declaration says: "METHOD[:KEY=VALUE[,KEY=VALUE]...]".
 //
 // Beside the method's own parameters (codec.h) there are, for all methods,
 //   feedback=1     what a round lost is added to the next one (error_feedback.h), on workers and servers

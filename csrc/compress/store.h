@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How codecs reach encoded bytes, which have no alignment, and how decoded values meet what is in the destination.
+// Codecs reach encoded bytes, which have no alignment, by these functions, and by them put values into the destination.
 #pragma once
 
 #include <bit>

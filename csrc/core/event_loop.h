@@ -62,8 +62,8 @@ class EventLoop {
   // Calls `task` once, after `delay_s` seconds, unless the timer is destroyed before.
   [[nodiscard]] Timer after(double delay_s, std::function<void()> task);
 
-  // What turn() does without a look at descriptors: runs what was posted, and the timers that are due. For a loop that
-  // somebody else wakes, as a simulation does; next_due() says when the next timer is, max() if there is none.
+  // Runs what was posted, and the timers that are due, without a look at descriptors. It is for a loop that somebody
+  // else wakes, as a simulation does; next_due() says when the next timer is, max() if there is none.
   int run_due() { return run_posted() + run_timers(Clock::now()) + run_posted(); }
   Clock::time_point next_due() const;
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the processor rounds, which each thread sets for itself: torch.set_flush_denormal() makes subnormal numbers zero,
-// and fesetround() rounds elsewhere than to nearest. Sums must not depend on it: a caller that waits makes progress
-// itself, and a new thread begins with what its maker has set.
+// Each thread sets for itself how the processor rounds: torch.set_flush_denormal() makes subnormal numbers zero, and
+// fesetround() rounds elsewhere than to nearest. Sums must not depend on it: a caller that waits makes progress itself,
+// and a new thread begins with what its maker has set.
 //
 // Threading: of the thread that it is made on, and for as long as it lives. Costs a few instructions where nothing is
 // set, and nothing is written then.

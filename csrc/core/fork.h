@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What becomes of the library in a process that the application forks.
+// A process that the application forks can use the library anew.
 //
 // The child is not a member of its parent's jobs. Its copies of the parent's descriptors are closed at the fork (fd.h),
 // so that a connection ends with the parent, and an address is free again. The parent's objects are still there, but
@@ -12,7 +12,7 @@
 
 namespace bps {
 
-// How often this process and its ancestors were forked since the library was loaded.
+// Counts the forks of this process and its ancestors since the library was loaded.
 std::uint32_t fork_count();
 
 // The child gets this mutex unlocked, and what it guards in order: fork() waits until no thread holds it. For mutexes

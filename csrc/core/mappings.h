@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the kernel has mapped into this process.
+// Tells what the kernel has mapped into this process.
 #pragma once
 
 #include <cstddef>

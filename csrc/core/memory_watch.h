@@ -62,7 +62,7 @@ class MemoryWatch {
   // Changes whenever some watch may have noted something.
   static std::uint32_t changes();
 
-  // Why no memory is watched here, and what to do about it; empty: it is.
+  // An obstacle says why no memory is watched here, and what to do about it; empty: there is none.
   struct Obstacle {
     std::string what;
     std::string hint;

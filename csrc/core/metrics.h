@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the data path did, counted where it happens. One Counters per loop.
+// Counts what the data path does where it happens. Each loop has its Counters.
 #pragma once
 
 #include <cstdint>

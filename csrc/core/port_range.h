@@ -16,8 +16,8 @@ struct PortRange {
   bool operator==(const PortRange&) const = default;
 };
 
-// What `listen` returns for the first port of the range for which it does not throw kPortTaken. Throws kPortTaken when
-// every port is taken.
+// Returns what `listen` does for the first port of the range for which it does not throw kPortTaken. Throws kPortTaken
+// when every port is taken.
 template <typename Listen>
 auto listen_within(const PortRange& ports, Listen listen) {
   for (std::uint32_t port = ports.first; port <= ports.last; ++port) {

@@ -23,7 +23,7 @@ inline std::uint64_t tick_counter() {
 #endif
 }
 
-// What both of them show at one moment.
+// The counter and the clock show these at one moment.
 struct TickSample {
   std::uint64_t ticks = 0;
   std::uint64_t ns = 0;

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What happens to each partition, and when, noted by the loops where it happens and read by one thread
-// (trace_writer.h).
+// The loops note what happens to each partition, and when, and one thread reads it (trace_writer.h).
 //
 // A loop that is not traced has no ring, so that each place where something is noted costs one predictable branch. A
 // ring that is full drops what comes, and counts that: nothing waits for the reader.
@@ -73,7 +72,7 @@ struct TraceEvent {
 };
 static_assert(codec::Plain<TraceEvent> && sizeof(TraceEvent) == 40);
 
-// What the program did meanwhile, as it says itself: "forward", "wait". Times are those of now_ns().
+// The program says by it what it did meanwhile: "forward", "wait". Times are those of now_ns().
 struct TraceSpan {
   std::uint64_t begin = 0;
   std::uint64_t end = 0;

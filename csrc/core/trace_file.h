@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What TraceWriter appends while a process runs: frames, each with a kind, a number and bytes. format_trace() makes the
-// trace that people open from them (trace_format.h).
+// TraceWriter appends frames while a process runs, each with a kind, a number and bytes. format_trace() makes the trace
+// that people open from them (trace_format.h).
 //
 // The first frame says whose trace it is. A name stands before the first frame that uses it. A process that is killed
 // leaves the last frame cut short. Numbers are those of the machine, little-endian.
@@ -95,7 +95,7 @@ class TraceFrames {
 
   // Nothing at the end of the file, or where the last frame is cut short.
   std::optional<TraceFrame> next();
-  // What is wrong with the frame that was read last.
+  // Throws `why`, which is wrong with the frame that was read last.
   [[noreturn]] void refuse(const std::string& why) const;
 
  private:

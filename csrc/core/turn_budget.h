@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What one peer may make a loop do before others have their turn: so many messages and bytes, and as much time as their
-// handling takes. Whoever reads from a peer stops when the budget is used up, and goes on in the loop's next turn,
-// after the timers, heartbeats among them, and after what other peers have sent.
+// Bounds what one peer makes a loop do before others have their turn: so many messages and bytes, and as much time as
+// their handling takes. Whoever reads from a peer stops when the budget is used up, and goes on in the loop's next
+// turn, after the timers, heartbeats among them, and after what other peers have sent.
 //
 // The limits are far beyond what a peer that behaves has to say at one time. Not for the data path: it reads the clock.
 #pragma once

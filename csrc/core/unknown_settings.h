@@ -16,15 +16,15 @@ struct SettingNote {
   bool warning;      // false: the variable is harmless here
 };
 
-// What to say of the BPS_*, BYTEPS_* and DMLC_* variables among `variables` ("NAME=value"); empty values count as
-// unset.
+// Returns what to say of the BPS_*, BYTEPS_* and DMLC_* variables among `variables` ("NAME=value"); empty values count
+// as unset.
 std::vector<SettingNote> check_variables(std::span<const std::string> variables);
 // The same for the environment of this process.
 std::vector<SettingNote> check_environment();
 // Logs check_environment(), on the first call of the process only: warnings at WARNING, the rest at INFO.
 void log_unknown_settings();
 
-// Why a setting that once existed was removed; "" for any other name.
+// Returns why a setting that once existed was removed; "" for any other name.
 std::string_view removed_setting(std::string_view name);
 // The setting or alias that is spelt most like `name`, or "" when none is similar.
 std::string nearest_setting(std::string_view name);

@@ -31,7 +31,7 @@ class Connector {
   void restore(std::size_t index, std::size_t place, std::size_t pair);
   // Tries nothing again from the return on. Before the loops stop.
   void stop() { retries_.stop(); }
-  // How this process reaches the servers that it is connected to, in the order of connecting.
+  // Names the transports to the connected servers, in the order of connecting.
   std::vector<transport::Kind> transports() const;
 
  private:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How many loops a worker has unless BPS_PUSH_THREAD says it. A pure function.
+// Chooses the number of a worker's loops unless BPS_PUSH_THREAD says it. A pure function.
 //
 // A loop that speaks TCP has the kernel copy every byte, and fills about 10 Gbit/s in both directions. Two loops fill
 // more, and get twice the processor time where processes outnumber cores. Shared memory and RDMA need one loop, and so

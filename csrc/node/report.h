@@ -48,7 +48,7 @@ class Report {
   std::vector<std::pair<std::string, std::uint64_t>> metrics() const;
   // The same and more for Prometheus.
   MetricFamilies metric_families() const;
-  // How this process reaches the servers that it is connected to: "self", "shm", "tcp" or "rdma".
+  // Names the transports to the servers that this process is connected to: "self", "shm", "tcp" or "rdma".
   std::vector<std::string> transports() const;
 
  private:

@@ -23,7 +23,7 @@ class Client {
 
   Reserved reserve(const Reserve& request);
   void begin(std::uint64_t lease, const NamedValues& settings, const std::string& secret);
-  // Why the server of this job had ended already; empty: it had not.
+  // Ends the server of this job. Returns why it had ended already; empty: it had not.
   std::string end(const std::string& job);
   std::string list();
   // The address of this host from which the pool is reached, and at which the pool reaches this host.

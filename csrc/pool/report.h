@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a pool tells of itself and of its jobs: as JSON to its users, and as metrics for Prometheus. Pure, but for what
-// the kernel says of the processes.
+// Reports on a pool and its jobs: as JSON to its users, and as metrics for Prometheus. Pure, but for what the kernel
+// says of the processes.
 #pragma once
 
 #include <cstdint>

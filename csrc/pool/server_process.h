@@ -17,7 +17,7 @@
 
 namespace bps::pool {
 
-// What the process is told, and a later pool reads.
+// The process is told this, and a later pool reads it.
 struct Assignment {
   std::string pool;  // see name_of_pool()
   std::string user;
@@ -44,10 +44,10 @@ class ServerProcess {
   static std::vector<Found> find(const std::string& pool);
 
   int pid() const { return pid_; }
-  // How it has ended: "ended with status 1", "was killed by signal 9"; nothing while it runs.
+  // Returns how it has ended: "ended with status 1", "was killed by signal 9"; nothing while it runs.
   std::optional<std::string> look();
   void kill(int signal) const;
-  // What it has of its own memory, and the seconds that it has computed; 0 once it has ended.
+  // Return the bytes of its own memory, and the seconds that it has computed; 0 once it has ended.
   std::uint64_t memory() const;
   double cpu_seconds() const;
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a pool has, what a job may have of it, and what it gets. Pure.
+// Decides what a job gets of a pool, by what the pool has and what a job may have. Pure.
 #pragma once
 
 #include <cstdint>
@@ -37,7 +37,7 @@ struct Use {
   std::uint32_t user_jobs = 0;  // of the user who asks
 };
 
-// What a job gets that asks for `wanted`, where 0 asks for what is usual. Throws an Error with the numbers:
+// Returns what a job gets that asks for `wanted`, where 0 asks for what is usual. Throws an Error with the numbers:
 // kInvalidArgument where the job can never have that here, kTransport where the pool is full.
 Share grant(const Limits& limits, const Use& use, const Share& wanted, const std::string& user);
 

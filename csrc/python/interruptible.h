@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a call from Python does while it waits in C++: it releases the GIL, and looks for signals now and then.
+// A call from Python that waits in C++ releases the GIL, and looks for signals now and then.
 #pragma once
 
 #include <pybind11/pybind11.h>

@@ -11,7 +11,7 @@
 
 namespace bps::python {
 
-// What must stay alive until the operation is over.
+// All of it must stay alive until the operation is over.
 struct PendingArrays {
   std::shared_ptr<worker::Operation> operation;
   pybind11::object source;

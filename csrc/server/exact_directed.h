@@ -25,7 +25,7 @@ class Quick {
     may_round_ = !kUnroundedResult && (Element::kNarrows || !job.to_odd);
   }
 
-  // How many elements have been summed; 0: each of the next kDoublesInBlock needs a look.
+  // Returns how many elements it has summed; 0: each of the next kDoublesInBlock needs a look.
   [[gnu::always_inline]] std::size_t run(std::size_t index) {
     const std::size_t left = job_.count - index;
     if constexpr (Element::kBytes == 2) {

@@ -192,7 +192,7 @@ class Quick {
     may_round_ = !kUnroundedResult && !Element::kNarrows && is_plain && divisor_.is_power_of_two && !job.to_odd;
   }
 
-  // How many elements have been summed; 0: each of the next kUnits units needs a look.
+  // Returns how many elements it has summed; 0: each of the next kUnits units needs a look.
   [[gnu::always_inline]] std::size_t run(std::size_t index) {
     if constexpr (!Element::kNarrows && !kUnroundedResult) {
       if (!may_round_) return 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How much memory each rank makes a server keep between rounds: weights, and what compression has lost.
+// Bounds the memory that each rank makes a server keep between rounds: weights, and what compression has lost.
 //
 // The members of a group bear what the group needs in equal parts, so that all ranks together may use all of it, and
 // one rank alone, in a group of its own, no more than its part. Threading: one thread. take() may throw std::bad_alloc,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How rounds end: every member gets its answer, or every member is told of the failure.
+// Ends rounds: every member gets its answer, or every member is told of the failure.
 //
 // A failed round stays in the table until the last member has come, so that a late push finds it; a member that comes
 // to it is refused. In a group that has lost a member nobody may ever come, so such a round ends at once. In two phases

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How far a round is. docs/notes/operations.md draws the machine.
+// A state machine says how far a round is; docs/notes/operations.md draws it.
 #pragma once
 
 #include <array>

@@ -63,7 +63,7 @@ class WorkerPaths {
   bool fails_over() const { return fails_over_; }
   // The worker cannot be reached any more.
   bool is_lost() const { return lost_; }
-  // How many data connections a path has, at most; known exactly once the worker has attached.
+  // Bounds the data connections of a path; their number is known once the worker has attached.
   void limit_streams(std::size_t most) { most_streams_ = most; }
   // True: the worker may open this connection.
   bool may_add(const transport::Hello& hello) const;
@@ -80,7 +80,7 @@ class WorkerPaths {
   // worker has offered, each in turn, and changes the key.
   void lead(const WorkerPath& lost, transport::DataEndpoint*& data, std::uint64_t& key);
   std::vector<WorkerPath>& all() { return paths_; }
-  // Of none in particular; null before the first one.
+  // Returns any data connection, or null before the first one.
   transport::DataEndpoint* any_data() const;
   // True: the worker, or its system, has all that it was sent.
   bool is_flushed() const;

@@ -212,9 +212,9 @@ struct PathBroken {
   bool operator==(const PathBroken&) const = default;
 };
 
-// Of rounds in two phases (kTwoPhase). Worker to server: the answers with these immediates have come in. Server to
-// worker: every member of these rounds has its answer, so that each may put it over its input; a member that wanted no
-// data learns by it that the round is complete.
+// Both tell of rounds in two phases (kTwoPhase). Worker to server: the answers with these immediates have come in.
+// Server to worker: every member of these rounds has its answer, so that each may put it over its input; a member that
+// wanted no data learns by it that the round is complete.
 inline constexpr std::size_t kMostLanded = 4096;  // in one message
 struct Landed {
   std::vector<std::uint32_t> immediates;

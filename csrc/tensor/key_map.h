@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which server sums a partition. Pure functions; every worker computes the same answer.
+// Finds the server that sums a partition. Pure functions; every worker computes the same answer.
 //
 // A hash gives each partition a key slot. At first each server has one; the key slot of a server that is lost is empty,
 // until another one takes it. Each key has an order of preference of all key slots, and is summed by the first one in

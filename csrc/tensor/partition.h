@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a tensor is cut into partitions: step 1 of the walk. Pure functions; every rank computes the same cut.
+// Cuts a tensor into partitions: step 1 of the walk. Pure functions; every rank computes the same cut.
 //
 // A tensor is `shards` equal runs of elements (the last ones shorter, possibly empty: like torch.chunk), so that
 // reduce_scatter and all_gather can name one owner per partition; each run is cut into partitions of at most
@@ -43,7 +43,8 @@ class Partitioning {
 // so that each of `loops` server loops gets several pieces to pipeline, but never below `floor` bytes.
 std::uint64_t partition_size(std::uint64_t bytes, std::uint64_t limit, std::uint32_t loops, std::uint64_t floor);
 
-// How a job cuts its tensors. The scheduler accounts for the same cut as the workers make (key hash `balanced`).
+// A job cuts its tensors by one rule. The scheduler accounts for the same cut as the workers make (key hash
+// `balanced`).
 struct CutRule {
   std::uint64_t partition_bytes = 512 << 10;
   std::uint64_t min_partition_bytes = 64 << 10;

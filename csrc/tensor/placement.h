@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which bytes of a partition travel, and where they belong: a pure function that the way out and the way back share.
+// Says which bytes of a partition travel, and where they belong: a pure function that both ways share.
 //
 // For the worker most kinds of operation differ only in this. For each partition of the cut, a member of the group may
 // contribute bytes from its input, may want bytes in its output, or both. Offsets count from the start of the memory
@@ -14,7 +14,7 @@
 
 namespace bps::tensor {
 
-// What one member calls.
+// It describes the call of one member.
 struct PlacementRequest {
   OperationKind kind = OperationKind::kPushPull;
   bool pushes = true;          // kSplit: push() and pull() are two requests of one round
@@ -32,7 +32,7 @@ struct Placement {
   bool has_payload() const { return (flags & kHasPayload) != 0; }
   bool wants_data() const { return (flags & kWantsData) != 0; }
   bool is_compressed() const { return (flags & kCompressed) != 0; }
-  // What travels, if it does: out, and back.
+  // Return what travels, if anything does: out, and back.
   std::uint64_t payload_bytes() const {
     if ((flags & (kCompressed | kUnrounded)) == 0) return length;
     return is_compressed() ? compress::kLabelBytes + encoded : encoded;

@@ -15,7 +15,7 @@
 
 namespace bps::tensor {
 
-// What the caller called. Ranks that mix kinds in one round are told so.
+// It names what the caller called. Ranks that mix kinds in one round are told so.
 enum class OperationKind : std::uint8_t {
   kPushPull = 0,
   kReduceScatter,
@@ -24,8 +24,8 @@ enum class OperationKind : std::uint8_t {
   kSplit,
   kStore,       // a broadcast, whose result the servers keep
   kAccumulate,  // adds to what they keep, and gets it, without the other ranks: server/stored_partition.h
-  // What servers feed back of a tensor whose sums are compressed (server/compressed_sum.h): everybody gets it, or the
-  // sum of what is pushed replaces it.
+  // Everybody gets what servers feed back of a tensor whose sums are compressed (server/compressed_sum.h), or the sum
+  // of what is pushed replaces it.
   kReadFeedback,
   kWriteFeedback,
 };
@@ -60,7 +60,7 @@ enum PushFlags : std::uint8_t {
   kUnrounded = 128,
 };
 
-// What PushHeader::place says of an addition.
+// PushHeader::place says this of an addition.
 struct Addition {
   std::uint16_t most_ahead;  // of the slowest rank, in additions, plus one; 0: any number
   std::uint16_t tries;       // so many rounds ago it was sent first, and may have been added; 0: it is new

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a server is about to write over the inputs of a sum, in memory that outlives the server.
+// Keeps what a server is about to write over the inputs of a sum, in memory that outlives the server.
 //
 // A server sums in place, block by block, in memory that it shares with the ranks of its host. If it ends in the
 // middle, the blocks before are results, in the memory of every rank, and those behind are inputs. Of the block

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the exact sum of a host's ranks travels to the server: unrounded.
+// The exact sum of a host's ranks travels to the server unrounded.
 //
 // 16 bytes (how many bytes there are in all, as 64 bits; zeros), one float64 per element, and then, for each element
 // whose sum one float64 does not hold, in the order of elements: its number and how many terms there are, as 32 bits
@@ -29,8 +29,8 @@ struct Terms {
   bool is_first_scaled = false;  // the first one stands for 2^64 times as much
 };
 
-// How many float64 the sum of some numbers of this type can need. Float16: 2^-24 to 2^16, and up to 8,192 terms.
-// Float64: 2,115 bits with 65,536 terms, 53 in each.
+// Returns how many float64 the sum of some numbers of this type can need. Float16: 2^-24 to 2^16, and up to 8,192
+// terms. Float64: 2,115 bits with 65,536 terms, 53 in each.
 constexpr std::size_t most_terms(Dtype dtype) {
   return dtype == Dtype::kFloat16 ? 1 : dtype == Dtype::kFloat64 ? 64 : 6;
 }

@@ -22,7 +22,7 @@
 
 namespace bps::transport {
 
-// How often the paths of a connection are asked whether the network still carries what is sent by them.
+// The paths of a connection are asked so often whether the network still carries what is sent by them.
 inline constexpr double kPathCheck_s = 0.1;
 
 class ControlPaths {
@@ -40,7 +40,8 @@ class ControlPaths {
   bool empty() const { return endpoints_.empty(); }
 
   Status send(Bytes message);
-  // What to handle of what has come in: nothing for what came twice, for a confirmation, and for what is malformed.
+  // Returns what to handle of what has come in: nothing for what came twice, for a confirmation, and for what is
+  // malformed.
   std::optional<std::span<const std::byte>> receive(std::span<const std::byte> message);
 
   std::size_t unconfirmed() const { return sent_.size(); }

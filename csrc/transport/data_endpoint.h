@@ -88,7 +88,7 @@ class DirectAccess {
   ~DirectAccess() = default;
 };
 
-// What the network has carried of a connection lately.
+// The network has carried a connection so fast lately.
 struct MeasuredRate {
   std::uint64_t bytes_per_s = 0;  // 0: unknown
   bool at_least = false;          // there was not enough to send to find out more
@@ -144,8 +144,8 @@ class DataEndpoint : public Endpoint {
   virtual Carried take_carried() { return {}; }
 
   DataSink* sink = nullptr;  // set by Transport::attach() and accept_data()
-  // How many writes of the peer have come in, in the order in which it posted them, those that were not allowed among
-  // them. Counted where Transport::fails_over().
+  // Counts the writes of the peer that have come in, in the order in which it posted them, also those that were not
+  // allowed; where Transport::fails_over().
   std::uint32_t received = 0;
 
  protected:

@@ -41,7 +41,7 @@ struct ViewId {
   bool operator==(const ViewId&) const = default;
 };
 
-// What the members of one job share. `job` distinguishes jobs, `key` authenticates their members.
+// The members of one job share these. `job` distinguishes jobs, `key` authenticates their members.
 struct Credentials {
   JobId job{};
   Digest key{};
@@ -61,7 +61,7 @@ constexpr bool is_valid(Plane plane) {
   return plane <= Plane::kProbe;
 }
 
-// Which client asks for the connection, and which loop of the server it wants to reach.
+// A client says by it who asks for the connection, and which loop of the server it wants to reach.
 struct Hello {
   std::uint32_t node = 0;         // the client's van id; 0 while it has none
   std::uint16_t client_loop = 0;  // the client's loop
@@ -74,7 +74,7 @@ struct Hello {
   static constexpr void fields(auto& io, auto& m) { io(m.node, m.client_loop, m.server_loop); }
 };
 
-// Why a handshake failed; the numbers of the first three are part of the protocol.
+// A refusal says why a handshake failed; the numbers of the first three are part of the protocol.
 enum class Refusal : std::uint8_t {
   kVersion = 1,
   kJob = 2,  // the other side belongs to another job
@@ -128,8 +128,8 @@ struct AuthenticatedSocket {
   JobId job{};
 };
 
-// What a server that has clients of several jobs expects of one that says it is of this one. Credentials that nobody
-// can have keep a client out who is of none of them, and do not tell it apart from one with a wrong secret.
+// Returns what a server with clients of several jobs expects of one that says it is of this job. Credentials that
+// nobody can have keep a client out who is of none of them, and do not tell it apart from one with a wrong secret.
 using CredentialsOf = std::function<Credentials(const JobId&)>;
 
 // The server's side, without blocking: call advance() whenever the descriptor is readable. A client that is refused

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What both sides of a handshake send, over sockets and inside the connection manager's messages of RDMA.
+// Both sides of a handshake send these, over sockets and inside the connection manager's messages of RDMA.
 //
 // Every message has a fixed size, so that nothing from an unauthenticated peer is ever used as a length. Each starts
 // with a preamble that is the same in all versions of the protocol, so that two versions recognise each other.

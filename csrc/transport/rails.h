@@ -19,8 +19,8 @@ struct Rails {
   std::uint32_t speed = 0;  // of the slower one in Mbit/s; 0: unknown
 };
 
-// Which rails the connections of a pair of loops take: connection number n takes rail n of both sides, and begins again
-// at the side that has fewer, so that no rail of either stays unused.
+// Connection number n of a pair of loops takes rail n of both sides, and begins again at the side that has fewer, so
+// that no rail of either stays unused.
 inline Rails rails_of(std::size_t connection, std::size_t here, std::size_t there) {
   return {.here = static_cast<std::uint8_t>(connection % std::max<std::size_t>(here, 1)),
           .there = static_cast<std::uint8_t>(connection % std::max<std::size_t>(there, 1))};

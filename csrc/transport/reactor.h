@@ -35,13 +35,13 @@ class Actor {
   virtual bool blocked() const { return false; }
 };
 
-// How long to look for work before sleep, in microseconds; 0 where cores are scarce.
+// A loop looks for work for so many microseconds before it sleeps; 0 where cores are scarce.
 struct Spin {
   int thread_us = 0;  // at most: it learns
   int caller_us = 0;
 };
 
-// How long the thread of a loop looks for work before it sleeps: it learns from the gaps between arrivals.
+// Learns from the gaps between arrivals how long the thread of a loop looks for work before it sleeps.
 class LearntSpin {
  public:
   explicit LearntSpin(Duration limit) : limit_(limit) {}

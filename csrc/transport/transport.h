@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How one process reaches another.
+// One process reaches another by these interfaces.
 //
 // A Transport owns the NIC (or the sockets, or the mappings) and the memory registered with it. It makes endpoints of
 // two kinds: control endpoints carry short messages, data endpoints carry payload and nothing else. Bulk data moves in
@@ -61,8 +61,8 @@ struct ConnectRequest {
   }
 };
 
-// What a transport may do with memory of the caller. A device keeps the pages of registered memory, also when the
-// process has given them back and has others at the same address.
+// This says what a transport may do with memory of the caller. A device keeps the pages of registered memory, also when
+// the process has given them back and has others at the same address.
 enum class CallersMemory : std::uint8_t {
   kInPlace,  // it goes by addresses, or the user answers for it
   kWatched,  // used directly as long as somebody tells when it is given back
@@ -75,7 +75,7 @@ class Transport {
   virtual Kind kind() const = 0;
   virtual RegionPtr register_memory(std::span<std::byte> bytes) = 0;
   virtual CallersMemory callers_memory() const { return CallersMemory::kInPlace; }
-  // How many connections it takes to use each rail of this process, and of the peer that published `address`.
+  // Returns how many connections it takes to use each rail of this process, and of the peer that published `address`.
   virtual std::size_t rail_pairs(std::span<const std::byte> /*address*/) const { return 1; }
 
   // True when the connections over different rails are paths that may be lost one by one: see control_paths.h.

@@ -90,7 +90,7 @@ class Contributors {
   bool has_hosts_ = false;
 };
 
-// How many hosts the ranks of a group lie on.
+// Counts the hosts of a group's ranks.
 std::size_t hosts_of(const Group& group, const Hosts& hosts);
 
 }  // namespace bps::van

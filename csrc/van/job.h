@@ -63,7 +63,7 @@ class Job {
 
   Phase phase() const { return record_.phase.name(); }
   std::uint32_t epoch() const { return record_.epoch; }
-  // What SIGUSR1 shows of it, as JSON: the phase, its members, who waits for whom in a call, and the groups.
+  // Returns what SIGUSR1 shows of it, as JSON: the phase, its members, who waits for whom in a call, and the groups.
   std::string dump() const;
   // Once over: every worker left and nobody was lost.
   bool ended_well() const { return record_.phase.is<Over>() && record_.phase.in<Over>()->well; }

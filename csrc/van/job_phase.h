@@ -92,14 +92,14 @@ class JobPhase {
     if (auto* suspended = in<Suspended>()) return &suspended->rendezvous;
     return nullptr;
   }
-  // Whom it waits for, for people: "2 of 4 workers joined; missing ranks 1, 3".
+  // Tells people whom it waits for: "2 of 4 workers joined; missing ranks 1, 3".
   std::string missing() const {
     if (const auto* gathering = in<Gathering>()) return gathering->rendezvous.missing();
     if (const auto* suspended = in<Suspended>()) return suspended->rendezvous.missing();
     if (const auto* reuniting = in<Reuniting>()) return reuniting->reunion.progress();
     return "";
   }
-  // Why the next view does not begin, or nothing.
+  // Returns why the next view does not begin, or nothing.
   std::optional<Refused> given_up() const {
     const auto* renewing = in<Renewing>();
     return renewing == nullptr ? std::nullopt : renewing->give_up;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How processes come into a job: each one that asks to join, or comes back to a scheduler that was started anew, is
-// seated, waits, or is refused. Which of them, the phase of the job decides.
+// Lets processes into a job: each one that asks to join, or comes back to a scheduler that was started anew, is seated,
+// waits, or is refused, as the phase of the job decides.
 //
 // A process waits until all have come, or, to enter a job that is running, until its workers have come to the end of a
 // step. Belongs to the scheduler's thread.

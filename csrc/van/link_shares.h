@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How much of a group's bytes the servers of each host should sum, so that the slowest link is done as early as it can.
+// Computes how much of a group's bytes the servers of each host should sum, so that the slowest link is done as early
+// as it can.
 //
 // Let the group make N contributions, r of them on this host: its ranks, or one for all of them where a host sums
 // first. Let this host sum the share x of the bytes. Then each byte of the tensor puts on its link, in each direction,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who takes part in a job. The scheduler fixes it once, when all have joined, and tells everybody.
+// The scheduler fixes who takes part in a job when all have joined, and tells everybody.
 #pragma once
 
 #include <algorithm>
@@ -28,7 +28,7 @@ inline constexpr std::size_t kMostNameBytes = 4096;
 inline constexpr std::size_t kMostShapeBytes = 1024;
 inline constexpr std::uint64_t kMostElements = 1ULL << 48;  // times eight bytes is still far from overflow
 
-// How to reach a node by one transport; the bytes mean something to that transport only.
+// An address leads to a node by one transport; its bytes mean something to that transport only.
 struct TransportAddress {
   std::string transport;  // "shm", "tcp", "rdma"
   Bytes address;

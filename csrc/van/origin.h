@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a process was started, by which the ranks of two jobs are told apart that have the same name because nobody gave
-// them one: ranks of one job run the same program with the same arguments, but for their own numbers.
+// Tells the ranks of two jobs apart that have the same name because nobody gave them one. Ranks of one job run the same
+// program with the same arguments, but for their own numbers.
 #pragma once
 
 #include <cstddef>

@@ -15,7 +15,7 @@ class PeerSuspicions {
  public:
   // The connection to a node broke, for this reason. The first one counts.
   void add(std::uint32_t node, const std::string& why) { suspected_.emplace(node, why); }
-  // Why a node is suspected, or nothing.
+  // Returns why a node is suspected, or nothing.
   std::optional<std::string> why(std::uint32_t node) const {
     const auto found = suspected_.find(node);
     return found == suspected_.end() ? std::nullopt : std::optional(found->second);

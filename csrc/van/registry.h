@@ -75,7 +75,7 @@ class Registry {
   // The cost of a group.
   static std::uint64_t bytes_of(const std::vector<std::uint32_t>& ranks, const std::string& name);
 
-  // Why `ranks` cannot be a group made by `caller`, or "".
+  // Returns why `ranks` cannot be a group made by `caller`, or "".
   std::string check_group(const std::vector<std::uint32_t>& ranks, std::uint32_t caller) const;
   const Group* find_group(const std::vector<std::uint32_t>& ranks, const std::string& name) const;
   const Group& add_group(std::vector<std::uint32_t> ranks, const std::string& name);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a node knows of its job that a scheduler in the place of a lost one has to be told. Threading: the van's.
+// Gathers what a node has to tell a scheduler in the place of a lost one. Threading: the van's.
 #pragma once
 
 #include <cstdint>

@@ -26,7 +26,7 @@ using Peer = std::uint64_t;
 
 // The reply to a process by whose identity another one is known: each finds itself in the membership by its own.
 Refused refuse_identity();
-// Why a process with these terms cannot be in a job with those of `whose`, or nothing.
+// Returns why a process with these terms cannot be in a job with those of `whose`, or nothing.
 std::optional<Refused> refuse_terms(const Terms& terms, const Terms& others, const std::string& whose);
 
 class Rendezvous {
@@ -36,7 +36,7 @@ class Rendezvous {
       : workers_(workers), servers_(servers), terms_(std::move(terms)), origin_(std::move(origin)) {}
   static Rendezvous of_suspended_job();
 
-  // Why this process cannot join, or nothing.
+  // Returns why this process cannot join, or nothing.
   std::optional<Refused> add(Peer peer, const Join& join);
   // A member of the view that has ended, with the ranks that it had there.
   void add_again(Peer peer, Node node);
@@ -64,7 +64,7 @@ class Rendezvous {
     Node node;
   };
   using Rank = std::int32_t Node::*;
-  // What those who have joined want to be: thousands may come, and each is checked against all others.
+  // Keeps what those who have joined want to be: thousands may come, and each is checked against all others.
   struct Taken {
     std::uint32_t members = 0;  // of this kind
     std::unordered_set<std::int32_t> ranks;

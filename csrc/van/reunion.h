@@ -23,7 +23,7 @@ class Reunion {
  public:
   explicit Reunion(std::uint64_t run) : run_(run) {}
 
-  // Why this process cannot come back, or nothing.
+  // Returns why this process cannot come back, or nothing.
   std::optional<Refused> add(Peer peer, const Rejoin& report);
   // It has come back, and leaves.
   void add_leave(Peer peer, const Leave& leave) { leaves_[peer] = leave; }
@@ -53,7 +53,7 @@ class Reunion {
     Membership membership;
     std::unordered_set<std::uint32_t> left;  // nodes that have left the job
   };
-  // What a process reports besides its view.
+  // A process reports it besides its view.
   struct Report {
     std::uint32_t epoch;
     std::uint64_t identity;  // of the process

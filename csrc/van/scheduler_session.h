@@ -64,7 +64,7 @@ class SchedulerSession {
   SchedulerSession& operator=(const SchedulerSession&) = delete;
 
   PendingCalls& calls() { return calls_; }
-  // How it has ended so far; any thread may ask, and wait.
+  // Tells how it has ended so far; any thread may ask, and wait.
   SessionEnd& end() { return end_; }
 
   // ---- Any thread may call these

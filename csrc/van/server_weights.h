@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How much each server sums for a group: what link_shares() says of the hosts, divided among the servers of a host.
-// Pure functions of the membership: every process computes the same.
+// Decides how much each server sums for a group: divides what link_shares() says of a host among its servers. Pure
+// functions of the membership: every process computes the same.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the session with the scheduler has ended so far, for all threads of the process.
+// Tells all threads of the process how the session with the scheduler has ended so far.
 //
 // A view that has ended may still be followed by the end of the job; any other end is final.
 #pragma once
@@ -16,7 +16,7 @@
 
 namespace bps::van {
 
-// What every call fails with once the view has ended.
+// Every call fails with it once the view has ended.
 Error view_ended_error(const std::string& why = "the view has ended");
 
 class SessionEnd {
@@ -31,14 +31,14 @@ class SessionEnd {
   How so_far() const;
   // kNotYet when the deadline passed first.
   How wait(const Deadline& deadline) const;
-  // Why the view, or the job, has ended.
+  // Returns why the view, or the job, has ended.
   std::string why() const;
 
   // Only the first loss counts.
   void note_loss(std::uint32_t node, const std::string& why);
   Loss first_loss() const;
 
-  // How the scheduler was lost, while this node goes on, or looks for another one; empty: it is there again.
+  // Keeps how the scheduler was lost, while this node goes on, or looks for another one; empty: it is there again.
   void note_scheduler_lost(const std::string& why);
   // The same also where this is the end; or nothing.
   std::string why_scheduler_lost() const;

@@ -81,7 +81,7 @@ class Suspicions {
   static constexpr std::chrono::milliseconds kFreshAfter{100};
   static constexpr int kMostBreaks = 2;
 
-  // How many members have lost connections to this one.
+  // Counts the members that have lost connections to this one.
   std::ptrdiff_t broken_pairs_of(std::uint64_t identity) const {
     return std::ranges::count_if(
         breaks_, [&](const auto& each) { return each.first.first == identity || each.first.second == identity; });

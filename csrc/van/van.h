@@ -97,7 +97,7 @@ class Van {
   bool wait_for_end();
   // Lets wait_for_end() return.
   void give_up();
-  // How the job, the view or the connection to the scheduler has ended so far.
+  // Tells how the job, the view or the connection to the scheduler has ended so far.
   const SessionEnd& end() const;
   // The process has joined the next view by another van: this one needs the scheduler no more.
   void retire();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a van tells its process. All of it is called on the van's thread, and must not block.
+// A van tells its process by these functions. It calls them on its own thread, and they must not block.
 #pragma once
 
 #include <cstdint>

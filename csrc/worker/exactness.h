@@ -29,7 +29,7 @@ constexpr bool names_exactness(std::string_view text) {
   return text == kExact || text == kExactToOdd;
 }
 
-// How an operation on such a tensor reduces.
+// Returns the reduction of an operation on such a tensor.
 constexpr ReduceOp exact_op(ReduceOp op, tensor::OperationKind kind, Exactness exactness) {
   using Kind = tensor::OperationKind;
   const bool adds = kind == Kind::kPushPull || kind == Kind::kReduceScatter || kind == Kind::kSplit;

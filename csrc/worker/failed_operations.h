@@ -20,7 +20,7 @@ class FailedOperations {
   void add(const std::shared_ptr<Operation>& operation, std::uint64_t next);
   // An operation could not be started, for this reason.
   void note_refusal(const std::string& why, std::uint64_t next);
-  // How the last operation has failed, or could not be started; empty if one was started since.
+  // Returns how the last operation failed, or could not be started; "" if one was started since.
   std::string last(std::uint64_t next) const;
   // Takes those in two phases that the end of the view has aborted, and the last ones that were not complete at their
   // deadlines.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Why an operation fails: the first reason counts, and a server may explain it. Threading: any thread.
+// Keeps why an operation fails: the first reason counts, and a server may explain it. Threading: any thread.
 #pragma once
 
 #include <mutex>

@@ -98,8 +98,8 @@ class FlightRecorder {
   static constexpr std::uint64_t kUnused = ~0ULL;
   static constexpr std::uint64_t kBusy = ~1ULL;  // a thread is writing
 
-  // How an operation ended and how long it took, in one word with a mark of whose they are: the duration in 40 bits (13
-  // days), the end in 2, and 22 of the sequence number, of which one comes again in an entry after 10^9 operations.
+  // One word says how an operation ended, how long it took, and whose they are: the duration in 40 bits (13 days), the
+  // end in 2, and 22 of the sequence number, of which one comes again in an entry after 10^9 operations.
   static constexpr unsigned kDurationBits = 40;
   static constexpr std::uint64_t kLongest = (1ULL << kDurationBits) - 1;
   static std::uint64_t outcome_of(std::uint64_t sequence, End end, std::uint64_t us) {

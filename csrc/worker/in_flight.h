@@ -21,14 +21,15 @@ class ServerConnection;
 // The diagram in docs/notes/operations.md has states beside these: a partition that is queued has no entry yet, and one
 // that is complete or ended has none any more.
 struct InFlight {
-  // How far the partition has come.
+  // A stage says how far the partition has come.
   enum class Stage : std::uint8_t {
     kSent,
     kLanded,     // in two phases: the answer is here, and counts once the server commits it
     kNeverSent,  // it was cancelled before: no answer belongs to it
     kCopying,    // a device copies the result to where it belongs: it ends by that, and by nothing else
   };
-  // How it ends, once it cannot complete. Without an answer it is over as soon as the transport has read what it reads.
+  // An end other than kOpen says how it ends, for it cannot complete. Without an answer it is over as soon as the
+  // transport has read what it reads.
   enum class End : std::uint8_t {
     kOpen,
     kAborted,

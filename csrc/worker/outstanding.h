@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How many partitions, and bytes of them, are under way to a server, and since when it has answered none of them.
-// Threading: the loop's.
+// Counts the partitions under way to a server, and their bytes, and notes since when it has answered none. Threading:
+// the loop's.
 #pragma once
 
 #include <chrono>

@@ -18,9 +18,9 @@ namespace bps::worker {
 class Pace {
  public:
   static constexpr std::uint64_t kNone = ~std::uint64_t{0};
-  // How many partitions may be under way to each server, on average, where they have at most so many bytes. Partitions
-  // are small where links are slow (BPS_PARTITION_BYTES): then one travels while another one is summed. The more there
-  // are, the longer half of the links are idle at the end.
+  // Returns how many partitions of so many bytes may be under way to each server, on average. Partitions are small
+  // where links are slow (BPS_PARTITION_BYTES): then one travels while another one is summed. The more there are, the
+  // longer half of the links are idle at the end.
   static constexpr std::uint64_t each_of(std::uint64_t partition_bytes) {
     return std::clamp<std::uint64_t>(partition_bytes >> 16, 2, 8);
   }

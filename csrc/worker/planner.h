@@ -40,7 +40,7 @@ class Planner {
   // The plans of a round, which has got its number; null: those of the tensor itself. Throws kTimeout when the servers'
   // weights have not changed by the deadline of the request.
   std::shared_ptr<const Plans> of_round(Tensor& tensor, const Request& request, std::uint32_t round);
-  // How much of these tensors each server sums now.
+  // Returns how much of these tensors each server sums now.
   Deal deal(std::span<const std::shared_ptr<Tensor>> tensors) const;
   // The members, with the links that the weights of servers follow now.
   van::Membership membership() const;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What one worker loop sends to one place on behalf of an operation: the first of the two kinds of Transfer. It belongs
-// to that loop.
+// A Portion sends one place the partitions of an operation, and belongs to one worker loop. It is the first of the two
+// kinds of Transfer.
 #pragma once
 
 #include "worker/transfer.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the partitions of an operation reach one server and come back, and what makes their results final.
+// A route says how partitions reach a server and come back, and a finality what makes their results final.
 //
 // A worker loop decides both when it admits the operation, by a pure function of the facts below. All that follows is a
 // switch over the two answers. docs/notes/operations.md has the table.

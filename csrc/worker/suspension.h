@@ -64,7 +64,7 @@ class Suspension {
   // lacks at least a part of, whole() those that it has. The ranks that want the other partitions decide about them.
   std::vector<Begun> missing() const { return wanted(false); }
   std::vector<Begun> whole() const { return wanted(true); }
-  // How much of the results of these partitions is where it belongs.
+  // Returns how much of the results of these partitions is where it belongs.
   std::vector<Begun> begun(std::span<const std::uint32_t> partitions) const;
   // The bytes of a partition's result.
   std::uint64_t length(std::uint32_t partition) const { return layout_.place(partition).length; }

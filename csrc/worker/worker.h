@@ -78,7 +78,7 @@ class Worker {
 
   // The last operations, for people, at most `most`.
   std::vector<FlightRecorder::Record> recent(std::size_t most) const { return recorder_->list(most); }
-  // How an operation has failed, or why it could not be started, if none was started since.
+  // Returns how the last operation failed, or could not be started; "" if one was started since.
   std::string last_failure() const { return failed_.last(sequence_.load()); }
 
   // ---- What the van tells

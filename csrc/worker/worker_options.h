@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the start of a process has decided for its worker. Only Worker::limit_partitions() changes it later.
+// The start of a process decides these options of its worker. Only Worker::limit_partitions() changes one later.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ struct WorkerOptions {
   tensor::KeyMapConfig key_map;
   tensor::CutRule cut;
   van::ServerPlaces server_places;
-  // How much each server sums for a group; nothing: the servers of key_map in turn.
+  // These say how much each server sums for a group. Without them the servers of key_map take turns.
   std::optional<van::ServerWeights> weights;
   // Server rank of each worker rank's own process, or empty: reduce_scatter sums a shard where it is wanted.
   std::vector<std::uint32_t> own_server;

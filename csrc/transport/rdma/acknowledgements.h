@@ -5,7 +5,7 @@
 
 namespace bps::transport::rdma {
 
-// Whether the device of the peer acknowledges what is sent, as far as it shows at regular looks at the number of
+// Tells whether the device of the peer acknowledges what is sent, as far as it shows at regular looks at the number of
 // requests that are finished. Looks are counted and not the time, so that a process which was stopped, and sees nothing
 // of what has come in meanwhile, takes nobody for silent.
 class Acknowledgements {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How deep the queues are, and why none of them can overflow, whatever the number of peers.
+// Sizes the queues so that none of them can overflow, whatever the number of peers.
 //
 // - send queue: an endpoint posts only while fewer than its window are unfinished, and the queue is as deep as the
 //   window.
@@ -46,7 +46,7 @@ inline constexpr std::uint32_t kSharedReceives = 4096;  // empty receive request
 inline constexpr std::uint32_t kRepostBatch = 64;
 inline constexpr std::uint32_t kPollBatch = 32;
 
-// What one completion queue must hold. It grows in doublings up to what the device allows.
+// Counts what one completion queue must hold. It grows in doublings up to what the device allows.
 class QueueBudget {
  public:
   // `reserved`: entries that are taken for good; `size`: of the queue at first.

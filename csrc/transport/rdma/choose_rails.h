@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which ports of this machine to use together, as a pure function of what they are and of the user's wishes.
+// Chooses the ports of this machine to use together: a pure function of what they are and of the user's wishes.
 #pragma once
 
 #include <string>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which entry of the GID tables to use, as a pure function of the tables and the user's wishes.
+// Chooses an entry of the GID tables: a pure function of the tables and the user's wishes.
 //
 // An address of RDMA is a GID: 16 bytes that are, on Ethernet, an IP address of the port's interface, in two versions
 // of the protocol (RoCE v1, which no router forwards, and v2, which is UDP). A port shows each of its addresses in
@@ -32,7 +32,7 @@ struct GidEntry {
   unsigned index = 0;
   GidType type = GidType::kRoceV2;
   Gid gid{};
-  // What the connection manager binds to in order to use the GID: of RoCE its own IP address, of InfiniBand that of the
+  // The connection manager binds to it in order to use the GID: of RoCE its own IP address, of InfiniBand that of the
   // port's IP interface. "": it cannot be used.
   std::string address;
   std::string interface;  // "" when it has none

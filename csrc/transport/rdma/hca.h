@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which ports of which devices may be used, in the grammar that users know from NCCL_IB_HCA: device names separated by
-// commas, each with an optional ":port"; a name stands for every device that starts with it. "=" in front of the list
-// makes names exact, "^" in front of that excludes instead.
+// Says which ports of which devices may be used, in the grammar that users know from NCCL_IB_HCA: device names
+// separated by commas, each with an optional ":port"; a name stands for every device that starts with it. "=" in front
+// of the list makes names exact, "^" in front of that excludes instead.
 //   mlx5        mlx5_0:1,mlx5_2        =mlx5_1        ^=mlx5_3,mlx5_4
 #pragma once
 

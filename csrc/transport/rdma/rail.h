@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a transport needs to know of the fabric: the user's settings, and the port it works on.
+// A transport knows the fabric by the user's settings, and by the port it works on.
 #pragma once
 
 #include <cstdint>

@@ -44,7 +44,7 @@ class RdmaListener {
  public:
   using Enter = std::function<void(std::unique_ptr<IncomingConnection>)>;
   virtual ~RdmaListener() = default;
-  // What callers need: this listener's nonce, and the address, port and speed of each rail.
+  // Returns what callers need: this listener's nonce, and the address, port and speed of each rail.
   virtual Bytes address() const = 0;
   virtual std::uint64_t refused() const = 0;  // from any thread
 };

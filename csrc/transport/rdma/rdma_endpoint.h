@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the two kinds of RDMA endpoint share: a connection, and how it is lost.
+// Both kinds of RDMA endpoint have a connection, and lose it in one way.
 //
 // RcEndpoint is what the transport works with, whichever the plane; RdmaEndpoint joins it to the plane's interface. A
 // loss is told only after the queue pair is gone, so that nothing reads or writes the user's memory any more.

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the kernel counts of a TCP connection: how fast it delivers what is written to it, and what it has carried.
+// Reads what the kernel counts of a TCP connection: how fast it delivers what is written to it, and what it has
+// carried.
 #pragma once
 
 #include "transport/data_endpoint.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What travels in front of each write on a data endpoint of tcp.
+// A frame travels in front of each write on a data endpoint of tcp.
 #pragma once
 
 #include <cstdint>

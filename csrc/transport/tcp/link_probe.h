@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How many bytes per second a link carries. A client writes some to a listener of a process on another host, which
-// throws them away and confirms each round of them by one byte.
+// Measures how many bytes per second a link carries. A client writes some to a listener of a process on another host,
+// which throws them away and confirms each round of them by one byte.
 //
 // The connection belongs to the job, as all others do; a host opens one when it joins.
 #pragma once
