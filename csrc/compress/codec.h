@@ -29,7 +29,7 @@ enum class Decoded : std::uint8_t {
   kFailed,     // the codec is the program's own, and could not tell: see CodecCall::take_failure()
 };
 
-// It says what becomes of an element of the destination.
+// A decoded value replaces an element of the destination, or is added to it, or taken from it.
 enum class Into : std::uint8_t { kReplace, kAdd, kSubtract };
 
 class Codec {

@@ -79,7 +79,7 @@ typename Element::Lanes combine(typename Element::Lanes a, typename Element::Lan
   return Element::add(a, b);
 }
 
-// By these step() touches memory: whole units, or one last, incomplete unit by way of a copy padded with zeros.
+// step() touches memory by one of these: whole units, or the last, incomplete unit by way of a copy padded with zeros.
 template <typename Element>
 struct Whole {
   static void load(const std::byte* from, typename Element::Lanes* to) { Element::load(from, to); }

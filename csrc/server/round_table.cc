@@ -21,6 +21,7 @@ auto run_behind(auto& runs, std::uint32_t base, std::uint32_t number) {
 
 bool KeyRounds::is_over(std::uint32_t number) const {
   if (number - all_over_below >= kBehind) return true;
+  if (over.empty()) return false;  // as a rule: the ranks are at most one round apart
   const auto next = run_behind(over, all_over_below, number);
   return next != over.begin() && number - all_over_below < std::prev(next)->end - all_over_below;
 }
