@@ -14,6 +14,7 @@ from bps_rdma import Group, Handle, job
 from bps_rdma.errors import BpsError, InvalidArgumentError, MismatchError
 from bps_rdma.operations import OperationOptions, ReduceOp, accumulate_async, start, store, unstore
 from bps_rdma.operations.options import NONE
+from bps_rdma.torch import membership
 from bps_rdma.torch.membership import unique
 from bps_rdma.torch.parameters import FixedParameters
 from bps_rdma.torch.transfer import zeros_beside
@@ -138,7 +139,7 @@ class AsynchronousOptimizer(torch.optim.Optimizer):
             else:
                 store(weights.known, weights.name, root=root, group=self._bps_group)
             weights.write()
-        self._bps_epoch = running.epoch
+        self._bps_view = membership.view()
         self._bps_unfinished = False
         self._bps_steps = 0
 
@@ -177,7 +178,7 @@ class AsynchronousOptimizer(torch.optim.Optimizer):
         self._bps_begin_copy()
         running = job.current()
         self._bps_fixed.check(self)
-        if running.epoch != self._bps_epoch:
+        if membership.view() != self._bps_view:
             self.store_weights()
         self._bps_settle()
         if any(weights.was_changed(known=not self._bps_unfinished) for weights in self._bps_weights):

@@ -9,10 +9,9 @@ from collections.abc import Sequence
 
 import torch
 
-from bps_rdma import job
 from bps_rdma.errors import BpsError, InvalidTensorError
 from bps_rdma.spans import Spans
-from bps_rdma.torch import transfer
+from bps_rdma.torch import membership, transfer
 from bps_rdma.torch.accumulation import UnroundedUnit
 from bps_rdma.torch.ordered_units import OrderedUnits
 from bps_rdma.torch.plan import Strategy, Unit
@@ -42,7 +41,7 @@ class GradientPass:
     ) -> None:  # fmt: skip
         self._units, self._strategy, self._unrounded, self._unused = units, strategy, unrounded, unused
         self._must_use, self._spans = must_use, noted_by
-        self.epoch = job.current().epoch  # the view in which it began
+        self.view = membership.view()  # in which it began
         self.arrived: list[IndexedParameter] = []  # in order
         self._seen: set[IndexedParameter] = set()
         self._taken: set[IndexedParameter] = set()

@@ -9,6 +9,7 @@ secret of the job never goes through it (see SECURITY.md for where it comes from
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import secrets
 import socket
@@ -16,7 +17,7 @@ import weakref
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch.distributed as dist
 
@@ -28,8 +29,6 @@ from bps_rdma.settings import config_with
 from bps_rdma.torch import rendezvous
 
 if TYPE_CHECKING:
-    from typing import TypeAlias
-
     from typing_extensions import Unpack
 
     from bps_rdma.setting_types import Settings
@@ -255,6 +254,9 @@ def commit(group: AnyGroup = None, timeout: float | None = None) -> None:
     bps_rdma.commit(group_of(group), timeout)
 
 
+_jobs = itertools.count(1)  # that this process has been in
+
+
 class Names:
     """The names given out in one job."""
 
@@ -262,6 +264,16 @@ class Names:
 
     def __init__(self) -> None:
         self.given: Counter[str] = Counter()
+        self.job = next(_jobs)
+
+
+View: TypeAlias = tuple[int, int]  # the number of the job in this process, and that of the view in the job
+
+
+def view() -> View:
+    """The view that this process is in. A job that resume() joins may count its views from the beginning."""
+    running = job.current()
+    return running.part(Names).job, running.epoch
 
 
 def unique(prefix: str) -> str:

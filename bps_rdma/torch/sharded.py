@@ -74,7 +74,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         running = job.current()
         self._version = 0  # the states here have one more with each step, and when they are loaded
         # The view for which they are complete: none yet, in a process that enters a running job.
-        self._epoch = 0 if running.is_late else running.epoch
+        self._view = None if running.is_late else membership.view()
         self._held: set[torch.Tensor] = set()  # parameters whose state is here
         self._lost = 0  # parameters whose state was on lost ranks only
         may_lose = running.may_lose_members and not running.is_late
@@ -97,7 +97,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
             check_alike(lines, "ShardedOptimizer", self._group, failure)
         self._inner = inner
         self.state = inner.state
-        if self._epoch:
+        if self._view is not None:
             self._held = set(self._shards.mine(self._shards.params))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -156,7 +156,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         inner = self._inner
         assert inner is not None
         running = job.current()
-        if self._epoch != running.epoch:
+        if self._view != membership.view():
             raise BpsError(
                 "the members of the job have changed, and the optimizer's state is still divided among the old ones",
                 "call TrainingState.sync() before each step, or reshard() on all ranks",
@@ -206,7 +206,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         """
         inner = self._inner
         assert inner is not None
-        epoch = job.current().epoch
+        view = membership.view()
         members = members_of(self._group)
         check_alike([type(inner).__name__, *optimizer_lines(self)], "ShardedOptimizer.reshard", self._group)
         params = self._shards.params
@@ -225,7 +225,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         for group, own, values in zip(self.param_groups, inner.param_groups, options, strict=True):
             group.update(values)
             own.update(self._own_part(group))
-        self._version, self._epoch = version, epoch
+        self._version, self._view = version, view
         self._lost = sum(1 for param in params if not holders[param] and param.requires_grad)
         if self._lost:
             raise self._state_is_lost()
@@ -241,7 +241,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns the usual state and this rank's part, for copies."""
-        own = ("_group", "_inner", "_shards", "_version", "_epoch", "_held", "_lost")
+        own = ("_group", "_inner", "_shards", "_version", "_view", "_held", "_lost")
         return {**super().__getstate__(), **{name: self.__dict__[name] for name in own}}
 
     def state_dict(self, root: int | None = None) -> dict[str, Any]:

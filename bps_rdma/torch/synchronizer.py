@@ -24,7 +24,7 @@ from bps_rdma.errors import MismatchError
 from bps_rdma.operations import OperationOptions, ReduceOp
 from bps_rdma.operations.options import EXACT
 from bps_rdma.spans import spans
-from bps_rdma.torch import transfer
+from bps_rdma.torch import membership, transfer
 from bps_rdma.torch.bucket_sizes import BucketSizes, bucket_sizes, sizes_of
 from bps_rdma.torch.checks import check_exact, check_number, check_parameter
 from bps_rdma.torch.gradient_pass import GradientPass
@@ -217,7 +217,7 @@ class GradientSynchronizer:
 
     def begin_again(self) -> bool:
         """Returns whether no pass is open; gives up one that the end of a view (RoundAbortedError) has interrupted."""
-        if self._pass is not None and self._pass.epoch != job.current().epoch:
+        if self._pass is not None and self._pass.view != membership.view():
             self._pass.give_up()
             self._end_pass()
         return self._pass is None

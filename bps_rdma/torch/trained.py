@@ -23,7 +23,7 @@ from bps_rdma.errors import InvalidTensorError, MismatchError
 from bps_rdma.torch import membership
 from bps_rdma.torch.check_alike import check_alike, tensor_line
 from bps_rdma.torch.checks import check_parameter
-from bps_rdma.torch.membership import Names, unique
+from bps_rdma.torch.membership import View, unique, view
 from bps_rdma.torch.synchronizer import GradientSynchronizer
 from bps_rdma.torch.units import IndexedParameter
 from bps_rdma.torch.wrapping import remove_hooks
@@ -66,7 +66,7 @@ class TrainedParameters:
         self._kept: Sequence[torch.nn.Parameter] = ()  # those, whose ids nothing else must get
         self._prefix: str | None = None
         self._changes = 0  # in this view
-        self._view: tuple[int, Names] | None = None  # in which that is so
+        self._view: View | None = None  # in which that is so
         self._compares = True  # values of new parameters; not in a process that has just entered
         self._agreed = False  # all ranks have compared what they train
         weakref.finalize(owner, self.close)
@@ -163,7 +163,7 @@ class TrainedParameters:
             InvalidTensorError: a parameter cannot be synchronised; names it.
         """
         seen = _look(parameters)
-        anew = self._made is None or self._view != _view()  # nothing has been agreed on
+        anew = self._made is None or self._view != view()  # nothing has been agreed on
         if seen == self._seen and not anew:
             return False
         self.watch(parameters)
@@ -270,7 +270,7 @@ class TrainedParameters:
         if before is not None:
             made.passes, made.exposed_s = before.passes, before.exposed_s
             before.close()
-        self._made, self._compares, self._view, self._changes = made, True, _view(), changes
+        self._made, self._compares, self._view, self._changes = made, True, view(), changes
         self._entries = {id(entry.parameter): entry for entry in made.entries}
         self._kinds = {key: (entry.parameter.dtype, entry.parameter.device) for key, entry in self._entries.items()}
 
@@ -322,12 +322,6 @@ def _ids(dicts: list[Any]) -> list[int]:
 
 
 _what_counts = attrgetter("requires_grad", "dtype", "device")
-
-
-def _view() -> tuple[int, Names]:
-    """The view and its job: in another one other members may have other parameters."""
-    running = job.current()
-    return running.epoch, running.part(Names)
 
 
 def _look(parameters: Sequence[torch.nn.Parameter]) -> _Look:

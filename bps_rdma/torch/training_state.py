@@ -8,11 +8,10 @@ from typing import Any
 
 import torch
 
-from bps_rdma import job
 from bps_rdma.torch import membership
 from bps_rdma.torch.broadcast import broadcast_object, broadcast_optimizer_state, broadcast_parameters
 from bps_rdma.torch.diloco import DiLoCo
-from bps_rdma.torch.membership import unique
+from bps_rdma.torch.membership import View, unique
 from bps_rdma.torch.sharded import ShardedOptimizer
 
 
@@ -52,7 +51,7 @@ class TrainingState:
         self.optimizer = optimizer
         self._names = tuple(values)
         self._prefix = unique("state")
-        self._epoch = 0  # the view for which it holds
+        self._view: View | None = None  # for which it holds
         for name, value in values.items():
             setattr(self, name, value)
 
@@ -68,8 +67,8 @@ class TrainingState:
             MismatchError: models or optimizers differ between ranks. PeerLostError, DeadlineError: as broadcast(), and
                 as ShardedOptimizer.reshard().
         """
-        epoch = job.current().epoch
-        if epoch == self._epoch:
+        view = membership.view()
+        if view == self._view:
             return
         sharded: set[torch.Tensor] = set()
         if isinstance(self.optimizer, ShardedOptimizer):
@@ -91,7 +90,7 @@ class TrainingState:
                 mine.load_state_dict(value)
             else:
                 setattr(self, name, value)
-        self._epoch = epoch
+        self._view = view
 
 
 def _packed(value: Any) -> Any:
