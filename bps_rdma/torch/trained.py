@@ -4,7 +4,8 @@
 Parameters may train later than the wrapper was made: unfrozen, added, replaced, or of another dtype. At the beginning
 of each pass every rank looks at its own. One that finds something new tells the other ranks, which must have found the
 same: then gradients are averaged from this pass on. Otherwise all of these ranks raise an error. In the first pass all
-ranks compare what they train, and its values: a script may have forgotten to broadcast them.
+ranks compare what they train, and its values: a script may have forgotten to broadcast them. So they do in the first
+pass of each view, because a rank that has entered may not have taken over the state of the others.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from bps_rdma.torch.units import IndexedParameter
 from bps_rdma.torch.wrapping import remove_hooks
 
 Method = Callable[[torch.nn.Parameter], None]
+_SOME = 4096  # elements
 Named = Iterable[tuple[str, torch.nn.Parameter]]
 _Look = tuple[list[int], list[Any]]  # ids of parameters, and of each what counts
 
@@ -173,9 +175,10 @@ class TrainedParameters:
         if new or anew or not self._agreed:
             if self._agreed and not anew:
                 self._meet(wanted, rebuilds)
+            enters = anew and (self._view is not None or not self._compares)
             # In another view some ranks may have agreed in the one before.
             compared = new if self._agreed or anew else wanted
-            self._agree(wanted, compared if self._compares else [])
+            self._agree(wanted, [] if enters else compared, enters)
             if new or anew:
                 self._replace(wanted, 0 if anew else self._changes + 1)
             self._agreed = True
@@ -191,13 +194,18 @@ class TrainedParameters:
         except MismatchError as error:
             self.explain(error, [tensor_line(name, parameter) for name, parameter in wanted])
 
-    def _agree(self, wanted: Named, new: Named) -> None:
+    def _agree(self, wanted: Named, new: Named, enters: bool) -> None:
         names = {name for name, _ in new}
         failure, lines = None, []
         try:
             for name, parameter in wanted:
                 check_parameter(name, parameter)
-                lines.append(tensor_line(name, parameter) + (f", {_digest(parameter)}" if name in names else ""))
+                line = tensor_line(name, parameter)
+                if name in names:
+                    line += f", {_digest(parameter.detach())}"
+                elif enters:  # all of a large model would take seconds
+                    line += f", {_digest(_some_of(parameter.detach()))}"
+                lines.append(line)
         except InvalidTensorError as error:
             failure = error
         try:
@@ -205,7 +213,9 @@ class TrainedParameters:
         except MismatchError as error:
             raise MismatchError(
                 error.message,
-                "make the same model on all ranks, and call broadcast_parameters() before you train it",
+                "the ranks have changed: call sync() of a TrainingState before each step"
+                if enters
+                else "make the same model on all ranks, and call broadcast_parameters() before you train it",
             ) from None
 
     def name_of(self, parameter: torch.nn.Parameter) -> str:
@@ -328,6 +338,11 @@ def _look(parameters: Sequence[torch.nn.Parameter]) -> _Look:
     return list(map(id, parameters)), list(map(_what_counts, parameters))
 
 
-def _digest(parameter: torch.nn.Parameter) -> str:
-    values: Any = parameter.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
+def _digest(tensor: torch.Tensor) -> str:
+    values: Any = tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy()
     return f"values {hashlib.sha256(values).hexdigest()[:16]}"
+
+
+def _some_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Elements from all of it: in another state of the training nearly every one is another."""
+    return tensor.contiguous().view(-1)[:: max(1, tensor.numel() // _SOME)]

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import harness
@@ -83,3 +84,40 @@ def test_a_rank_that_resumes_later_gets_the_state(face, servers):
         for mine, theirs, truth in zip(parameters, results[0][1], inner.parameters(), strict=True):
             assert torch.equal(mine, theirs)
             torch.testing.assert_close(mine, truth.detach(), rtol=2e-4, atol=1e-5)
+
+
+def comes_back_without(bps: Any) -> str:
+    """Rank 1 has missed a step, and does not take over the weights."""
+    import bps_rdma.torch as bt
+
+    rank = int(os.environ["RANK"])
+    inner = model()
+    trained = bt.DistributedDataParallel(inner)
+    optimizer = adam(inner)
+
+    def train(step: int) -> None:
+        optimizer.zero_grad()
+        loss(trained, step, rank).backward()
+        optimizer.step()
+
+    train(0)
+    bt.suspend()
+    if rank == 0:
+        bt.resume(1, global_rank=0)
+        train(1)
+        bt.suspend()
+        mark("alone")
+    await_mark("two")
+    bt.resume(2, global_rank=rank)
+    with pytest.raises(bps.MismatchError) as raised:
+        train(2)
+    return str(raised.value)
+
+
+def test_a_rank_that_resumes_with_old_weights_is_told():
+    with harness.start(comes_back_without, workers=2) as job:
+        job.await_marks("alone", [0])
+        job.set_mark("two")
+        for text in job.results():
+            assert "0.weight" in text
+            assert "call sync() of a TrainingState" in text

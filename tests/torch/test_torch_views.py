@@ -127,6 +127,39 @@ def test_a_rank_that_is_started_again_trains_on_with_the_others(tmp_path):
     assert len({tuple(end[2:]) for end in ends}) == 1, "all have the same step, parameters and momentum, to the bit"
 
 
+WITHOUT_STATE = """
+import os, signal, sys
+import torch
+import bps_rdma.torch as bps
+bps.init()
+torch.manual_seed(1 + bps.rank())
+model = bps.DistributedDataParallel(torch.nn.Linear(8, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+died, met = os.path.exists(sys.argv[1]), False
+while not met:
+    try:
+        optimizer.zero_grad()
+        model(torch.randn(16, 8)).square().mean().backward()
+        optimizer.step()
+        if bps.rank() == 1 and not died:
+            open(sys.argv[1], "x").close()
+            os.kill(os.getpid(), signal.SIGKILL)
+        steps = bps.size() == 3 and os.path.exists(sys.argv[1])
+        met = bps.push_pull(torch.tensor(float(steps)), name="met", op="min").item() == 1
+    except bps.RoundAbortedError:
+        died = True
+"""
+
+
+def test_a_rank_that_enters_without_the_state_is_told(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(WITHOUT_STATE)
+    command = [harness.binary("bps"), "run", "-np", "3", "--min-np", "2", "--restarts", "1", str(script)]
+    ended = harness.run_command([*command, str(tmp_path / "died")], env=harness.clean_env(), within=200)
+    assert ended.returncode == 1, ended.stdout + ended.stderr
+    assert "call sync() of a TrainingState" in ended.stderr, ended.stderr
+
+
 def staged(bps: Any) -> Any:
     """The threads that move a tensor to a device and back are told of a loss before the caller is."""
     simulated.install(immediate=True)
