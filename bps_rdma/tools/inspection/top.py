@@ -210,11 +210,15 @@ def _table(state: JobState, rows: list[Row], width: int) -> RenderableType:
         for row in rows
     ]  # fmt: skip
     narrow = width < _NARROW
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0) if narrow else (0, 1))
+    table = Table(box=SIMPLE_HEAD, padding=0 if narrow else (0, 1))
     titles = [title for title in cells[0] if not narrow or title not in _LEFT_OUT] if cells else []
-    for title in titles:
+    columns = [[title, *(str(one[title]) for one in cells)] for title in titles]
+    widths = _of_whole_words(columns, width - len(columns) - 1) if narrow else [None] * len(columns)
+    for title, wide in zip(titles, widths, strict=True):
         is_text = title in {"member", "host", "pid", "state", "waits for"}
-        table.add_column(title, justify="left" if is_text else "right", no_wrap=title == "pid", overflow="fold")
+        table.add_column(
+            title, justify="left" if is_text else "right", width=wide, no_wrap=title == "pid", overflow="fold"
+        )
     for one in cells:
         table.add_row(*(one[title] for title in titles))
     workers = sum(1 for member in state.members.values() if member.rank >= 0)
@@ -222,6 +226,20 @@ def _table(state: JobState, rows: list[Row], width: int) -> RenderableType:
     phase = (state.scheduler or {}).get("phase", "without its scheduler")
     title = f"{state.name or 'job'}: {workers} workers, {servers} servers, {phase}"
     return Group(Text(title, style="bold"), table, Text(diagnose(state).text))
+
+
+def _of_whole_words(columns: list[list[str]], room: int) -> list[int | None]:
+    """Widths of columns in which no word is broken; without any where there is no room for that."""
+    words = [max(len(word) for text in column for word in text.split()) for column in columns]
+    spare = room - sum(words)
+    if spare < 0:
+        return [None] * len(columns)
+    widths: list[int | None] = []
+    for column, least in zip(columns, words, strict=True):
+        more = min(spare, max(map(len, column)) - least)
+        spare -= more
+        widths.append(least + more)
+    return widths
 
 
 def _seconds(ms: int) -> str:

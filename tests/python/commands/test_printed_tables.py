@@ -93,6 +93,18 @@ def test_members_of_a_job(monkeypatch, capfd):
     assert "received/s" in capfd.readouterr().out, "in a pipe a heading is split"
 
 
+def test_no_word_of_the_members_of_a_small_job_is_broken(monkeypatch, capfd):
+    row = top.Row(
+        "rank 0 + server 0", "node7", 4194304, "waiting", cpu_percent=57.0, memory_bytes=331e6, operations_per_s=737.0,
+        tensor_bytes_per_s=51.6e3, sent_bytes_per_s=51.6e3, received_bytes_per_s=51.6e3, credits=4, stalls_per_s=0.0,
+        open_operations=1, oldest_ms=100, awaited_by=1, last_percent=50.0, is_slowest=False, oldest_round_ms=0,
+        round_waits_for=[],
+    )  # fmt: skip
+    shown = in_80_columns(monkeypatch, capfd, lambda: top.print_members(JobState(name="job"), [row]))
+    whole = {"member", "host", "memory", "tensors/s", "awaited", "server", "node7", "4194304", "waiting", "331"}
+    assert whole <= set(shown.split()), shown
+
+
 def test_traces_trials_and_devices(monkeypatch, capfd):
     rows = [{"tensor": "decoder.layers.31.self_attention.linear_qkv.weight" * 2, "rank": 127, "calls": 123456,
              "total_ms": 1234567.891, "wait_ms": 1234.5, "server_ms": 1234.5}]  # fmt: skip
