@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar
 
 from bps_rdma import _core
 from bps_rdma._core import Handle, PreparedOperation
+from bps_rdma.blockers import Blocker
 from bps_rdma.errors import UnknownHandleError
 
 T = TypeVar("T")  # what wait() returns
@@ -31,9 +32,13 @@ class PythonHandle(ABC, Generic[T]):
     def done(self) -> bool:
         """Returns whether wait() would return or raise at once."""
 
-    @abstractmethod
+    def blocker(self) -> Blocker:
+        """What has to end before done() can change. It must be kept as long as its descriptor is used."""
+        return self
+
     def completion_fd(self) -> int:
-        """A file descriptor that becomes readable once wait() would not block."""
+        """A file descriptor that becomes readable once done() may have changed."""
+        return self.blocker().completion_fd()
 
     def __await__(self) -> Generator[Any, None, T]:
         """Waits in the running event loop."""
@@ -42,17 +47,24 @@ class PythonHandle(ABC, Generic[T]):
 
 def awaiting(handle: Handle[T] | PreparedOperation[T] | PythonHandle[T]) -> Generator[Any, None, T]:
     """Implements `await handle`: waits in the running event loop, then takes the result."""
-    while not handle.done():  # one that consists of several has several descriptors, one after the other
-        yield from _readable(handle.completion_fd())
+    while not handle.done():  # one that consists of several has several blockers, one after the other
+        yield from _readable(blocker_of(handle))
     return handle.wait()
 
 
-def _readable(fd: int) -> Generator[Any, None, None]:
-    """Waits in the running event loop until a file descriptor is readable."""
+def blocker_of(handle: Handle[Any] | PreparedOperation[Any] | PythonHandle[Any]) -> Blocker:
+    """What has to end before done() of any handle can change."""
+    return handle.blocker() if isinstance(handle, PythonHandle) else handle
+
+
+def _readable(blocker: Blocker) -> Generator[Any, None, None]:
+    """Waits in the running event loop until the blocker's descriptor is readable."""
     import asyncio  # a caller that awaits has it; for all others it would be most of this package's import time
 
     loop = asyncio.get_running_loop()
-    own = os.dup(fd)  # the loop keeps one reader per descriptor, and another task may await the same handle
+    own = os.dup(
+        blocker.completion_fd()
+    )  # the loop keeps one reader per descriptor, and another task may await the same handle
     woken = loop.create_future()
 
     def wake() -> None:

@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from bps_rdma import _core, arrays
+from bps_rdma.blockers import Blocker
 from bps_rdma.errors import MismatchError
-from bps_rdma.handle import PythonHandle
+from bps_rdma.handle import PythonHandle, blocker_of
 from bps_rdma.job import raised
 from bps_rdma.kept_errors import keeping
 from bps_rdma.operations.lanes import ANYTHING, NOTHING, SMALL, Content, Lane, Part, Said
@@ -130,16 +131,17 @@ class Message(PythonHandle[Any]):
         finally:
             self._turn.release()
 
-    def completion_fd(self) -> int:
-        """A descriptor that is readable when done() may have changed."""
+    def blocker(self) -> Blocker:
+        """What has to end before done() can change."""
         for handle in (self._exchange, *self._going_on, *self._ending):
             if not (handle.taken or handle.done()):
-                return handle.completion_fd()
+                return handle
         for earlier in list(self.lane.deferred):  # one that has to be heard first
             if earlier is not self:
-                return int(earlier.completion_fd())
+                first: Blocker = earlier.blocker()
+                return first
             break
-        return self._exchange.completion_fd()
+        return self._exchange
 
     @property
     def error(self) -> BaseException | None:
@@ -291,9 +293,9 @@ class Together(PythonHandle[Any]):
         """Returns whether wait() would return or raise at once."""
         return self._over or sum(not part.done() for part in self._parts) == 0  # each of them goes on
 
-    def completion_fd(self) -> int:
-        """A descriptor that is readable once done() may have changed."""
+    def blocker(self) -> Blocker:
+        """What has to end before done() can change."""
         for part in self._parts:
             if not part.done():
-                return int(part.completion_fd())
-        return int(self._parts[-1].completion_fd())
+                return blocker_of(part)
+        return blocker_of(self._parts[-1])

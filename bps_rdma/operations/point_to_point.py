@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from bps_rdma import _core, argument_types
 from bps_rdma.agreement import group_of
+from bps_rdma.blockers import Blocker
 from bps_rdma.errors import BpsError, DeadlineError, InvalidArgumentError, RoundAbortedError
 from bps_rdma.group import Group
 from bps_rdma.handle import PythonHandle
@@ -145,7 +146,7 @@ class ReceiveFromAny(PythonHandle[Any]):
         self._end = time.monotonic() + seconds
         self._failed: dict[int, BaseException] = {}  # by rank
         self._waiting = select.epoll()
-        self._watched: list[int] = []
+        self._watched: list[Blocker] = []  # kept, so that their descriptors are open
         self._bell: _Bell | None = None  # for those who wait for the descriptor: it is over, or at its deadline
         self._error: BaseException | None = None
         self._over = False
@@ -227,15 +228,14 @@ class ReceiveFromAny(PythonHandle[Any]):
             self._fail(next(iter(self._failed.values())))
 
     def _watch(self, message: Message) -> None:
-        fd = message.completion_fd()
+        blocker = message.blocker()
         with contextlib.suppress(FileExistsError):
-            self._waiting.register(fd, select.EPOLLIN)
-            self._watched.append(fd)
+            self._waiting.register(blocker.completion_fd(), select.EPOLLIN)
+            self._watched.append(blocker)
 
     def _advance(self) -> bool:
-        for fd in self._watched:
-            with contextlib.suppress(OSError):  # it is closed, because its operation is over
-                self._waiting.unregister(fd)
+        for blocker in self._watched:
+            self._waiting.unregister(blocker.completion_fd())
         self._watched.clear()
         if self._taken is None:
             self._find()

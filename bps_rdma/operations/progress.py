@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import threading
 from collections import deque
 from typing import Any
 
+from bps_rdma.blockers import Blockers
 from bps_rdma.handle import PythonHandle
 from bps_rdma.kept_errors import keeping
 
@@ -42,23 +42,13 @@ class Progress:
 
     def _run(self) -> None:
         keeping.for_this_thread()
-        waiting = select.epoll()
-        waiting.register(self._wake, select.EPOLLIN)
-        by_fd: dict[int, list[PythonHandle[Any]]] = {}
+        waiting: Blockers[PythonHandle[Any]] = Blockers(self._wake)
         while not self._stopping:
-            ready: list[PythonHandle[Any]] = []
-            for fd, _ in waiting.poll():
-                if fd == self._wake:
-                    with contextlib.suppress(BlockingIOError):
-                        os.eventfd_read(fd)
-                    ready += [self._fresh.popleft() for _ in range(len(self._fresh))]
-                else:
-                    waiting.unregister(fd)
-                    ready += by_fd.pop(fd)
+            ready = waiting.wait()
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(self._wake)
+            ready += [self._fresh.popleft() for _ in range(len(self._fresh))]
             for handle in ready:
                 if not handle.done():
-                    fd = handle.completion_fd()
-                    if fd not in by_fd:
-                        waiting.register(fd, select.EPOLLIN)
-                    by_fd.setdefault(fd, []).append(handle)
+                    waiting.add(handle.blocker(), handle)
         waiting.close()

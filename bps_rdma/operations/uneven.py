@@ -12,8 +12,9 @@ import numpy as np
 
 from bps_rdma import _core, arrays
 from bps_rdma.agreement import group_of
+from bps_rdma.blockers import Blocker
 from bps_rdma.errors import InvalidTensorError, MismatchError, RoundAbortedError
-from bps_rdma.handle import PythonHandle
+from bps_rdma.handle import PythonHandle, blocker_of
 from bps_rdma.job import current, raised
 from bps_rdma.kept_errors import keeping
 from bps_rdma.operations import start
@@ -78,9 +79,9 @@ class UnevenGather(PythonHandle[Any]):
         finally:
             self._turn.release()
 
-    def completion_fd(self) -> int:
-        """A descriptor that is readable when done() may have changed."""
-        return int(self._half.completion_fd())
+    def blocker(self) -> Blocker:
+        """What has to end before done() can change."""
+        return blocker_of(self._half)
 
     def _advance(self, *, waits: bool) -> bool:
         while not self._over:

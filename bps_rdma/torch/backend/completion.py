@@ -5,18 +5,19 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import threading
 import traceback
 from collections import deque
 from typing import Any, Protocol
 
+from bps_rdma.blockers import Blocker, Blockers
+
 
 class Pending(Protocol):
     """The work that a future waits for."""
 
-    def next_fd(self) -> int:
-        """A descriptor that is readable when another of its operations is over; -1 when all are."""
+    def blocker(self) -> Blocker | None:
+        """One of its operations that is not over; None when all are."""
 
 
 class Completer:
@@ -28,9 +29,7 @@ class Completer:
 
     def __init__(self) -> None:
         self._wake, self._waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._waiting = select.poll()
-        self._waiting.register(self._wake, select.POLLIN)
-        self._pending: dict[int, tuple[Any, Pending]] = {}  # by file descriptor
+        self._waiting: Blockers[tuple[Any, Pending]] = Blockers(self._wake)
         self._ready: deque[Any] = deque()  # futures that can be completed
         self._fresh: deque[tuple[Any, Pending]] = deque()  # any thread appends, the one that waits takes
         self._stopping = False
@@ -79,28 +78,24 @@ class Completer:
         with self._counting:
             self._threads.remove(threading.current_thread())
             if not self._threads:
+                self._waiting.close()
                 os.close(self._wake)
                 os.close(self._waker)
 
     def _next(self) -> Any:
         """Waits for a future that can be completed; None: there will be no more."""
         while not self._ready:
-            if self._stopping and not (self._pending or self._fresh):
+            if self._stopping and not (self._waiting or self._fresh):
                 return None
-            for fd, _ in self._waiting.poll():
-                if fd == self._wake:
-                    self._read()
-                    entries = [self._fresh.popleft() for _ in range(len(self._fresh))]
+            entries = self._waiting.wait()
+            self._read()
+            entries += [self._fresh.popleft() for _ in range(len(self._fresh))]
+            for future, work in entries:
+                blocker = work.blocker()
+                if blocker is None:
+                    self._ready.append(future)
                 else:
-                    self._waiting.unregister(fd)
-                    entries = [self._pending.pop(fd)]
-                for future, work in entries:
-                    following = work.next_fd()
-                    if following == -1:
-                        self._ready.append(future)
-                    else:
-                        self._waiting.register(following, select.POLLIN)
-                        self._pending[following] = (future, work)
+                    self._waiting.add(blocker, (future, work))
         return self._ready.popleft()
 
     def _read(self) -> None:

@@ -17,8 +17,9 @@ import torch
 import torch.distributed as dist
 
 from bps_rdma import job
+from bps_rdma.blockers import Blocker
 from bps_rdma.errors import DeadlineError
-from bps_rdma.handle import PythonHandle
+from bps_rdma.handle import PythonHandle, blocker_of
 from bps_rdma.kept_errors import keeping
 from bps_rdma.torch import transfer
 from bps_rdma.torch.backend.completion import Completer
@@ -138,21 +139,21 @@ class BpsWork(dist.Work):
         if self._over:
             return
         end = time.monotonic() + seconds
-        while (following := self.next_fd()) != -1:
+        while (blocker := self.blocker()) is not None:
             waiting = poll()
-            waiting.register(following, POLLIN)
+            waiting.register(blocker.completion_fd(), POLLIN)
             if not waiting.poll(max(0.0, 1000 * (end - time.monotonic()))):
                 raise DeadlineError(
                     f"the collective did not complete within the timeout of wait(), {seconds:g} s",
                     "pass a longer timeout, or find the rank that is late",
                 )
 
-    def next_fd(self) -> int:
-        """A descriptor that is readable when another of the operations is over; -1 when all are."""
+    def blocker(self) -> Blocker | None:
+        """One of the operations that is not over; None when all are."""
         for handle in self._handles:
             if not (self._over or handle.taken or handle.done()):
-                return handle.completion_fd()
-        return -1
+                return blocker_of(handle)
+        return None
 
     def get_future(self) -> Any:
         """A future of the list of tensors; made on the first call."""
@@ -163,7 +164,7 @@ class BpsWork(dist.Work):
             if self._record is not None:  # first, so that the record has ended when the callback below is run
                 torch.ops.profiler._call_end_callbacks_on_jit_fut._RecordFunction(self._record, base)
             self._future = base.then(self._result_of)
-        if not job.is_initialized() or (self.next_fd() == -1 and self._record is None):
+        if not job.is_initialized() or (self.blocker() is None and self._record is None):
             base.set_result(None)
         else:
             job.current().part(Completer).add(base, self)
@@ -192,7 +193,7 @@ class BpsWork(dist.Work):
 
     def is_completed(self) -> bool:
         """Returns whether wait() would return or raise at once."""
-        return self.next_fd() == -1
+        return self.blocker() is None
 
     def is_small(self) -> bool:
         """True if its results take next to no memory."""
