@@ -181,7 +181,7 @@ def test_bps_run_gives_its_scheduler_up_in_the_end(tmp_path: Path, servers: tupl
     script = tmp_path / "rank.py"
     script.write_text(LAUNCHED)
     words = [harness.binary("bps"), "run", "-np", "3", "--min-np", "2", *servers, str(script)]
-    env = harness.clean_env(BPS_SCHEDULER_PATIENCE="1")
+    env = harness.clean_env(BPS_SCHEDULER_PATIENCE="5")  # a scheduler that is started again needs a moment
     ended = harness.run_command(words, env=env, cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr
     assert ended.stderr.count("was killed by SIGKILL; it is started again") == 9, ended.stderr
