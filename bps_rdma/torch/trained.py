@@ -5,7 +5,7 @@ Parameters may train later than the wrapper was made: unfrozen, added, replaced,
 of each pass every rank looks at its own. One that finds something new tells the other ranks, which must have found the
 same: then gradients are averaged from this pass on. Otherwise all of these ranks raise an error. In the first pass all
 ranks compare what they train, and its values: a script may have forgotten to broadcast them. So they do in the first
-pass of each view, because a rank that has entered may not have taken over the state of the others.
+pass of a view that a rank has entered or resumed: it may not have taken over the state of the others.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from itertools import chain
 from operator import attrgetter
 from typing import Any, NoReturn
 
+import numpy as np
 import torch
 
+import bps_rdma
 from bps_rdma import Group, job
 from bps_rdma.errors import InvalidTensorError, MismatchError
 from bps_rdma.torch import membership
@@ -196,27 +198,30 @@ class TrainedParameters:
 
     def _agree(self, wanted: Named, new: Named, enters: bool) -> None:
         names = {name for name, _ in new}
-        failure, lines = None, []
+        failure, lines, values = None, [], []
         try:
             for name, parameter in wanted:
                 check_parameter(name, parameter)
                 line = tensor_line(name, parameter)
-                if name in names:
-                    line += f", {_digest(parameter.detach())}"
-                elif enters:  # all of a large model would take seconds
-                    line += f", {_digest(_some_of(parameter.detach()))}"
-                lines.append(line)
+                lines.append(line + (f", {_digest(parameter.detach())}" if name in names else ""))
+                if enters:  # all of a large model would take seconds
+                    values.append(f"{line}, {_digest(_some_of(parameter.detach()))}")
         except InvalidTensorError as error:
             failure = error
+        hint = "make the same model on all ranks, and call broadcast_parameters() before you train it"
         try:
-            check_alike(lines, f"{self.prefix} parameters", self._group, failure)
+            # Ranks that have trained together may differ in last bits, because processors and GPUs round differently.
+            if not check_alike(lines, f"{self.prefix} parameters", self._group, failure, values) and self._has_new():
+                hint = "the ranks have changed: call sync() of a TrainingState before each step"
+                check_alike(values, f"{self.prefix} values", self._group)
         except MismatchError as error:
-            raise MismatchError(
-                error.message,
-                "the ranks have changed: call sync() of a TrainingState before each step"
-                if enters
-                else "make the same model on all ranks, and call broadcast_parameters() before you train it",
-            ) from None
+            raise MismatchError(error.message, hint) from None
+
+    def _has_new(self) -> bool:
+        """Whether a rank of the group has entered the job, or resumed it, since the last pass."""
+        is_new = self._view is None or self._view[0] != view()[0]
+        told = np.array([is_new], np.uint8)
+        return bool(bps_rdma.push_pull(told, f"{self.prefix} new", op="max", group=self._group)[0])
 
     def name_of(self, parameter: torch.nn.Parameter) -> str:
         """The name of a parameter in messages."""
@@ -344,5 +349,5 @@ def _digest(tensor: torch.Tensor) -> str:
 
 
 def _some_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Elements from all of it: in another state of the training nearly every one is another."""
+    """Elements from all of it: in another state of the training most of them differ."""
     return tensor.contiguous().view(-1)[:: max(1, tensor.numel() // _SOME)]
