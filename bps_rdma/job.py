@@ -9,6 +9,7 @@ import faulthandler
 import os
 import signal
 import sys
+import time
 import traceback
 import warnings
 from collections.abc import Callable, Mapping
@@ -21,7 +22,7 @@ from bps_rdma.launch import cluster
 from bps_rdma.presence import Stage, raised
 from bps_rdma.running_job import Job
 from bps_rdma.settings import SettingValue, config_with, table_of
-from bps_rdma.unfinished import Unfinished
+from bps_rdma.unfinished import Unfinished, disown_dropped
 from bps_rdma.views import asked, current, resume, surviving
 
 if TYPE_CHECKING:
@@ -136,8 +137,9 @@ def shutdown(timeout: float | None = None) -> None:
         timeout: seconds to wait for the other workers. 0 leaves at once; ranks that still need this one then lose it.
             Default: BPS_SHUTDOWN_TIMEOUT.
 
-    Operations whose handles were dropped, and updates that a CrossBarrier has still to make, are finished first. An
-    init() that is in progress ends with NotInitializedError, and so do calls of other threads that still wait.
+    Operations whose handles were dropped are finished first, in the main thread, and without a `timeout` the updates
+    that a CrossBarrier of this thread has still to make; nothing is while an exception is handled. An init() that is in
+    progress ends with NotInitializedError, and so do calls of other threads that still wait.
     """
     leave(timeout)
 
@@ -151,6 +153,7 @@ def depart(with_it: object = None) -> None:
     Args:
         with_it: an object that the others need, too; it is kept as long.
     """
+    _finish_late()
 
     def end(job: Job, seconds: float) -> None:
         try:
@@ -163,18 +166,26 @@ def depart(with_it: object = None) -> None:
 
 def leave(timeout: float | None, *, suspends: bool = False) -> None:
     """Implements shutdown(). `suspends`: workers are going to come back, and dedicated servers wait for them."""
-    _leave(timeout, lambda job, seconds: job.process.shutdown(seconds, suspends))
+    began = time.monotonic()
+    try:
+        if timeout is None:
+            _finish_late()
+        if (job := presence.inside) is not None:
+            patience = job.config.seconds("BPS_SHUTDOWN_TIMEOUT") if timeout is None else timeout
+            if patience > 0:
+                job.part(Unfinished).finish_dropped(patience)
+    finally:
+        if timeout is not None and timeout > 0:  # 0 would mean at once
+            timeout = max(timeout - (time.monotonic() - began), 0.001)
+        _leave(timeout, lambda job, seconds: job.process.shutdown(seconds, suspends))
+
+
+def _finish_late() -> None:
+    if presence.inside is not None:
+        presence.inside.part(Unfinished).finish_late()
 
 
 def _leave(timeout: float | None, end: Callable[[Job, float], object]) -> None:
-    try:
-        if (job := presence.inside) is not None:
-            job.part(Unfinished).finish(job.config.seconds("BPS_SHUTDOWN_TIMEOUT") if timeout is None else timeout)
-    finally:
-        _leave_at_once(timeout, end)
-
-
-def _leave_at_once(timeout: float | None, end: Callable[[Job, float], object]) -> None:
     change = presence.begin_change(ends_init=True)
     if change is None:
         return  # a signal handler: what it has interrupted ends by itself
@@ -222,8 +233,8 @@ def report_exception(value: BaseException) -> None:
     """
     job = presence.now().job
     if job is not None:
-        job.part(Unfinished).give_up()
         with contextlib.suppress(BaseException):  # the exception itself must be shown, even if this fails
+            job.part(Unfinished).give_up()
             job.process.abort("".join(traceback.format_exception_only(value)).strip()[:_LONGEST_REPORT])
 
 
@@ -231,6 +242,8 @@ _LONGEST_REPORT = 2000  # characters
 
 
 def _after_fork_in_child() -> None:
+    if presence.now().job is not None:
+        disown_dropped()
     presence.after_fork()
     atexit.unregister(shutdown)
 

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
-import contextlib
+import sys
+import threading
+import warnings
 import weakref
 from typing import Protocol
 
@@ -12,30 +14,51 @@ from bps_rdma.errors import BpsError
 
 
 class Late(Protocol):
-    """An object that waits for its operations later than its callers expect."""
+    """It has updates to make for which it has not waited yet."""
 
     def synchronize(self) -> None:
-        """Waits for them now."""
+        """Waits, and makes them."""
 
 
 class Unfinished:
-    """The late objects of a job that are still alive; handles that were dropped are known to the core."""
+    """The late objects of a job that are still alive; the core knows the handles that were dropped."""
 
     outlives_view = True
 
     def __init__(self) -> None:
-        self.late: weakref.WeakSet[Late] = weakref.WeakSet()
+        self._late: weakref.WeakKeyDictionary[Late, int] = weakref.WeakKeyDictionary()  # and the thread that uses each
         self._is_given_up = False
 
+    def add(self, late: Late) -> None:
+        """This one has updates to make, in this thread."""
+        self._late[late] = threading.get_ident()
+
     def give_up(self) -> None:
-        """This process ends with an exception: finish() has no effect any more."""
+        """This process ends with an exception: nothing is finished any more."""
         self._is_given_up = True
 
-    def finish(self, timeout: float) -> None:
-        """Waits for everything that is unfinished; for what was dropped, `timeout` seconds at most."""
-        if self._is_given_up or not timeout:
+    def finish_late(self) -> None:
+        """Makes the updates of this thread's objects, unless it leaves because of an exception."""
+        if self._is_given_up or sys.exc_info()[0] is not None:
             return
-        for each in list(self.late):
-            with contextlib.suppress(BpsError):  # a rank that was lost keeps nobody from leaving
+        thread = threading.get_ident()
+        for each in [late for late, user in list(self._late.items()) if user == thread]:
+            try:
                 each.synchronize()
-        _core.finish_orphans(timeout)
+            except BpsError as error:  # keeps nobody from leaving
+                warnings.warn(f"the last updates were not made: {error}", RuntimeWarning, stacklevel=2)
+
+    def finish_dropped(self, timeout: float) -> None:
+        """Waits in the main thread for what was dropped, `timeout` seconds at most; likewise."""
+        waits = threading.current_thread() is threading.main_thread()  # another one may free this one by leaving
+        if waits and _knows_dropped and not self._is_given_up and sys.exc_info()[0] is None:
+            _core.finish_orphans(timeout)
+
+
+_knows_dropped = True
+
+
+def disown_dropped() -> None:
+    """This process was forked from a member of a job: what it would wait for are operations of that one as well."""
+    global _knows_dropped
+    _knows_dropped = False

@@ -223,7 +223,7 @@ class LateOptimizer(WrappedOptimizer):
             for parameter in options["params"]:
                 if self._bps_trained.entry_of(parameter) is not None:
                     self._bps_due[parameter] = kept
-        job.current().part(Unfinished).late.add(self)
+        job.current().part(Unfinished).add(self)
         if changed:
             raise error_of(self._bps_trained.name_of(changed[0]))
         self._bps_steps_left -= 1

@@ -19,6 +19,8 @@ import numpy as np
 import pytest
 from bodies.children import in_child
 
+from bps_rdma.unfinished import Unfinished
+
 ENV = {"BPS_TIMEOUT": str(30 * harness.PATIENCE), "BPS_SHUTDOWN_TIMEOUT": str(20 * harness.PATIENCE)}
 
 SERVERS = pytest.mark.parametrize("servers", [None, 1])
@@ -284,3 +286,24 @@ def uses_subprocess(bps: Any) -> tuple[bool, bool]:
 @SERVERS
 def test_subprocess(servers):
     assert run(uses_subprocess, servers=servers) == [(True, True)] * 2
+
+
+# ---- What the parent has dropped
+
+
+def leaves_what_its_parent_dropped(bps: Any) -> int:
+    """A child that leaves a job of its own must not wait for operations of its parent."""
+    if bps.rank() == 0:
+        bps.push_pull_async(np.ones(100), False, name="x")  # its handle is dropped
+        code = in_child(lambda: Unfinished().finish_dropped(1e9))
+        harness.mark("forked")
+        return code
+    harness.await_mark("forked")
+    return int(bps.push_pull(np.ones(100), name="x", average=False)[0])
+
+
+def test_a_child_does_not_wait_for_what_its_parent_dropped():
+    with harness.start(leaves_what_its_parent_dropped, workers=2) as job:
+        job.await_marks("forked", [0])
+        job.set_mark("forked")
+        assert job.results() == [0, 2]
