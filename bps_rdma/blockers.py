@@ -10,7 +10,7 @@ Waiter = TypeVar("Waiter")
 
 
 class Blocker(Protocol):
-    """It owns a descriptor that is readable once it is over, and closes it at its own end."""
+    """It owns a descriptor that is readable once it is over, until somebody drops it, or starts it again."""
 
     def completion_fd(self) -> int:
         """Returns that descriptor."""
@@ -53,6 +53,6 @@ class Blockers(Generic[Waiter]):
         return found
 
     def close(self) -> None:
-        """Nobody is waited for any more."""
+        """Drops all blockers."""
         self._epoll.close()
         self._waiting.clear()

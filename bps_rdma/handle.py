@@ -32,9 +32,9 @@ class PythonHandle(ABC, Generic[T]):
     def done(self) -> bool:
         """Returns whether wait() would return or raise at once."""
 
+    @abstractmethod
     def blocker(self) -> Blocker:
         """What has to end before done() can change. It must be kept as long as its descriptor is used."""
-        return self
 
     def completion_fd(self) -> int:
         """A file descriptor that becomes readable once done() may have changed."""

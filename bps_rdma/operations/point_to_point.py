@@ -185,6 +185,10 @@ class ReceiveFromAny(PythonHandle[Any]):
         finally:
             self._turn.release()
 
+    def blocker(self) -> Blocker:
+        """The receiver itself, as it does not know who will send."""
+        return self
+
     def completion_fd(self) -> int:
         """A descriptor that is readable when done() may have changed."""
         with self._hanging:  # not the lock of the thread that waits

@@ -130,7 +130,7 @@ class AsynchronousOptimizer(torch.optim.Optimizer):
             self._bps_begin_copy()
             return
         self._bps_settle()
-        running = job.current()
+        running, entered = job.current(), membership.view()
         root = (self._bps_group or running.world).ranks[0]
         for weights in self._bps_weights:
             weights.read(weights.known)
@@ -139,7 +139,7 @@ class AsynchronousOptimizer(torch.optim.Optimizer):
             else:
                 store(weights.known, weights.name, root=root, group=self._bps_group)
             weights.write()
-        self._bps_view = membership.view()
+        self._bps_view = entered
         self._bps_unfinished = False
         self._bps_steps = 0
 

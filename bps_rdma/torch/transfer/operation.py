@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from bps_rdma import Handle
+from bps_rdma.blockers import Blocker
 from bps_rdma.errors import DeadlineError, RoundAbortedError
 from bps_rdma.handle import PythonHandle
 from bps_rdma.job import current, raised
@@ -124,6 +125,10 @@ class StagedOperation(PythonHandle[torch.Tensor]):
     def done(self) -> bool:
         """Returns whether wait() would return or raise at once."""
         return self._over
+
+    def blocker(self) -> Blocker:
+        """The operation itself, of which threads move the parts."""
+        return self
 
     def completion_fd(self) -> int:
         """A descriptor that is readable once wait() would not block."""

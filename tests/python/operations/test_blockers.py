@@ -51,7 +51,7 @@ class Several(PythonHandle[None]):
 
 def goes_on(_: Any) -> None:
     progress = Progress()
-    for _ in range(3):  # whom it asks about the second one has not met a closed descriptor at the first
+    for _ in range(3):  # once it asks about the next one, it has survived the closed descriptor of the one before
         one = Several()
         progress.add(one)
         assert one.asked.acquire(timeout=60)
