@@ -33,7 +33,7 @@ class CodecCall {
 
   // The call has failed: a clause such as "encode() of the codec 'cut' raised ValueError: no". The first one counts.
   static void fail(std::string why);
-  // Tell whether a call of this thread has failed, and how: from the first failure until it is taken; "" if none has.
+  // Return whether, and how, a call of this thread has failed since the last take_failure(); "" if none has.
   static bool has_failed();
   static std::string take_failure();
 

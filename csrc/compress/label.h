@@ -39,7 +39,7 @@ inline std::string_view read_label(const Label& label) {
   return {text, ::strnlen(text, kMostText)};
 }
 
-// Random methods draw from it. Each partition has another one in each round, for each sender.
+// Returns the seed of random methods: another one for each partition, round and sender.
 inline std::uint64_t seed_of(std::uint32_t tensor, std::uint32_t partition, std::uint32_t round, std::uint32_t sender) {
   std::uint64_t seed = 0;
   for (const std::uint64_t number : {tensor, partition, round, sender}) seed = random_bits(seed + number, 0);

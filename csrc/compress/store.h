@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Codecs reach encoded bytes, which have no alignment, by these functions, and by them put values into the destination.
+// Reads and writes encoded bytes, which have no alignment, and puts decoded values into the destination.
 #pragma once
 
 #include <bit>

@@ -13,7 +13,7 @@ namespace bps {
 using Clock = std::chrono::steady_clock;
 using Duration = std::chrono::nanoseconds;
 
-// Nanoseconds can hold it, and be added to any time of the clock; a negative time is none, a longer one is forever.
+// A longer time is forever: this one fits into nanoseconds, added to any time of the clock. A negative time is none.
 inline constexpr double kForever_s = 1e9;
 inline Duration to_duration(double seconds) {
   return std::chrono::duration_cast<Duration>(std::chrono::duration<double>(std::clamp(seconds, 0.0, kForever_s)));

@@ -26,7 +26,7 @@ enum class ReduceOp : std::uint8_t {
   kMin = 2,
   kMax = 3,
   kProduct = 4,
-  // These take floating point, and round once at the end: server/exact_sum.h.
+  // Sums of floating-point numbers, which are rounded once, at the end: server/exact_sum.h.
   kExactSum = 5,
   kExactAverage = 6,
   kExactSumToOdd = 7,  // of float64, for a caller that rounds it again

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A process that the application forks can use the library anew.
+// The library stays usable in a process that the application forks.
 //
 // The child is not a member of its parent's jobs. Its copies of the parent's descriptors are closed at the fork (fd.h),
 // so that a connection ends with the parent, and an address is free again. The parent's objects are still there, but

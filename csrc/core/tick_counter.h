@@ -23,7 +23,7 @@ inline std::uint64_t tick_counter() {
 #endif
 }
 
-// The counter and the clock show these at one moment.
+// A reading of the counter and of the clock, at the same moment.
 struct TickSample {
   std::uint64_t ticks = 0;
   std::uint64_t ns = 0;

@@ -72,7 +72,7 @@ struct TraceEvent {
 };
 static_assert(codec::Plain<TraceEvent> && sizeof(TraceEvent) == 40);
 
-// The program says by it what it did meanwhile: "forward", "wait". Times are those of now_ns().
+// The program did this meanwhile, as it says itself: "forward", "wait". Times are those of now_ns().
 struct TraceSpan {
   std::uint64_t begin = 0;
   std::uint64_t end = 0;

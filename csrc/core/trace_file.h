@@ -95,7 +95,7 @@ class TraceFrames {
 
   // Nothing at the end of the file, or where the last frame is cut short.
   std::optional<TraceFrame> next();
-  // Throws `why`, which is wrong with the frame that was read last.
+  // Throws an error that says what is wrong with the frame that was read last.
   [[noreturn]] void refuse(const std::string& why) const;
 
  private:

@@ -17,7 +17,7 @@
 
 namespace bps::pool {
 
-// The process is told this, and a later pool reads it.
+// The orders for the process, which a later pool reads as well.
 struct Assignment {
   std::string pool;  // see name_of_pool()
   std::string user;

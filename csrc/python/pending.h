@@ -11,7 +11,7 @@
 
 namespace bps::python {
 
-// All of it must stay alive until the operation is over.
+// An operation, and the arrays that must stay alive until it is over.
 struct PendingArrays {
   std::shared_ptr<worker::Operation> operation;
   pybind11::object source;

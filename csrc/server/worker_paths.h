@@ -63,7 +63,7 @@ class WorkerPaths {
   bool fails_over() const { return fails_over_; }
   // The worker cannot be reached any more.
   bool is_lost() const { return lost_; }
-  // Bounds the data connections of a path; their number is known once the worker has attached.
+  // A path may have so many data connections at most, until the worker has attached.
   void limit_streams(std::size_t most) { most_streams_ = most; }
   // True: the worker may open this connection.
   bool may_add(const transport::Hello& hello) const;
@@ -74,7 +74,7 @@ class WorkerPaths {
   bool has_other_than(std::uint16_t id) const;
   // Those by which the network carries nothing, as long as there are others.
   std::vector<WorkerPath*> find_silent();
-  // Its connection has taken the answer.
+  // Keeps an answer that its connection has taken, for the case that the path is lost.
   void keep(const Answer& answer);
   // Leads what was to go by a path that is lost, to memory called `key` there, to a connection of another one that the
   // worker has offered, each in turn, and changes the key.

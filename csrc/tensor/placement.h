@@ -14,7 +14,7 @@
 
 namespace bps::tensor {
 
-// It describes the call of one member.
+// The call of one member.
 struct PlacementRequest {
   OperationKind kind = OperationKind::kPushPull;
   bool pushes = true;          // kSplit: push() and pull() are two requests of one round
@@ -32,7 +32,7 @@ struct Placement {
   bool has_payload() const { return (flags & kHasPayload) != 0; }
   bool wants_data() const { return (flags & kWantsData) != 0; }
   bool is_compressed() const { return (flags & kCompressed) != 0; }
-  // Return what travels, if anything does: out, and back.
+  // Return the bytes that travel out, and back; 0: none.
   std::uint64_t payload_bytes() const {
     if ((flags & (kCompressed | kUnrounded)) == 0) return length;
     return is_compressed() ? compress::kLabelBytes + encoded : encoded;

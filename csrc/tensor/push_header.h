@@ -15,7 +15,7 @@
 
 namespace bps::tensor {
 
-// It names what the caller called. Ranks that mix kinds in one round are told so.
+// The call that was made. Ranks that mix kinds in one round are told so.
 enum class OperationKind : std::uint8_t {
   kPushPull = 0,
   kReduceScatter,
@@ -60,7 +60,7 @@ enum PushFlags : std::uint8_t {
   kUnrounded = 128,
 };
 
-// PushHeader::place says this of an addition.
+// An addition, as PushHeader::place encodes it.
 struct Addition {
   std::uint16_t most_ahead;  // of the slowest rank, in additions, plus one; 0: any number
   std::uint16_t tries;       // so many rounds ago it was sent first, and may have been added; 0: it is new

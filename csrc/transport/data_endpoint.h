@@ -88,7 +88,7 @@ class DirectAccess {
   ~DirectAccess() = default;
 };
 
-// The network has carried a connection so fast lately.
+// The rate at which the network has carried a connection's bytes lately.
 struct MeasuredRate {
   std::uint64_t bytes_per_s = 0;  // 0: unknown
   bool at_least = false;          // there was not enough to send to find out more

@@ -41,7 +41,7 @@ struct ViewId {
   bool operator==(const ViewId&) const = default;
 };
 
-// The members of one job share these. `job` distinguishes jobs, `key` authenticates their members.
+// All members of a job know these: `job` distinguishes jobs, `key` authenticates their members.
 struct Credentials {
   JobId job{};
   Digest key{};
@@ -61,7 +61,7 @@ constexpr bool is_valid(Plane plane) {
   return plane <= Plane::kProbe;
 }
 
-// A client says by it who asks for the connection, and which loop of the server it wants to reach.
+// The client's first message: who asks for the connection, and which loop of the server it wants to reach.
 struct Hello {
   std::uint32_t node = 0;         // the client's van id; 0 while it has none
   std::uint16_t client_loop = 0;  // the client's loop

@@ -35,7 +35,7 @@ class Actor {
   virtual bool blocked() const { return false; }
 };
 
-// A loop looks for work for so many microseconds before it sleeps; 0 where cores are scarce.
+// Microseconds that a loop looks for work before it sleeps; 0 where cores are scarce.
 struct Spin {
   int thread_us = 0;  // at most: it learns
   int caller_us = 0;

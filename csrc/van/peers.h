@@ -37,7 +37,7 @@ class Peers {
   void send(Peer peer, const Message& message);
   void send(std::span<const Peer> peers, const Message& message);
 
-  // Return after how many seconds to call beat() and find_silent() again.
+  // Return the seconds between two calls of beat(), and of find_silent().
   double beat_s() const;
   double look_s() const { return timeout_s_ / 4; }
   // Sends heartbeats to the members, if they are due.

@@ -53,7 +53,7 @@ class Reunion {
     Membership membership;
     std::unordered_set<std::uint32_t> left;  // nodes that have left the job
   };
-  // A process reports it besides its view.
+  // The report of a process, besides its view.
   struct Report {
     std::uint32_t epoch;
     std::uint64_t identity;  // of the process

@@ -23,7 +23,7 @@ class ServerPlaces {
   std::size_t count() const { return first_.back(); }
   std::size_t first(std::uint32_t server) const { return first_[server]; }
   std::size_t loops(std::uint32_t server) const { return first_[server + 1] - first_[server]; }
-  // Returns the server whose loop the place is.
+  // Returns the server to whose loop the place belongs.
   std::uint32_t server_of(std::size_t place) const {
     return static_cast<std::uint32_t>(std::ranges::upper_bound(first_, place) - first_.begin() - 1);
   }

@@ -16,7 +16,7 @@
 
 namespace bps::van {
 
-// Every call fails with it once the view has ended.
+// Returns the error of every call after the end of the view.
 Error view_ended_error(const std::string& why = "the view has ended");
 
 class SessionEnd {

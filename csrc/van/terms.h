@@ -13,7 +13,7 @@ namespace bps::van {
 
 struct Terms {
   std::uint32_t min_workers = 0;  // BPS_MIN_WORKERS: of servers and of the scheduler, too
-  // Workers alone have what follows; the placement of others is empty.
+  // The rest is of workers alone; the placement of others is empty.
   std::string placement{};
   std::string key_hash{};
   std::uint64_t built_in_coefficient = 0;

@@ -68,7 +68,7 @@ class ServerLoss {
   bool is_closed() const { return state_.is(LossState::kClosed) || state_.is(LossState::kGone); }
 
  private:
-  // A server that is lost to the job, but still maps our memory, may go on writing for so long.
+  // Seconds that a server which is lost to the job, but still maps our memory, may go on writing.
   static constexpr double kEndsItself_s = 1;
   // A process that is ended for longer is held by the kernel, and runs no code any more.
   static constexpr double kEnds_s = 2;

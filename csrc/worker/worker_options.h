@@ -19,7 +19,7 @@ struct WorkerOptions {
   tensor::KeyMapConfig key_map;
   tensor::CutRule cut;
   van::ServerPlaces server_places;
-  // These say how much each server sums for a group. Without them the servers of key_map take turns.
+  // How much each server sums for a group; without it the servers of key_map take turns.
   std::optional<van::ServerWeights> weights;
   // Server rank of each worker rank's own process, or empty: reduce_scatter sums a shard where it is wanted.
   std::vector<std::uint32_t> own_server;

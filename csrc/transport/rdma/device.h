@@ -10,7 +10,7 @@
 
 namespace bps::transport::rdma {
 
-// Those who hold a device look so often whether it is to be removed.
+// Seconds between two looks of those who hold a device whether it is to be removed.
 inline constexpr double kDeviceCheck_s = 1;
 
 // All devices, without those that cannot be opened.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// An RDMA listener publishes it so that others can connect: its nonce, and where each rail is.
+// The address that an RDMA listener publishes so that others can connect: its nonce, and where each rail is.
 #pragma once
 
 #include <cstdint>

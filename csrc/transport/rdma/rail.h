@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A transport knows the fabric by the user's settings, and by the port it works on.
+// The user's settings of the fabric, and the port that a transport works on.
 #pragma once
 
 #include <cstdint>
