@@ -153,7 +153,6 @@ def depart(with_it: object = None) -> None:
     Args:
         with_it: an object that the others need, too; it is kept as long.
     """
-    _finish_late()
 
     def end(job: Job, seconds: float) -> None:
         try:
@@ -161,7 +160,10 @@ def depart(with_it: object = None) -> None:
         finally:
             staying.stay(job.process, seconds, with_it)
 
-    _leave(None, end)
+    try:
+        _finish_late()
+    finally:
+        _leave(None, end)
 
 
 def leave(timeout: float | None, *, suspends: bool = False) -> None:
@@ -170,10 +172,11 @@ def leave(timeout: float | None, *, suspends: bool = False) -> None:
     try:
         if timeout is None:
             _finish_late()
+            began = time.monotonic()
         if (job := presence.inside) is not None:
-            patience = job.config.seconds("BPS_SHUTDOWN_TIMEOUT") if timeout is None else timeout
-            if patience > 0:
-                job.part(Unfinished).finish_dropped(patience)
+            timeout = job.config.seconds("BPS_SHUTDOWN_TIMEOUT") if timeout is None else timeout
+            if timeout > 0:
+                job.part(Unfinished).finish_dropped(timeout)
     finally:
         if timeout is not None and timeout > 0:  # 0 would mean at once
             timeout = max(timeout - (time.monotonic() - began), 0.001)

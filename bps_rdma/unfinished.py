@@ -27,32 +27,40 @@ class Unfinished:
 
     def __init__(self) -> None:
         self._late: weakref.WeakKeyDictionary[Late, int] = weakref.WeakKeyDictionary()  # and the thread that uses each
+        self._lock = threading.Lock()
         self._is_given_up = False
 
     def add(self, late: Late) -> None:
         """This one has updates to make, in this thread."""
-        self._late[late] = threading.get_ident()
+        with self._lock:
+            self._late[late] = threading.get_ident()
 
     def give_up(self) -> None:
         """This process ends with an exception: nothing is finished any more."""
         self._is_given_up = True
 
     def finish_late(self) -> None:
-        """Makes the updates of this thread's objects, unless it leaves because of an exception."""
-        if self._is_given_up or sys.exc_info()[0] is not None:
+        """Makes updates, unless an exception is the cause of leaving; not those of other threads that still run."""
+        if self._is_given_up or _leaves_by_exception():
             return
-        thread = threading.get_ident()
-        for each in [late for late, user in list(self._late.items()) if user == thread]:
+        others = {thread.ident for thread in threading.enumerate()} - {threading.get_ident()}
+        with self._lock:
+            found = [late for late, user in self._late.items() if user not in others]
+        for each in found:
             try:
                 each.synchronize()
             except BpsError as error:  # keeps nobody from leaving
                 warnings.warn(f"the last updates were not made: {error}", RuntimeWarning, stacklevel=2)
 
     def finish_dropped(self, timeout: float) -> None:
-        """Waits in the main thread for what was dropped, `timeout` seconds at most; likewise."""
+        """Waits for what was dropped, `timeout` seconds at most, unless an exception is the cause of leaving."""
         waits = threading.current_thread() is threading.main_thread()  # another one may free this one by leaving
-        if waits and _knows_dropped and not self._is_given_up and sys.exc_info()[0] is None:
+        if waits and _knows_dropped and not self._is_given_up and not _leaves_by_exception():
             _core.finish_orphans(timeout)
+
+
+def _leaves_by_exception() -> bool:
+    return sys.exc_info()[0] not in (None, SystemExit)
 
 
 _knows_dropped = True

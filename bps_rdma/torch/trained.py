@@ -33,6 +33,7 @@ from bps_rdma.torch.wrapping import remove_hooks
 
 Method = Callable[[torch.nn.Parameter], None]
 _SOME = 4096  # elements
+_BROADCAST = "make the same model on all ranks, and call broadcast_parameters() before you train it"
 Named = Iterable[tuple[str, torch.nn.Parameter]]
 _Look = tuple[list[int], list[Any]]  # ids of parameters, and of each what counts
 
@@ -71,7 +72,6 @@ class TrainedParameters:
         self._prefix: str | None = None
         self._changes = 0  # in this view
         self._view: View | None = None  # in which that is so
-        self._compares = True  # values of new parameters; not in a process that has just entered
         self._agreed = False  # all ranks have compared what they train
         weakref.finalize(owner, self.close)
 
@@ -87,10 +87,8 @@ class TrainedParameters:
         self._kept = [parameter for _, parameter in pairs]
         self.watch(self._kept)
         _ = self.prefix  # ranks make their wrappers in the same order
-        if job.current().is_late:  # the first pass agrees on what the others train by now
-            self._compares = False
-        else:
-            self._replace([pair for pair in pairs if pair[1].requires_grad])
+        if not job.current().is_late:  # otherwise the first pass agrees on what the others train by now
+            self._replace([pair for pair in pairs if pair[1].requires_grad], view())
 
     def watch(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         """Hooks parameters, also those that do not require gradients yet."""
@@ -167,7 +165,8 @@ class TrainedParameters:
             InvalidTensorError: a parameter cannot be synchronised; names it.
         """
         seen = _look(parameters)
-        anew = self._made is None or self._view != view()  # nothing has been agreed on
+        now = view()
+        anew = self._made is None or self._view != now  # nothing has been agreed on
         if seen == self._seen and not anew:
             return False
         self.watch(parameters)
@@ -177,12 +176,13 @@ class TrainedParameters:
         if new or anew or not self._agreed:
             if self._agreed and not anew:
                 self._meet(wanted, rebuilds)
-            enters = anew and (self._view is not None or not self._compares)
-            # In another view some ranks may have agreed in the one before.
-            compared = new if self._agreed or anew else wanted
-            self._agree(wanted, [] if enters else compared, enters)
+            if anew:  # some ranks may have agreed in the view before
+                is_new = not self._agreed or self._view is None or self._view[0] != now[0] or bool(new)
+                self._agree_anew(wanted, is_new)
+            else:
+                self._agree(wanted, new if self._agreed else wanted)
             if new or anew:
-                self._replace(wanted, 0 if anew else self._changes + 1)
+                self._replace(wanted, now, 0 if anew else self._changes + 1)
             self._agreed = True
         self._seen, self._kept = seen, parameters
         return bool(new or anew)
@@ -196,32 +196,50 @@ class TrainedParameters:
         except MismatchError as error:
             self.explain(error, [tensor_line(name, parameter) for name, parameter in wanted])
 
-    def _agree(self, wanted: Named, new: Named, enters: bool) -> None:
+    def _agree(self, wanted: Named, new: Named) -> None:
         names = {name for name, _ in new}
-        failure, lines, values = None, [], []
+        lines, failure = self._lines_of(wanted, lambda name, each: _digest(each) if name in names else "")
         try:
-            for name, parameter in wanted:
-                check_parameter(name, parameter)
-                line = tensor_line(name, parameter)
-                lines.append(line + (f", {_digest(parameter.detach())}" if name in names else ""))
-                if enters:  # all of a large model would take seconds
-                    values.append(f"{line}, {_digest(_some_of(parameter.detach()))}")
-        except InvalidTensorError as error:
-            failure = error
-        hint = "make the same model on all ranks, and call broadcast_parameters() before you train it"
-        try:
-            # Ranks that have trained together may differ in last bits, because processors and GPUs round differently.
-            if not check_alike(lines, f"{self.prefix} parameters", self._group, failure, values) and self._has_new():
-                hint = "the ranks have changed: call sync() of a TrainingState before each step"
-                check_alike(values, f"{self.prefix} values", self._group)
+            check_alike(lines, f"{self.prefix} parameters", self._group, failure)
         except MismatchError as error:
-            raise MismatchError(error.message, hint) from None
+            raise MismatchError(error.message, _BROADCAST) from None
 
-    def _has_new(self) -> bool:
-        """Whether a rank of the group has entered the job, or resumed it, since the last pass."""
-        is_new = self._view is None or self._view[0] != view()[0]
+    def _agree_anew(self, wanted: Named, is_new: bool) -> None:
+        """Agrees in another view. Values are compared only if that is the first one of some rank, or of a parameter.
+
+        Ranks that have trained together may differ in last bits, because processors and GPUs round differently.
+
+        Args:
+            wanted: what this rank trains.
+            is_new: this rank has entered or resumed the job, or has not compared everything yet.
+        """
+        lines, failure = self._lines_of(wanted, lambda *_: "")
+        values, _ = self._lines_of(wanted, lambda _, each: _digest(_some_of(each)))  # of all it would take seconds
+        if check_alike(lines, f"{self.prefix} parameters", self._group, failure, values):
+            return
         told = np.array([is_new], np.uint8)
-        return bool(bps_rdma.push_pull(told, f"{self.prefix} new", op="max", group=self._group)[0])
+        if not bps_rdma.push_pull(told, f"{self.prefix} new", op="max", group=self._group)[0]:
+            return
+        try:
+            check_alike(values, f"{self.prefix} values", self._group)
+        except MismatchError as error:
+            has_trained = self._agreed or job.current().is_late
+            hint = "the ranks have changed: call sync() of a TrainingState before each step"
+            raise MismatchError(error.message, hint if has_trained else _BROADCAST) from None
+
+    @staticmethod
+    def _lines_of(
+        wanted: Named, more: Callable[[str, torch.Tensor], str]
+    ) -> tuple[list[str], InvalidTensorError | None]:
+        """A line for each parameter, or why there are none."""
+        lines = []
+        for name, parameter in wanted:
+            try:
+                check_parameter(name, parameter)
+            except InvalidTensorError as error:
+                return [], error
+            lines.append(", ".join(filter(None, (tensor_line(name, parameter), more(name, parameter.detach())))))
+        return lines, None
 
     def name_of(self, parameter: torch.nn.Parameter) -> str:
         """The name of a parameter in messages."""
@@ -279,13 +297,13 @@ class TrainedParameters:
             ) from error
         raise error
 
-    def _replace(self, named: Named, changes: int = 0) -> None:
+    def _replace(self, named: Named, entered: View, changes: int = 0) -> None:
         prefix = self.prefix if changes == 0 else f"{self.prefix} ({changes})"
         made, before = self._make(named, prefix), self._made
         if before is not None:
             made.passes, made.exposed_s = before.passes, before.exposed_s
             before.close()
-        self._made, self._compares, self._view, self._changes = made, True, view(), changes
+        self._made, self._view, self._changes = made, entered, changes
         self._entries = {id(entry.parameter): entry for entry in made.entries}
         self._kinds = {key: (entry.parameter.dtype, entry.parameter.device) for key, entry in self._entries.items()}
 

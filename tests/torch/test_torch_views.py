@@ -157,6 +157,35 @@ def test_ranks_that_round_differently_go_on_without_a_lost_one():
         assert outcome.value == 2, outcome.error + outcome.output
 
 
+def never_broadcast(bps: Any) -> str:
+    """The ranks have made other models, and one is lost before they could find out."""
+    from bps_rdma.torch import DistributedOptimizer
+
+    torch.manual_seed(bps.rank())
+    inner = nn.Linear(8, 2)
+    optimizer = DistributedOptimizer(torch.optim.SGD(inner.parameters(), lr=0.05), inner.named_parameters())
+    first = bps.rank()
+    while True:
+        try:
+            optimizer.zero_grad()
+            if first == 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+            loss(inner, 0, first).backward()
+            optimizer.step()
+        except bps.RoundAbortedError:
+            continue
+        except bps.MismatchError as error:
+            return str(error)
+
+
+def test_models_that_differ_are_told_although_a_rank_was_lost():
+    with harness.start(never_broadcast, workers=3, env=FAST | {"BPS_MIN_WORKERS": "2"}) as job:
+        outcomes = job.outcomes(but=[2])
+    for outcome in outcomes[:2]:
+        assert "weight" in (outcome.value or ""), outcome.error + outcome.output
+        assert "call broadcast_parameters()" in outcome.value
+
+
 WITHOUT_STATE = """
 import os, signal, sys
 import torch
