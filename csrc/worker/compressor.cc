@@ -54,7 +54,10 @@ bool Compressor::bind(tensor::OperationKind kind) {
 
 void Compressor::forget_failed(std::uint64_t partition, std::uint64_t first, std::size_t count) {
   const std::uint32_t failures = failures_.load(std::memory_order_relaxed);
-  if (std::exchange(failures_seen_[partition], failures) == failures) return;
+  if (std::exchange(failures_seen_[partition], failures) != failures) forget(first, count);
+}
+
+void Compressor::forget(std::uint64_t first, std::size_t count) {
   if (residual_) std::fill_n(residual_.get() + first, count, 0.0F);
   if (momentum_) std::fill_n(momentum_.get() + first, count, 0.0F);
 }
@@ -96,7 +99,11 @@ Status Compressor::encode(std::uint64_t partition, std::uint64_t offset, const t
   } else {
     compression_->codec->encode(values, code, compression_->seed ^ seed);
   }
-  if (!compression_->codec->is_built_in() && compress::CodecCall::has_failed()) return Status::kCodec;
+  if (!compression_->codec->is_built_in() && compress::CodecCall::has_failed()) {
+    // Another loop may have failed the operation before, so that nothing else would ever say so.
+    forget(first, count);
+    return Status::kCodec;
+  }
   counters.compressed_bytes.add(placement.payload_bytes());
   counters.uncompressed_bytes.add(placement.length);
   return Status::kOk;

@@ -84,6 +84,7 @@ class Compressor {
   }
   bool is_shorter(std::uint64_t bytes) const { return compress::kLabelBytes + encoded_size(bytes) < bytes; }
   void forget_failed(std::uint64_t partition, std::uint64_t first, std::size_t count);
+  void forget(std::uint64_t first, std::size_t count);
 
   const std::shared_ptr<const compress::Compression> compression_;
   const compress::Label label_;
