@@ -70,7 +70,7 @@ bool Job::receive(Peer peer, Message&& message) {
   if (std::holds_alternative<Heartbeat>(message)) {
     // The one sign of life: it says that all threads of the member move, where any other message comes from one of
     // them.
-    if (!suspicions_.empty() && member != nullptr) answer_suspicions(*member);
+    if (!suspicions_.empty() && member != nullptr) answer_suspicions(*member, true);
     return true;
   }
   return member != nullptr && member->fate != Member::Fate::kLost && receive_of_member(*member, std::move(message));
@@ -191,7 +191,7 @@ void Job::tell_departed() {
 // Goes on without a member that has left or is lost, once those who need to know have been told.
 void Job::gone(const Member& member) {
   if (links_) links_->call_off();
-  answer_suspicions(member);
+  answer_suspicions(member, false);
   if (record_.members->have_all_left() && record_.can_be_suspended())
     return end_if_all_left();  // also instead of a view that has not begun
   if (record_.phase.is<Renewing>()) {
@@ -208,11 +208,11 @@ bool Job::suspect(const Member& from, const Suspect& suspect) {
   const Member* about = record_.members->by_node(suspect.node);
   if (about == nullptr) return false;
   suspicions_.add(from.peer, suspect.node, suspect.broken);
-  if (!about->is_here()) answer_suspicions(*about);
+  if (!about->is_here()) answer_suspicions(*about, false);
   return true;
 }
 
-void Job::answer_suspicions(const Member& about) {
+void Job::answer_suspicions(const Member& about, bool is_heard) {
   const std::uint32_t node = about.node->id;
   const bool is_here = about.is_here();
   if (is_here && record_.phase.is<Running>() && record_.goes_on()) {
@@ -220,8 +220,8 @@ void Job::answer_suspicions(const Member& about) {
     Member* const from = peer ? record_.members->find(*peer) : nullptr;
     if (from != nullptr) return end_view_of_broken(*from, *record_.members->find(about.peer));
   }
-  for (const auto& [peer, is_broken] : suspicions_.take(node, is_here)) {
-    if (is_here || (about.serves_on() && !is_broken)) {
+  for (const auto& [peer, is_broken] : suspicions_.take(about, is_heard)) {
+    if (about.can_answer(is_broken)) {
       events_.send(peer, Reachable{node});
     } else {
       events_.send(peer, PeerLost{node, about.cause.empty() ? about.farewell : about.cause});
@@ -256,7 +256,10 @@ void Job::closed(Peer peer, const std::string& why) {
   if (Member* const member = record_.members->find_before(peer)) return record_.members->set_before(*member, 0);
   Member* const member = record_.members->find(peer);
   if (member == nullptr || !std::exchange(member->connected, false)) return;
-  if (calls_ && member->fate == Member::Fate::kLeft) calls_->disconnected(*member);
+  if (member->fate == Member::Fate::kLeft) {
+    if (calls_) calls_->disconnected(*member);
+    answer_suspicions(*member, false);
+  }
   const bool has_come_again = member->renewed_as != 0 && !record_.phase.given_up();
   if (member->is_here() && !record_.phase.is<Over>() && !has_come_again) lose(*member, why);
 }

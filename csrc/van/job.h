@@ -94,7 +94,7 @@ class Job {
   void leave(Member& member, const Leave& leave);
   void lose(Member& member, const std::string& why);
   bool suspect(const Member& from, const Suspect& suspect);
-  void answer_suspicions(const Member& about);
+  void answer_suspicions(const Member& about, bool is_heard);
   void end_view_of_broken(Member& from, Member& about);
   void gone(const Member& member);
   void end_if_all_left();

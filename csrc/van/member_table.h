@@ -30,6 +30,8 @@ struct Member {
   bool is_here() const { return fate == Fate::kHere; }
   // It has left as it should. Its server, if it has one, stays until all have left.
   bool serves_on() const { return fate == Fate::kLeft && cause.empty() && connected; }
+  // Those who have heard nothing of it, or whose connection to it is broken, may hear of it again.
+  bool can_answer(bool is_broken) const { return is_here() || (serves_on() && !is_broken); }
   bool is_awaited() const { return is_here() && renewed_as == 0; }  // in the next view
   std::string name() const { return is_worker() ? "rank " + std::to_string(rank()) : node->describe(); }
   std::uint32_t rank() const { return static_cast<std::uint32_t>(node->worker_rank); }  // of a worker

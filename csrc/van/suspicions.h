@@ -42,11 +42,12 @@ class Suspicions {
     Peer from;
     bool is_broken;
   };
-  // Takes those who are to hear now whether the node is here.
-  std::vector<Due> take(std::uint32_t node, bool is_here) {
+  // Takes those who are to hear now whether the member can be reached. `is_heard`: it has just given a sign of life.
+  std::vector<Due> take(const Member& about, bool is_heard) {
     std::vector<Due> due;
     std::erase_if(open_, [&, now = Clock::now()](const Suspicion& one) {
-      if (!is_due(one, node, is_here, now)) return false;
+      const bool may_speak = about.can_answer(one.is_broken);
+      if (!is_due(one, about.node->id, may_speak, now) || (may_speak && !is_heard)) return false;
       due.push_back({one.from, one.is_broken});
       return true;
     });
@@ -86,8 +87,8 @@ class Suspicions {
     return std::ranges::count_if(
         breaks_, [&](const auto& each) { return each.first.first == identity || each.first.second == identity; });
   }
-  static bool is_due(const Suspicion& one, std::uint32_t node, bool is_here, Clock::time_point now) {
-    return one.node == node && (!is_here || now - one.since >= kFreshAfter);
+  static bool is_due(const Suspicion& one, std::uint32_t node, bool may_speak, Clock::time_point now) {
+    return one.node == node && (!may_speak || now - one.since >= kFreshAfter);
   }
 
   std::vector<Suspicion> open_;

@@ -8,6 +8,7 @@
 
 #include "core/error.h"
 #include "core/interrupt.h"
+#include "core/log.h"
 #include "van/find_scheduler.h"
 #include "van/scheduler_session.h"
 
@@ -191,6 +192,9 @@ void Van::suspect(std::uint32_t node, const std::string& why) {
 }
 
 void Van::inquire(std::uint32_t node) {
+  if (const Node* const silent = membership().by_id(node)) {
+    log_info(silent->describe() + " is silent: the scheduler is asked about it");
+  }
   tell(Suspect{node});
 }
 

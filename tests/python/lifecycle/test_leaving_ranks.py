@@ -386,12 +386,13 @@ def needs_the_server_of_one_that_left(bps: Any) -> list[float]:
 
 
 def test_one_that_has_left_is_not_lost_when_its_server_is_silent_for_a_while():
-    with harness.start(needs_the_server_of_one_that_left, workers=3, env=ENV | harness.over("tcp")) as job:
+    env = ENV | harness.over("tcp") | {"BPS_LOG_LEVEL": "info"}
+    with harness.start(needs_the_server_of_one_that_left, workers=3, env=env) as job:
         job.await_marks("leaves", [2])
         job.await_call("rank 2")
         job.await_marks("waits", [0])
         job.kill("rank 2", signal.SIGSTOP)
-        time.sleep(4)  # after two seconds rank 0 asks the scheduler about it; later than that it is right in any case
+        job.eventually(lambda: "is silent: the scheduler is asked" in job.log("rank 0"), what="the question of rank 0")
         job.kill("rank 2", signal.SIGCONT)
         job.set_mark("rank 2 was silent")
         assert job.results() == [[2.0] * 12, [2.0] * 12, []]
