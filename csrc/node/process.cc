@@ -53,7 +53,10 @@ std::unique_ptr<Process> Process::bring_up(std::unique_ptr<Process> process, con
       process->bring_up(before);
       return process;
     } catch (const Error&) {
-      if (!process->awaits_next_view()) throw;
+      if (!process->awaits_next_view()) {
+        process->throw_loss();
+        throw;
+      }
     }
     process->retire();
     std::unique_ptr<Process> next(new Process(*process));
@@ -68,9 +71,15 @@ bool Process::awaits_next_view() const {
   if (van_->end().view_ended()) return true;
   if (options_.settings.job.min_workers == 0) return false;
   const Deadline verdict = Deadline::after(options_.settings.deadlines.heartbeat + kVerdict_s);
-  while (!van_->end().view_ended() && (!verdict.passed() || van_->awaits_scheduler()))
-    sleep_until(Deadline::after(kLook_s));
+  const auto is_undecided = [this] { return !van_->end().view_ended() && van_->end().first_loss().why.empty(); };
+  while (is_undecided() && (!verdict.passed() || van_->awaits_scheduler())) sleep_until(Deadline::after(kLook_s));
   return van_->end().view_ended();
+}
+
+// The loss of a member says more than what followed from it here.
+void Process::throw_loss() const {
+  const std::string loss = van_ ? van_->end().first_loss().why : "";
+  if (!loss.empty()) throw Error(ErrorCode::kPeerLost, loss, "start the job again from its last checkpoint");
 }
 
 // Throws when the view that this process joins, or is in, is not to be. Once it has joined, the scheduler speaks to it

@@ -13,8 +13,10 @@ std::string describe_loss(const SchedulerLine& line, const std::string& why) {
   return "the scheduler at " + line.where() + " was lost: " + why;
 }
 
+constexpr const char* kSeeSchedulerLog = "look into the log of the scheduler, then start the job again";
+
 Error scheduler_lost(const std::string& why) {
-  return {ErrorCode::kPeerLost, why, "look into the log of the scheduler, then start the job again"};
+  return {ErrorCode::kPeerLost, why, kSeeSchedulerLog};
 }
 
 }  // namespace
@@ -78,7 +80,7 @@ void SchedulerSession::go_on_alone(const std::string& why) {
   while (const auto node = peers_.any()) answer_suspicion(*node);
 }
 
-// The job goes on without this node, if at all. A node that has not joined may try again.
+// The job goes on without this node, if at all. A node that has not joined may try again: see Van::try_to_join().
 void SchedulerSession::expel(const std::string& why) {
   std::string text = describe_loss(line_, why);
   // The process that hosts it may have left, perhaps because of an earlier loss.
@@ -86,7 +88,7 @@ void SchedulerSession::expel(const std::string& why) {
   const std::string& first = loss.empty() ? report_.last_left() : loss;
   if (!first.empty()) text = first + "; after that, " + text;
   line_.close();
-  if (!joined()) return calls_.break_all(scheduler_lost(text));
+  if (!joined()) return calls_.break_all(Error(ErrorCode::kUnreachable, text, kSeeSchedulerLog));
   state_.enter(SessionState::kExpelled);
   if (end_.so_far() == End::kNotYet) lose(0, text);
   while (const auto node = peers_.any()) lose(*node, text);

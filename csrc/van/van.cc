@@ -103,7 +103,7 @@ bool Van::try_to_join(const Node& self, std::uint32_t workers, std::uint32_t ser
                 "check that the scheduler runs and is not stopped");
   } catch (const Error& error) {
     session_->hang_up();
-    if (error.code() != ErrorCode::kPeerLost || deadline.passed()) throw;
+    if (error.code() != ErrorCode::kUnreachable || deadline.passed()) throw;
     return false;
   }
 }

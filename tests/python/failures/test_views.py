@@ -201,6 +201,37 @@ def test_too_few_workers_end_the_job(transport):
             assert "worker 1" in error, error
 
 
+def left_alone(bps: Any, comes: bool) -> str:
+    """What rank 0 hears when rank 2 is lost, and then rank 1, which goes into the next view or does not."""
+    first, array = bps.rank(), np.ones(8, np.float32)
+    mark("running")
+    with contextlib.suppress(bps.RoundAbortedError):
+        while True:
+            bps.push_pull_inplace(array, name="a")
+    mark("told")
+    if first == 1 and not comes:
+        await_mark("never")
+    try:
+        while True:
+            bps.push_pull_inplace(array, name="a")
+    except bps.PeerLostError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("comes", [False, True])
+def test_too_few_workers_for_the_next_view_end_the_job(transport, comes):
+    env = FAST | harness.over(transport) | {"BPS_MIN_WORKERS": "2", "BPS_TIMEOUT": "20"}
+    with harness.start(left_alone, comes, workers=3, env=env) as job:
+        job.await_marks("running")
+        job.kill("rank 2")
+        job.await_marks("told", ranks=[0, 1])
+        job.kill("rank 1")
+        text = job.values(but=[1, 2])[0]
+        if not comes:
+            assert "worker 2 " in text
+            assert "fewer workers are left than BPS_MIN_WORKERS demands, which is 2" in text
+
+
 def a_van_of(pid: int) -> int:
     """The thread of a process that hears the scheduler."""
     for task in Path(f"/proc/{pid}/task").iterdir():
