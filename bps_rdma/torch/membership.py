@@ -266,6 +266,15 @@ class Names:
         self.given: Counter[str] = Counter()
         self.job = next(_jobs)
 
+    def give(self, prefix: str) -> str:
+        """A name that nothing else in the job has: "ddp 0", "ddp 1", "ddp 2", ..."""
+        self.given[prefix] += 1
+        return f"{prefix} {self.given[prefix] - 1}"
+
+    def take_back(self, prefix: str) -> None:
+        """Gives out the last name of this kind once more: what had it could not be made."""
+        self.given[prefix] -= 1
+
 
 View: TypeAlias = tuple[int, int]  # the number of the job in this process, and that of the view in the job
 
@@ -277,7 +286,5 @@ def view() -> View:
 
 
 def unique(prefix: str) -> str:
-    """A name that nothing else in the job has: "ddp 0", "ddp 1", "ddp 2", ..."""
-    given = job.current().part(Names).given
-    given[prefix] += 1
-    return f"{prefix} {given[prefix] - 1}"
+    """A name that nothing else in the job has."""
+    return job.current().part(Names).give(prefix)

@@ -22,18 +22,20 @@ import torch
 
 import bps_rdma
 from bps_rdma import Group, job
-from bps_rdma.errors import InvalidTensorError, MismatchError
+from bps_rdma.errors import InvalidTensorError, MismatchError, RoundAbortedError
 from bps_rdma.torch import membership
 from bps_rdma.torch.check_alike import check_alike, tensor_line
 from bps_rdma.torch.checks import check_parameter
-from bps_rdma.torch.membership import View, unique, view
+from bps_rdma.torch.membership import Names, View, unique, view
 from bps_rdma.torch.synchronizer import GradientSynchronizer
+from bps_rdma.torch.transfer import members_of
 from bps_rdma.torch.units import IndexedParameter
 from bps_rdma.torch.wrapping import remove_hooks
 
 Method = Callable[[torch.nn.Parameter], None]
 _SOME = 4096  # elements
 _BROADCAST = "make the same model on all ranks, and call broadcast_parameters() before you train it"
+_SYNC = "the ranks have changed: call sync() of a TrainingState before each step"
 Named = Iterable[tuple[str, torch.nn.Parameter]]
 _Look = tuple[list[int], list[Any]]  # ids of parameters, and of each what counts
 
@@ -87,8 +89,15 @@ class TrainedParameters:
         self._kept = [parameter for _, parameter in pairs]
         self.watch(self._kept)
         _ = self.prefix  # ranks make their wrappers in the same order
-        if not job.current().is_late:  # otherwise the first pass agrees on what the others train by now
+        running = job.current()
+        if running.is_late:  # the first pass agrees on what the others train by now
+            return
+        names = running.part(Names)
+        try:
             self._replace([pair for pair in pairs if pair[1].requires_grad], view())
+        except RoundAbortedError:  # the script makes the owner again, and other ranks may have made theirs
+            names.take_back(self._kind)
+            raise
 
     def watch(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         """Hooks parameters, also those that do not require gradients yet."""
@@ -173,17 +182,15 @@ class TrainedParameters:
         pairs = list(named())
         wanted = [(name, each) for name, each in pairs if each.requires_grad or id(each) in self._entries]
         new = [(name, each) for name, each in wanted if not self._has(each)]
-        if new or anew or not self._agreed:
-            if self._agreed and not anew:
-                self._meet(wanted, rebuilds)
-            if anew:  # some ranks may have agreed in the view before
-                is_new = not self._agreed or self._view is None or self._view[0] != now[0] or bool(new)
-                self._agree_anew(wanted, is_new)
-            else:
-                self._agree(wanted, new if self._agreed else wanted)
-            if new or anew:
-                self._replace(wanted, now, 0 if anew else self._changes + 1)
-            self._agreed = True
+        if anew or not self._agreed:  # on some ranks perhaps: they have agreed in the view before, or made it just now
+            is_known = self._agreed and self._view is not None and self._view[0] == now[0] and not new
+            self._agree(wanted, is_new=not is_known)
+        elif new:
+            self._meet(wanted, rebuilds)
+            self._agree_on_new(wanted, new)
+        if new or anew:
+            self._replace(wanted, now, 0 if anew else self._changes + 1)
+        self._agreed = True
         self._seen, self._kept = seen, parameters
         return bool(new or anew)
 
@@ -196,16 +203,13 @@ class TrainedParameters:
         except MismatchError as error:
             self.explain(error, [tensor_line(name, parameter) for name, parameter in wanted])
 
-    def _agree(self, wanted: Named, new: Named) -> None:
+    def _agree_on_new(self, wanted: Named, new: Named) -> None:
         names = {name for name, _ in new}
         lines, failure = self._lines_of(wanted, lambda name, each: _digest(each) if name in names else "")
-        try:
-            check_alike(lines, f"{self.prefix} parameters", self._group, failure)
-        except MismatchError as error:
-            raise MismatchError(error.message, _BROADCAST) from None
+        self._check_alike(lines, "parameters", failure)
 
-    def _agree_anew(self, wanted: Named, is_new: bool) -> None:
-        """Agrees in another view. Values are compared only if that is the first one of some rank, or of a parameter.
+    def _agree(self, wanted: Named, is_new: bool) -> None:
+        """Agrees with ranks that may have agreed before. Values are compared only if some rank has not.
 
         Ranks that have trained together may differ in last bits, because processors and GPUs round differently.
 
@@ -214,18 +218,23 @@ class TrainedParameters:
             is_new: this rank has entered or resumed the job, or has not compared everything yet.
         """
         lines, failure = self._lines_of(wanted, lambda *_: "")
-        values, _ = self._lines_of(wanted, lambda _, each: _digest(_some_of(each)))  # of all it would take seconds
-        if check_alike(lines, f"{self.prefix} parameters", self._group, failure, values):
+        self._check_alike(lines, "parameters", failure)
+        told = np.array([is_new], np.int64)
+        new = int(bps_rdma.push_pull(told, f"{self.prefix} new", average=False, group=self._group)[0])
+        if new == 0:
             return
-        told = np.array([is_new], np.uint8)
-        if not bps_rdma.push_pull(told, f"{self.prefix} new", op="max", group=self._group)[0]:
-            return
+        whole = new == members_of(self._group).size  # later on it would take seconds
+        values, _ = self._lines_of(wanted, lambda _, each: _digest(each if whole else _some_of(each)))
+        has_trained = self._agreed or job.current().is_late
+        self._check_alike(values, "values", hint=_SYNC if has_trained else _BROADCAST)
+
+    def _check_alike(
+        self, lines: Sequence[str], what: str, failure: Exception | None = None, hint: str = _BROADCAST
+    ) -> None:
         try:
-            check_alike(values, f"{self.prefix} values", self._group)
+            check_alike(lines, f"{self.prefix} {what}", self._group, failure)
         except MismatchError as error:
-            has_trained = self._agreed or job.current().is_late
-            hint = "the ranks have changed: call sync() of a TrainingState before each step"
-            raise MismatchError(error.message, hint if has_trained else _BROADCAST) from None
+            raise MismatchError(error.message, hint) from None
 
     @staticmethod
     def _lines_of(

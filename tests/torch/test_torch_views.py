@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from functools import partial
@@ -14,7 +15,7 @@ import simulated
 import torch
 from bodies.untold_views import go_on
 from bodies.views import FAST
-from harness import eventually, mark
+from harness import await_mark, eventually, mark
 from restarted import ends_of
 from torch import nn
 
@@ -165,11 +166,12 @@ def never_broadcast(bps: Any) -> str:
     inner = nn.Linear(8, 2)
     optimizer = DistributedOptimizer(torch.optim.SGD(inner.parameters(), lr=0.05), inner.named_parameters())
     first = bps.rank()
+    mark("made")
+    if first == 2:
+        await_mark("never")
     while True:
         try:
             optimizer.zero_grad()
-            if first == 2:
-                os.kill(os.getpid(), signal.SIGKILL)
             loss(inner, 0, first).backward()
             optimizer.step()
         except bps.RoundAbortedError:
@@ -180,10 +182,49 @@ def never_broadcast(bps: Any) -> str:
 
 def test_models_that_differ_are_told_although_a_rank_was_lost():
     with harness.start(never_broadcast, workers=3, env=FAST | {"BPS_MIN_WORKERS": "2"}) as job:
+        job.await_marks("made")
+        job.kill("rank 2")
         outcomes = job.outcomes(but=[2])
     for outcome in outcomes[:2]:
         assert "weight" in (outcome.value or ""), outcome.error + outcome.output
         assert "call broadcast_parameters()" in outcome.value
+
+
+def made_again(bps: Any) -> int:
+    """A view ends between the wrappers of two ranks: one of them makes its own again."""
+    from bps_rdma.torch import DistributedOptimizer
+
+    inner, first, optimizer, tries = model(), bps.rank(), None, 0
+    if first != 1:
+        mark("ready")
+        await_mark("lost")
+    while optimizer is None:
+        tries += 1
+        with contextlib.suppress(bps.RoundAbortedError):
+            optimizer = DistributedOptimizer(torch.optim.SGD(inner.parameters(), lr=0.05), inner.named_parameters())
+    mark("ready")
+    await_mark("lost")
+    stepped = False
+    while not stepped:
+        with contextlib.suppress(bps.RoundAbortedError):
+            optimizer.zero_grad()
+            loss(inner, 0, first).backward()
+            optimizer.step()
+            stepped = True
+    return tries
+
+
+def test_a_wrapper_that_is_made_again_has_the_name_of_the_others():
+    env = FAST | {"BPS_MIN_WORKERS": "2", "BPS_TIMEOUT": "20", "BPS_LOG_LEVEL": "info"}
+    with harness.start(made_again, workers=3, env=env) as job:
+        job.await_marks("ready")
+        job.kill("rank 2")
+        for rank in (0, 1):
+            eventually(lambda rank=rank: "connection to worker 2" in job.log(f"rank {rank}"))
+        job.set_mark("lost")
+        values = job.values(but=[2])
+    assert values[1] == 1
+    assert values[0] in (1, 2), "it may have gone into the next view before it began"
 
 
 WITHOUT_STATE = """
