@@ -65,7 +65,7 @@ void usage() {
       "  2  the command line is wrong");
 }
 
-// What --rank says; kAnyRank where that is no rank.
+// Returns what --rank says; kAnyRank where that is no rank.
 std::int32_t rank_from(std::string_view text) {
   std::int32_t rank = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), rank);

@@ -224,7 +224,7 @@ void TraceWriter::drain() {
   }
 }
 
-// What the counter shows, names, spans, and how much was dropped.
+// Appends what the counter shows, names, spans, and how much was dropped.
 void TraceWriter::append_changes() {
   if (by_counter_) append_frame(frames_, TraceFrameKind::kClock, 0, codec::encode(TickSample::take()));
   taken_spans_.clear();
@@ -242,7 +242,7 @@ void TraceWriter::append_changes() {
   append_frame(frames_, TraceFrameKind::kDropped, 0, codec::encode(all));
 }
 
-// From the ring's own memory.
+// Writes the events of one ring, from its own memory.
 void TraceWriter::append_ring(std::uint32_t number, const TraceRing::Noted& noted) {
   const std::array parts{std::as_bytes(noted[0]), std::as_bytes(noted[1])};
   const TraceFrameHeader header{.kind = TraceFrameKind::kEvents,

@@ -18,8 +18,8 @@ using transport::Kind;
 
 namespace {
 
-// How long one of several pairs of rails may take to connect; one that has failed with another node; and one that has
-// failed with another and worked with none. A job of many nodes must not wait for each of them.
+// One of several pairs of rails may take so long to connect. One that has failed with another node gets less time, and
+// one that has worked with none the least: a job of many nodes must not wait for each of them.
 constexpr double kTry_s = 10;
 constexpr double kTryDoubtful_s = 2;
 constexpr double kTryHopeless_s = 0.3;

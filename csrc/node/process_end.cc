@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a process leaves its view, or the job: what is under way ends first.
+// A process leaves its view, or the job. What is under way ends first.
 #include <algorithm>
 #include <exception>
 #include <utility>
@@ -43,7 +43,7 @@ void Process::abort(const std::string& exception) {
   }
 }
 
-// How the last operation failed, or ""; nothing when this process has left already.
+// Returns how the last operation failed, or ""; nothing when this process has left already.
 std::optional<std::string> Process::begin_leaving() {
   if (!calls_.close(CallGate::After::kNothing)) return std::nullopt;
   end_operations();

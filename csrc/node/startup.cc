@@ -49,8 +49,8 @@ std::vector<transport::Kind> usable_transports(const std::string& setting) {
               "allow memfd_create in the container's seccomp profile, or set BPS_TRANSPORT=auto, which uses TCP then");
 }
 
-// Where a job's scheduler has an address that only this host knows, all members are here. So they are where the
-// launcher has started as many ranks here as there are.
+// All members are here where the job's scheduler has an address that only this host knows, and where the launcher has
+// started as many ranks here as there are.
 bool is_on_one_host(const Settings& all, const Startup& who) {
   return is_loopback(who.scheduler_host) || (who.joint && all.job.local_size && *all.job.local_size >= who.workers);
 }

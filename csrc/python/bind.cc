@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the native module has. Each C++ face has its own bind file; this one only gathers them.
+// Makes the native module. Each C++ face has its own bind file; this one only gathers them.
 #include "python/bind.h"
 #include "python/interruptible.h"
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What `bps doctor` asks of the native part, as plain dictionaries.
+// Answers `bps doctor`, in plain dictionaries.
 #include <pybind11/stl.h>
 #include <sys/resource.h>
 

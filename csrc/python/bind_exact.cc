@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What bps_rdma.ExactSum is made of.
+// Binds the native half of bps_rdma.ExactSum.
 #include <pybind11/stl.h>
 
 #include <algorithm>

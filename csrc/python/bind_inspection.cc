@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What `bps why`, `bps top`, `bps dump` and `bps trace` ask of the native part.
+// Answers `bps why`, `bps top`, `bps dump` and `bps trace`.
 #include <pybind11/functional.h>
 #include <pybind11/stl.h>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What `bps run --pool` and `bps pool` ask of pools of servers.
+// Answers `bps run --pool` and `bps pool` about pools of servers.
 #include <pybind11/stl.h>
 
 #include <map>

@@ -155,7 +155,7 @@ void bind_startup(py::module_& module) {
       .def("request", &Stop::request);
 }
 
-// How it goes on in the next view.
+// These take a process into its next view.
 void bind_views(ProcessClass& process) {
   process.def_property_readonly("view_ended", &Process::view_ended)
       .def_property_readonly("survives_servers", &Process::survives_servers,
@@ -232,7 +232,7 @@ void bind_end(ProcessClass& process) {
       .def("wait_for_end", as_call(+[](Process& p) { return p.van().wait_for_end(); }), MayWait());
 }
 
-// For people.
+// These tell people how a process does.
 void bind_reports(ProcessClass& process) {
   process.def("metrics", as_call(+[](Process& p) { return p.report().metrics(); }), MayWait())
       .def("metric_families", as_call(&metric_families), MayWait(),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What operations and tensors are made of, and the pure functions of placement, for tests and tools.
+// Binds the parts of operations and tensors, and the pure functions of placement, for tests and tools.
 #include <pybind11/stl.h>
 
 #include "core/dtype.h"

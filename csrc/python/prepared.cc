@@ -39,7 +39,7 @@ Prepared::~Prepared() {
   drop_current();
 }
 
-// With the GIL.
+// The caller holds the GIL.
 void Prepared::begin() {
   if (state_ != State::kIdle) {
     throw Error(ErrorCode::kInvalidArgument, describe() + " has been started already",
@@ -113,7 +113,7 @@ void Prepared::launch(bool awaited) {
   process_->worker().start(prepared_, awaited);
 }
 
-// With the GIL: after the loss of a server it goes on in the next view. False where it does not.
+// Goes on in the next view after the loss of a server; returns false where it cannot. The caller holds the GIL.
 bool Prepared::follow(const Error& error) {
   if (!process_->survives_servers()) return false;
   if (error.code() != ErrorCode::kRoundAborted && error.code() != ErrorCode::kNotInitialized) return false;

@@ -14,7 +14,7 @@
 namespace bps::transport {
 namespace {
 
-// What may wait for a peer that does not read: far more than all that is ever said to one that stops for a while.
+// So much may wait for a peer that does not read: far more than all that is ever said to one that stops for a while.
 constexpr std::size_t kMostBacklog = 64U << 20;
 constexpr std::size_t kCopied = 4096;  // of shared messages
 

@@ -19,7 +19,7 @@ constexpr double kLongestPauseSeconds = 0.2;
 constexpr auto kOthersTime = std::chrono::seconds(5);
 constexpr double kRivalSeconds = 0.5;  // to answer, on the same host
 
-// How informative an error is: a refusal by our scheduler, then what else listens there, then a closed port.
+// Orders errors by how much they tell: a refusal by our scheduler, then what else listens there, then a closed port.
 enum class Found : std::uint8_t { kNobody, kSilence, kOther, kOurs };
 
 Found found_by(const Error& error) {

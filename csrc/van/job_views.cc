@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How one view follows another: after a loss, in the place of a lost scheduler, with those who enter, and when workers
-// have left to come back.
+// One view follows another: after a loss, in the place of a lost scheduler, with those who enter, and when workers have
+// left to come back.
 #include <algorithm>
 #include <limits>
 
@@ -153,7 +153,7 @@ void Job::let_in() {
   if (record_.phase.is<Running>() && joining_.has_entrants()) end_view(joining_.describe_entrants());
 }
 
-// Or refuses them when nobody can come any more.
+// Begins the next view, or refuses those who wait for it when nobody can come any more.
 void Job::begin_when_all_are_back() {
   Renewing& renewing = *record_.phase.in<Renewing>();
   if (!record_.goes_on() && !renewing.give_up) {

@@ -75,7 +75,7 @@ void Joining::resume_server(Peer peer, const Join& join) {
   if (rendezvous.complete()) events_.on_complete(rendezvous.seat());
 }
 
-// With the ranks that it has had; of a suspended job's servers, none is a worker.
+// The member gets the ranks that it has had; of a suspended job's servers, none is a worker.
 void Joining::seat_again(Peer peer, const Join& join, Member& member, Clock::time_point until) {
   Node node = join.node;
   node.worker_rank = member.node->worker_rank;

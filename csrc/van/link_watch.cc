@@ -10,8 +10,8 @@ namespace {
 constexpr double kLeastBusy_us = 100e3;   // of the busiest flow between two looks: below it a slow link costs little
 constexpr double kLeastBytes = 64 << 10;  // of a flow, to say anything
 constexpr int kLooks = 2;                 // that have to agree
-// How much longer the flows of a slow link are busy than others. Those of a good one differ by up to 1.6 on a machine
-// with a load of 13. A link that is known to be slow is followed more closely.
+// The flows of a slow link are busy so many times as long as others. Those of a good one differ by up to 1.6 on a
+// machine with a load of 13. A link that is known to be slow is followed more closely.
 constexpr double kSlow = 1.6, kStillSlow = 1.3;
 constexpr double kLess = 0.85, kStillLess = 0.75;  // changes that are worth a shift
 constexpr double kMargin = 0.9;  // a link with too much to do holds all up, one with too little costs little
@@ -24,8 +24,8 @@ constexpr double kQuarter = 0.25;  // the flow that the others are compared with
 
 }  // namespace
 
-// What the flows between each two hosts, in each direction, have carried. Those to and from a link that has been found
-// slow say nothing of the other host.
+// Holds what the flows between each two hosts, in each direction, have carried. Those to and from a link that has been
+// found slow say nothing of the other host.
 struct LinkWatch::Window {
   explicit Window(std::size_t hosts)
       : count(hosts), bytes(hosts * hosts), busy_us(hosts * hosts), is_slow(hosts, false) {}
@@ -107,8 +107,8 @@ bool LinkWatch::take(std::uint32_t node, const LinkUse& use) {
   return true;
 }
 
-// Where several processes of a host are connected with those of another one, the longest of them counts. What earlier
-// looks have seen counts half as much each time: one alone sees a step or two.
+// Returns what counts now. Of several flows between two hosts the longest counts. What earlier looks have seen counts
+// half as much each time: one alone sees a step or two.
 LinkWatch::Window LinkWatch::window() {
   Window now(hosts_.size());
   for (auto& [nodes, flow] : flows_) {

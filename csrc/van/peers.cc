@@ -7,7 +7,7 @@
 namespace bps::van {
 namespace {
 
-// How long a connection stays open that has not asked to join or was refused: the reason must have time to arrive.
+// A connection that has not asked to join, or was refused, stays open so long: the reason must have time to arrive.
 constexpr auto kLinger = std::chrono::seconds(2);
 constexpr double kBeatSeconds = 0.5;  // as members send theirs, or more often where the time-out is short
 constexpr double kBeatsPerTimeout = 12;

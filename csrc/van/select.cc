@@ -38,7 +38,7 @@ std::vector<Kind> allowed_transports(const std::string& setting) {
 
 namespace {
 
-// Why `kind` cannot connect the two nodes, or "".
+// Returns why `kind` cannot connect the two nodes, or "".
 std::string why_not(Kind kind, const Node& from, const Node& to) {
   const bool listens = address_of(to, kind) != nullptr;
   switch (kind) {

@@ -12,7 +12,7 @@
 namespace bps::transport::rdma {
 namespace {
 
-// How long one question for the peer's hardware address waits. The kernel looks into its table of neighbours first and
+// One question for the peer's hardware address waits so long. The kernel looks into its table of neighbours first and
 // listens for changes afterwards, so that it can miss an answer that comes at once; it looks again only when its
 // time-out is over. Hence a short one, and the question is repeated until the deadline.
 constexpr int kResolve_ms = 200;

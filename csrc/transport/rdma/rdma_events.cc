@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What goes wrong: connections that end, queue pairs that fail, devices that go.
+// Takes note of what goes wrong: connections that end, queue pairs that fail, devices that go.
 #include <sys/epoll.h>
 
 #include <string>

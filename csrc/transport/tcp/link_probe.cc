@@ -37,7 +37,7 @@ void await(int fd, short events, const ConnectRequest& request) {
   }
 }
 
-// What a segment and its acknowledgement take on an idle network: no part of the time that bytes take.
+// Returns what a segment and its acknowledgement take on an idle network: no part of the time that bytes take.
 double round_trip_s(int fd) {
   tcp_info info{};
   socklen_t size = sizeof info;
