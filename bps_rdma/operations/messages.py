@@ -3,17 +3,16 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from bps_rdma import _core, arrays
 from bps_rdma.blockers import Blocker
 from bps_rdma.errors import MismatchError
-from bps_rdma.handle import PythonHandle, blocker_of
-from bps_rdma.job import raised
+from bps_rdma.handle import blocker_of
 from bps_rdma.kept_errors import keeping
 from bps_rdma.operations.lanes import ANYTHING, NOTHING, SMALL, Content, Lane, Part, Said
+from bps_rdma.operations.stepwise import StepwiseHandle
 
 _NO_PART = Part(NOTHING, None)  # type: ignore[arg-type]  # nothing is written there
 
@@ -32,7 +31,7 @@ class How(NamedTuple):
     awaited: bool = False
 
 
-class Message(PythonHandle[Any]):
+class Message(StepwiseHandle):
     """A message in progress: what this rank sends to the other one of the lane, and what it gets from it.
 
     Args:
@@ -44,6 +43,7 @@ class Message(PythonHandle[Any]):
     """
 
     def __init__(self, lane: Lane, out: Part | None, into: Part | Content | None, how: How, result: Any = None) -> None:
+        super().__init__(result)
         self.lane = lane
         self.content = NOTHING  # of what has come, as the other rank says
         self.received: Any = None  # its bytes, where any could come
@@ -51,12 +51,8 @@ class Message(PythonHandle[Any]):
         self._out = out or _NO_PART
         self._into = into if isinstance(into, Part) else _NO_PART
         self._how = how
-        self._result = result
         self._going_on: list[_core.Handle[None]] = []
         self._ending: list[_core.Handle[None]] = []  # broadcasts of the other rank, which will fail
-        self._error: BaseException | None = None
-        self._over = False
-        self._turn = threading.RLock()  # several threads may wait
         self._notice = lane.lanes.take_notice()
         try:
             self._start(into is not None)
@@ -104,32 +100,9 @@ class Message(PythonHandle[Any]):
         except Exception as error:  # the notice is on its way: the message fails when that is over
             self._error = error
 
-    def wait(self) -> Any:
-        """Blocks until the message is complete, and returns its array. Raises what became of it."""
-        with self._turn:
-            if not self._over:
-                with keeping:
-                    self._advance(waits=True)
-        if self._error is not None:
-            raise raised(self._error)
-        return self._result
-
-    def done(self) -> bool:
-        """Returns whether wait() would return or raise at once."""
-        return self._over or self._in_turn(self._advance, waits=False)
-
     def heard(self, *, waits: bool) -> bool:
         """Returns whether the other rank's notice has come, or the message has failed."""
         return self._over or self._in_turn(self._hear, waits=waits)
-
-    def _in_turn(self, step: Callable[..., bool], *, waits: bool) -> bool:
-        if not self._turn.acquire(blocking=waits):
-            return False  # another thread is at it
-        try:
-            with keeping:
-                return self._over or step(waits=waits)
-        finally:
-            self._turn.release()
 
     def blocker(self) -> Blocker:
         """What has to end before done() can change."""
@@ -256,7 +229,7 @@ def mismatch(name: str, sender: int, sent: Content, receiver: int, expected: Con
     return MismatchError(text, "pass arrays of the same size and dtype on both ranks, in the same order")
 
 
-class Together(PythonHandle[Any]):
+class Together(StepwiseHandle):
     """Several messages as one handle.
 
     Args:
@@ -265,29 +238,20 @@ class Together(PythonHandle[Any]):
     """
 
     def __init__(self, parts: Sequence[Any], finish: Callable[[], Any]) -> None:
+        super().__init__()
         self._parts = parts
         self._finish = finish
-        self._turn = threading.Lock()
-        self._result: Any = None
-        self._error: BaseException | None = None
-        self._over = False
 
-    def wait(self) -> Any:
-        """Blocks until all of it is complete, and returns the result. Raises the first error, once all are over."""
-        with self._turn:
-            if not self._over:
-                for part in self._parts:
-                    try:
-                        with keeping:
-                            part.wait()
-                    except Exception as error:
-                        self._error = self._error or error
-                if self._error is None:
-                    self._result = self._finish()
-                self._over = True
-        if self._error is not None:
-            raise raised(self._error)
-        return self._result
+    def _advance(self, *, waits: bool) -> bool:  # done() does not call it
+        for part in self._parts:
+            try:
+                part.wait()
+            except Exception as error:  # the first is raised, once all are over
+                self._error = self._error or error
+        if self._error is None:
+            self._result = self._finish()
+        self._over = True
+        return True
 
     def done(self) -> bool:
         """Returns whether wait() would return or raise at once."""

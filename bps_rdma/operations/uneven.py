@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 import struct
-import threading
 from typing import Any
 
 import numpy as np
@@ -14,18 +13,18 @@ from bps_rdma import _core, arrays
 from bps_rdma.agreement import group_of
 from bps_rdma.blockers import Blocker
 from bps_rdma.errors import InvalidTensorError, MismatchError, RoundAbortedError
-from bps_rdma.handle import PythonHandle, blocker_of
-from bps_rdma.job import current, raised
-from bps_rdma.kept_errors import keeping
+from bps_rdma.handle import blocker_of
+from bps_rdma.job import current
 from bps_rdma.operations import start
 from bps_rdma.operations.messages import Together
 from bps_rdma.operations.options import OperationOptions
 from bps_rdma.operations.progress import Progress
+from bps_rdma.operations.stepwise import StepwiseHandle
 
 _SIZE = struct.Struct("<q16s40s")  # rows, dtype, and the other dimensions as text
 
 
-class UnevenGather(PythonHandle[Any]):
+class UnevenGather(StepwiseHandle):
     """Such an all_gather in progress.
 
     Args:
@@ -35,6 +34,7 @@ class UnevenGather(PythonHandle[Any]):
     """
 
     def __init__(self, array: Any, out: Any, options: OperationOptions) -> None:
+        super().__init__()
         memory = arrays.describe(array, False)
         shape = tuple(memory.shape) or (1,)
         self._array, self._out, self._options = array, out, options
@@ -49,35 +49,11 @@ class UnevenGather(PythonHandle[Any]):
         self._told = np.zeros((self._members.size, _SIZE.size), np.uint8)
         self._half: Any = start.all_gather(told, self._told, options._replace(name=f"{self._name}, sizes"))
         self._has_sizes = False
-        self._result: Any = None
-        self._error: BaseException | None = None
-        self._over = False
-        self._turn = threading.RLock()
         if not options.awaited:
             current().part(Progress).add(self)
 
     def _text(self, rows: int) -> bytes:
         return _SIZE.pack(rows, self._dtype.encode(), str(self._rest).encode())
-
-    def wait(self) -> Any:
-        """Blocks until all parts have come, and returns the whole."""
-        with self._turn:
-            if not self._over:
-                with keeping:
-                    self._advance(waits=True)
-        if self._error is not None:
-            raise raised(self._error)
-        return self._result
-
-    def done(self) -> bool:
-        """Returns whether wait() would return or raise at once."""
-        if self._over or not self._turn.acquire(blocking=False):
-            return self._over
-        try:
-            with keeping:
-                return self._over or self._advance(waits=False)
-        finally:
-            self._turn.release()
 
     def blocker(self) -> Blocker:
         """What has to end before done() can change."""
