@@ -30,6 +30,10 @@ Startup startup_after(const Startup& before, const van::Node& self) {
   return startup;
 }
 
+bool may_follow_from_a_loss(ErrorCode code) {
+  return code == ErrorCode::kUnreachable || code == ErrorCode::kTransport || code == ErrorCode::kTimeout;
+}
+
 }  // namespace
 
 std::unique_ptr<Process> Process::start(const Settings& settings, const Startup& startup) {
@@ -52,9 +56,9 @@ std::unique_ptr<Process> Process::bring_up(std::unique_ptr<Process> process, con
       const InterruptScope scope([&] { process->check_view(before); });
       process->bring_up(before);
       return process;
-    } catch (const Error&) {
+    } catch (const Error& error) {
       if (!process->awaits_next_view()) {
-        process->throw_loss();
+        if (may_follow_from_a_loss(error.code())) process->require_no_loss();
         throw;
       }
     }
@@ -71,15 +75,15 @@ bool Process::awaits_next_view() const {
   if (van_->end().view_ended()) return true;
   if (options_.settings.job.min_workers == 0) return false;
   const Deadline verdict = Deadline::after(options_.settings.deadlines.heartbeat + kVerdict_s);
-  const auto is_undecided = [this] { return !van_->end().view_ended() && van_->end().first_loss().why.empty(); };
-  while (is_undecided() && (!verdict.passed() || van_->awaits_scheduler())) sleep_until(Deadline::after(kLook_s));
+  while (!van_->end().view_ended() && (!verdict.passed() || van_->awaits_scheduler()))
+    sleep_until(Deadline::after(kLook_s));
   return van_->end().view_ended();
 }
 
 // The loss of a member says more than what followed from it here.
-void Process::throw_loss() const {
+void Process::require_no_loss() const {
   const std::string loss = van_ ? van_->end().first_loss().why : "";
-  if (!loss.empty()) throw Error(ErrorCode::kPeerLost, loss, "start the job again from its last checkpoint");
+  if (!loss.empty()) throw Error(ErrorCode::kPeerLost, loss, kRestartJob);
 }
 
 // Throws when the view that this process joins, or is in, is not to be. Once it has joined, the scheduler speaks to it

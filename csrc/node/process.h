@@ -128,7 +128,7 @@ class Process {
   void bring_up(const Process* before);
   void check_view(const Process* before) const;
   bool awaits_next_view() const;
-  void throw_loss() const;
+  void require_no_loss() const;
   std::optional<std::string> begin_leaving();
   bool leave(const std::function<bool()>& say_goodbye);
   void end_operations();

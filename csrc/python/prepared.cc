@@ -115,7 +115,6 @@ void Prepared::launch(bool awaited) {
 
 // Goes on in the next view after the loss of a server; returns false where it cannot. The caller holds the GIL.
 bool Prepared::follow(const Error& error) {
-  if (!process_->survives_servers()) return false;
   if (error.code() != ErrorCode::kRoundAborted && error.code() != ErrorCode::kNotInitialized) return false;
   py::object next = hooks().rebound(description_.process, prepared_.tensor);
   if (next.is_none()) return false;

@@ -192,7 +192,7 @@ void Job::tell_departed() {
 void Job::gone(const Member& member) {
   if (links_) links_->call_off();
   answer_suspicions(member, false);
-  if (record_.members->have_all_left() && record_.can_be_suspended())
+  if (record_.members->have_all_left() && (record_.can_be_suspended() || record_.phase.is<Renewing>()))
     return end_if_all_left();  // also instead of a view that has not begun
   if (record_.phase.is<Renewing>()) {
     begin_when_all_are_back();

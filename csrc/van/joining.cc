@@ -26,7 +26,7 @@ bool Joining::join(Peer peer, const Join& join) {
   const std::uint32_t next_epoch = record_.epoch + (phase.is<Running>() ? 1 : 0);
   if ((record_.options.terms.min_workers != 0 || is_suspended) && join.epoch != next_epoch) return false;
   if (join.renews != 0) {
-    is_suspended ? resume_server(peer, join) : join_again(peer, join);
+    return is_suspended ? resume_server(peer, join) : join_again(peer, join);
   } else if (phase.is<Gathering>() || is_suspended) {
     gather(peer, join);
   } else if (record_.options.terms.min_workers != 0 && !phase.given_up()) {
@@ -50,29 +50,36 @@ void Joining::gather(Peer peer, const Join& join) {
   if (rendezvous.complete()) events_.on_complete(rendezvous.seat());
 }
 
-// A member of the view that has ended joins the next one.
-void Joining::join_again(Peer peer, const Join& join) {
+// A member of the view that has ended joins the next one. Where that cannot begin, a server goes on asking: the end of
+// the job is told where it was before.
+bool Joining::join_again(Peer peer, const Join& join) {
   Member* const member = record_.members->by_identity(join.node.identity);
   auto* renewing = record_.phase.in<Renewing>();
   const auto given_up = record_.phase.given_up();
   const bool is_awaited = renewing != nullptr && member != nullptr && member->is_awaited();
+  if (is_awaited && given_up && !member->is_worker()) return false;
   if (!is_awaited || given_up) {
-    return refuse(peer, given_up.value_or(Refused{ErrorCode::kPeerLost, "the job goes on without this process",
-                                                  "it was lost, or took too long to join the next view"}));
+    refuse(peer, given_up.value_or(Refused{ErrorCode::kPeerLost, "the job goes on without this process",
+                                           "it was lost, or took too long to join the next view"}));
+    return true;
   }
   seat_again(peer, join, *member, Clock::now() + std::chrono::milliseconds(join.patience_ms));
   events_.on_back();
+  return true;
 }
 
-void Joining::resume_server(Peer peer, const Join& join) {
+bool Joining::resume_server(Peer peer, const Join& join) {
   Member* const member = record_.members->by_identity(join.node.identity);
-  if (member == nullptr || member->fate != Member::Fate::kHere || member->renewed_as != 0) {
-    return refuse(peer, {ErrorCode::kPeerLost, "the suspended job does not wait for this process",
-                         "it was lost before the workers suspended the job"});
+  if (member == nullptr || member->fate != Member::Fate::kHere) {
+    refuse(peer, {ErrorCode::kPeerLost, "the suspended job does not wait for this process",
+                  "it was lost before the workers suspended the job"});
+    return true;
   }
+  if (member->renewed_as != 0) return false;  // the end of its last connection has not been seen here yet
   seat_again(peer, join, *member, Clock::time_point::max());
   Rendezvous& rendezvous = *record_.phase.rendezvous();
   if (rendezvous.complete()) events_.on_complete(rendezvous.seat());
+  return true;
 }
 
 // The member gets the ranks that it has had; of a suspended job's servers, none is a worker.

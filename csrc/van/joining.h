@@ -58,8 +58,8 @@ class Joining {
 
  private:
   void gather(Peer peer, const Join& join);
-  void join_again(Peer peer, const Join& join);
-  void resume_server(Peer peer, const Join& join);
+  bool join_again(Peer peer, const Join& join);
+  bool resume_server(Peer peer, const Join& join);
   void seat_again(Peer peer, const Join& join, Member& member, Clock::time_point until);
   void enter(Peer peer, const Join& join);
 

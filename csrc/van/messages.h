@@ -53,7 +53,7 @@ struct Welcome {                 // scheduler -> all nodes: all have joined. A n
   }
   bool operator==(const Welcome&) const = default;
 };
-struct Refused {  // scheduler -> node, which is rejected or removed; then the connection ends
+struct Refused {  // scheduler -> node, which is rejected or removed for good; then the connection ends
   ErrorCode code = ErrorCode::kInternal;
   std::string text;
   std::string hint;

@@ -57,7 +57,7 @@ class Van {
   const VanOptions& options() const { return options_; }
   // Joins the job. self.worker_rank / server_rank: the wanted rank, kAnyRank, or kNoRank. Returns
   // when all have joined. Throws kUnreachable, kAuthentication, kVersion, kMismatch (rank taken, counts differ),
-  // kTimeout (says how many are missing).
+  // kTimeout (says how many are missing), kPeerLost (the job goes on without this node, or not at all).
   void join(const Node& self, std::uint32_t workers, std::uint32_t servers);
   bool joined() const;
   const Membership& membership() const;

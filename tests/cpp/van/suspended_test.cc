@@ -226,6 +226,22 @@ TEST(SuspendedViews, TheLastWorkerSuspendsTheJobInsteadOfGoingOn) {
   for (const std::size_t i : {2, 3}) EXPECT_EQ(job.members()[i].epoch, 3U);
 }
 
+TEST(SuspendedViews, TooFewWorkersForTheNextViewMaySuspendTheJob) {
+  Simulation job(1, 3, 2, 2);
+  job.kill(job.members()[0]);
+  job.renew(job.members()[3]);  // waits for a view that does not begin
+  job.leave(job.members()[1], "", true);
+  job.renew(job.members()[4]);
+  job.leave(job.members()[2], "", true);
+  for (const std::size_t i : {3, 4}) {
+    ASSERT_FALSE(job.members()[i].refused) << job.members()[i].refused->text;
+    EXPECT_EQ(job.members()[i].next, 0U) << "its connection is closed: it tries again";
+    job.renew(job.members()[i]);
+  }
+  job.resume(0, 1, 2);
+  for (const std::size_t i : {3, 4}) EXPECT_EQ(job.members()[i].epoch, 3U);
+}
+
 TEST(SuspendedViews, ServersInsideTheWorkersComeWithThem) {
   Simulation job(1, 2, 0, 0);
   for (const std::size_t i : {0, 1}) job.leave(job.members()[i], "", true);

@@ -104,6 +104,12 @@ class Simulation {
     if (!job_->receive(member.next, join)) member.next = 0;  // closed: it tries again
     deliver();
   }
+  // Its connection was closed without a word.
+  void try_again(Peer peer) {
+    for (SimulatedMember& member : members_) {
+      if (member.next == peer) member.next = 0;
+    }
+  }
   // The scheduler's handshake tells the epoch.
   void connect(SimulatedMember& member) {
     member.next = ++last_peer_;
@@ -282,7 +288,7 @@ class Simulation {
         options_, Job::Events{.send = [this](Peer peer, const Message& message) { receive(peer, message); },
                               .on_lost = nullptr,
                               .on_over = nullptr,
-                              .close = nullptr,
+                              .close = [this](Peer peer) { try_again(peer); },
                               .on_epoch = [this](std::uint32_t epoch) { epoch_ = epoch; },
                               .silence_ms = [](Peer) { return std::int64_t{0}; }});
   }

@@ -32,9 +32,14 @@ void expect_one_view(Simulation& job) {
   for (const SimulatedMember* member : alive) EXPECT_EQ(member->workers, worker_ranks.size());
 }
 
+// Workers that are refused end, and servers then hear of that.
 void expect_end_for_all(Simulation& job) {
-  for (SimulatedMember* member : job.alive())
-    EXPECT_TRUE(member->refused || member->over || !member->told) << member->pid;
+  const auto knows = [](const SimulatedMember* one) { return one->refused || one->over || !one->told; };
+  for (const SimulatedMember* member : job.alive()) EXPECT_TRUE(member->dedicated || knows(member)) << member->pid;
+  for (SimulatedMember* member : job.alive()) {
+    if (!member->dedicated) job.kill(*member);
+  }
+  for (const SimulatedMember* server : job.alive()) EXPECT_TRUE(knows(server)) << server->pid;
 }
 
 TEST(Views, SurvivorsCloseUpAndKeepTheirOrder) {
@@ -78,6 +83,21 @@ TEST(Views, TooFewAreRefusedWithTheReason) {
   ASSERT_TRUE(job.members()[1].refused);
   EXPECT_EQ(job.members()[1].refused->code, ErrorCode::kPeerLost);
   EXPECT_NE(job.members()[1].refused->text.find("pid 100"), std::string::npos) << job.members()[1].refused->text;
+}
+
+// They may leave as they should, which it hears where it was before.
+TEST(Views, AServerIsNotRefusedForWantOfWorkers) {
+  for (const std::size_t before : {0, 1, 2}) {
+    Simulation job(1, 3, 1, 2);
+    SimulatedMember& server = job.members()[3];
+    job.kill(job.members()[0]);
+    for (const std::size_t i : {0, 1, 2}) {
+      if (i == before) job.renew(server);
+      if (i != 0) job.leave(job.members()[i], "");
+    }
+    EXPECT_FALSE(server.refused) << before << ": " << server.refused->text;
+    EXPECT_TRUE(server.over) << before;
+  }
 }
 
 TEST(Views, WhoComesTooLateIsNamed) {

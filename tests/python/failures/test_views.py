@@ -211,25 +211,26 @@ def left_alone(bps: Any, comes: bool) -> str:
     mark("told")
     if first == 1 and not comes:
         await_mark("never")
-    try:
-        while True:
+    while True:
+        try:
             bps.push_pull_inplace(array, name="a")
-    except bps.PeerLostError as error:
-        return str(error)
+        except bps.RoundAbortedError:
+            continue
+        except bps.PeerLostError as error:
+            return str(error)
 
 
 @pytest.mark.parametrize("comes", [False, True])
 def test_too_few_workers_for_the_next_view_end_the_job(transport, comes):
-    env = FAST | harness.over(transport) | {"BPS_MIN_WORKERS": "2", "BPS_TIMEOUT": "20"}
+    env = FAST | harness.over(transport) | {"BPS_MIN_WORKERS": "2", "BPS_TIMEOUT": str(20 * harness.PATIENCE)}
     with harness.start(left_alone, comes, workers=3, env=env) as job:
         job.await_marks("running")
         job.kill("rank 2")
         job.await_marks("told", ranks=[0, 1])
         job.kill("rank 1")
         text = job.values(but=[1, 2])[0]
-        if not comes:
-            assert "worker 2 " in text
-            assert "fewer workers are left than BPS_MIN_WORKERS demands, which is 2" in text
+        too_few = "worker 2 " in text and "fewer workers are left than BPS_MIN_WORKERS demands, which is 2" in text
+        assert too_few or (comes and "worker 1 " in text), text
 
 
 def a_van_of(pid: int) -> int:
