@@ -144,7 +144,16 @@ def asked(call: Callable[[_core.Process], T]) -> T:
 
 
 def rebound(process: _core.Process, tensor: _core.Tensor) -> tuple[_core.Process, _core.Tensor] | None:
-    """Finds what a prepared operation works on in the next view. None: the job has ended, or has other workers."""
+    """Finds what a prepared operation works on in the next view. None: the job has ended, or has other workers.
+
+    Raises:
+        NotInitializedError: the caller knew that the view had ended. This call takes it into the next one, as any does.
+    """
+    if not process.survives_servers:
+        if presence.now().stage is not Stage.TOLD or keeping:
+            return None
+        current()
+        raise NotInitializedError("the view has ended in which this operation was prepared", "prepare it again")
     note_view_end()
     if presence.now().job is None:
         return None

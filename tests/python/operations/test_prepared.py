@@ -190,6 +190,32 @@ def test_a_lost_peer():
     assert not outcome.error
 
 
+def outlives_its_view(bps: Any) -> list[str]:
+    """A step whose only call is a prepared operation, after the loss of rank 2."""
+    array, steps = np.ones(10, np.float32), list[str]()
+    operation = bps.prepare("push_pull", array, name="x", average=False)
+    operation()
+    mark("running")
+    while len(steps) < 3:
+        try:
+            operation()
+        except bps.RoundAbortedError:
+            steps.append("told")
+        except bps.NotInitializedError as error:
+            steps.append(error.hint)
+            array[:] = 1
+            operation = bps.prepare("push_pull", array, name="x", average=False)
+            steps.append(str(operation()[0]))
+    return steps
+
+
+def test_the_call_after_the_end_of_a_view_goes_into_the_next():
+    with harness.start(outlives_its_view, workers=3, env={"BPS_MIN_WORKERS": "2"}) as job:
+        job.await_marks("running")
+        job.kill("rank 2")
+        assert job.values(but=[2])[:2] == [["told", "prepare it again", "2.0"]] * 2
+
+
 def is_interrupted(bps: Any) -> None:
     array = np.ones(10)
     operation = bps.prepare("push_pull", array, average=False, name="x")
