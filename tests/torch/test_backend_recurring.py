@@ -78,9 +78,10 @@ def interrupted_between_views(bps: Any) -> None:
     from bps_rdma import _core, views
     from bps_rdma.job import resume
     from bps_rdma.operations import OperationOptions, ReduceOp
+    from bps_rdma.torch.backend.pending import Pace
     from bps_rdma.torch.backend.recurring import Recurring
 
-    tensor, recurring = torch.full((100_000,), 1.0 + bps.rank()), Recurring()
+    tensor, recurring = torch.full((100_000,), 1.0 + bps.rank()), Recurring(Pace())
     for _ in range(2):
         bps.push_pull_inplace(tensor, name="again", average=True)
         recurring.note(tensor, OperationOptions(ReduceOp.sum, "again"))
@@ -194,13 +195,14 @@ def times_out(_: Any) -> None:
         with pytest.raises(RuntimeError, match=r"the collective did not complete within its timeout: .*rank 1"):
             dist.all_reduce(tensor)
         mark("failed")
+        await_mark("told")
     else:
         await_mark("failed")
         with pytest.raises(RuntimeError, match="rank 0 gave up"):
             dist.all_reduce(tensor)
-    dist.group.WORLD.set_timeout(timedelta(seconds=100))
-    for _ in range(4):
-        reduced(tensor, rank, size)
+        mark("told")
+    with pytest.raises(RuntimeError, match="an earlier collective of this group was not complete in time"):
+        dist.all_reduce(tensor)
     dist.destroy_process_group()
 
 
@@ -208,6 +210,8 @@ def test_a_deadline():
     with harness.start(times_out, workers=2, init=False) as job:
         job.await_marks("failed", [0])
         job.set_mark("failed")
+        job.await_marks("told", [1])
+        job.set_mark("told")
         job.results()
 
 

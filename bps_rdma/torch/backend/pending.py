@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The way to call an operation of the backend, and what it returns."""
+"""The way to call an operation of the backend, what it returns, and whether a group may still be called."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from bps_rdma.errors import DeadlineError
 from bps_rdma.handle import PythonHandle
 from bps_rdma.torch.transfer import AnyHandle
 from bps_rdma.torch.transfer.dense import Finish
@@ -35,3 +36,27 @@ def together(pending: Iterable[Pending]) -> Pending:
     """Several as one."""
     all_of = list(pending)
     return Pending([h for one in all_of for h in one.handles], [f for one in all_of for f in one.finishes])
+
+
+class Pace:
+    """Keeps the calls of a group's ranks together: ends the group after one that was not complete in time.
+
+    Another rank may have called something else then. What this rank calls next could meet what the other one has called
+    before, and all later results would be wrong without an error.
+    """
+
+    def __init__(self) -> None:
+        self._is_lost = False
+
+    def lose(self) -> None:
+        """Notes a collective that was not complete in time."""
+        self._is_lost = True
+
+    def check(self) -> None:
+        """Raises DeadlineError after such a collective."""
+        if self._is_lost:
+            raise DeadlineError(
+                "an earlier collective of this group was not complete in time, and its ranks may not be in the same "
+                "call any more",
+                "end the processes, or destroy the group and make it anew on all of its ranks",
+            )

@@ -15,7 +15,7 @@ from bps_rdma.errors import InvalidArgumentError, InvalidTensorError
 from bps_rdma.operations import ReduceOp
 from bps_rdma.torch.backend.collectives import Collectives
 from bps_rdma.torch.backend.folded import Fold, sum_sparse
-from bps_rdma.torch.backend.pending import Call, Pending, together
+from bps_rdma.torch.backend.pending import Call, Pace, Pending, together
 from bps_rdma.torch.backend.recurring import Recurring
 from bps_rdma.torch.backend.reductions import operation
 from bps_rdma.torch.backend.work import BpsWork, ReceivedWork, done, kept, profiling, settle
@@ -45,7 +45,8 @@ class BpsProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         super().__init__(options.group_rank, options.group_size)
         self._group_name = self._group_desc = ""
         self._collectives = collectives
-        self._recurring = Recurring()
+        self._pace = Pace()
+        self._recurring = Recurring(self._pace)
         self._leaves = leaves
         self._stages = stages
         self._seconds = options.timeout.total_seconds()
@@ -128,7 +129,7 @@ class BpsProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
             return self._sum_sparse(tensor, op, call)
         if not self._takes(tensor):
             return self._inner(tensor).allreduce([tensor], _options(c10d.AllreduceOptions(), opts))
-        work = _work("all_reduce", self._collectives.reduce(tensor, op, call), [tensor], [tensor], call)
+        work = self._work("all_reduce", self._collectives.reduce(tensor, op, call), [tensor], [tensor], call)
         if recurs and isinstance(op, ReduceOp):
             self._recurring.note(tensor, self._collectives.options("all_reduce", tensor, op, call))
         return work
@@ -136,7 +137,7 @@ class BpsProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
     def _sum_sparse(self, tensor: Tensor, op: Any, call: Call) -> Any:
         like = torch.empty(0, dtype=tensor.dtype, device="cpu")
         options = self._collectives.options("all_reduce", like, ReduceOp.sum, call)
-        return _work("all_reduce", sum_sparse(tensor, op, self.size(), options), [tensor], [tensor], call)
+        return self._work("all_reduce", sum_sparse(tensor, op, self.size(), options), [tensor], [tensor], call)
 
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> Any:
         """allreduce() of several tensors."""
@@ -144,7 +145,7 @@ class BpsProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         if not all(map(self._takes, tensors)):
             return self._inner(tensors[0]).allreduce_coalesced(tensors, opts or c10d.AllreduceCoalescedOptions())
         pending = together(self._collectives.reduce(tensor, op, call) for tensor in tensors)
-        return _work("all_reduce", pending, tensors, tensors, call)
+        return self._work("all_reduce", pending, tensors, tensors, call)
 
     def reduce(self, tensors: Any, opts: Any, op: Any = None, timeout: timedelta | None = None) -> Any:
         """Reduces for one rank; on the others the result goes into a scratch buffer, not into the tensor."""
@@ -156,7 +157,7 @@ class BpsProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         here = opts.rootRank == self.rank()
         target = tensor if here else tensor.detach().clone(memory_format=torch.contiguous_format)
         call = self._call(opts, timeout)
-        return _work("reduce", self._collectives.reduce(target, found, call), [tensor], [tensor], call)
+        return self._work("reduce", self._collectives.reduce(target, found, call), [tensor], [tensor], call)
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None) -> Any:
         """This rank's part of the reduction, from one tensor per rank; they may differ in size."""
@@ -166,7 +167,7 @@ class BpsProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
             return self._inner(output).reduce_scatter([output], [parts], _options(c10d.ReduceScatterOptions(), opts))
         call = self._call(opts, timeout)
         pending = self._collectives.reduce_scatter_parts(output, parts, op, call)
-        return _work("reduce_scatter", pending, [output], parts, call)
+        return self._work("reduce_scatter", pending, [output], parts, call)
 
     def reduce_scatter_single(self, output: Tensor, whole: Tensor, opts: Any = None) -> Any:
         """This rank's part of the reduction, from one tensor; the output may be that part of it."""
@@ -174,7 +175,7 @@ class BpsProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         if not (self._takes(output) and self._takes(whole)):
             return self._inner(output)._reduce_scatter_base(output, whole, opts or c10d.ReduceScatterOptions())
         call = self._call(opts)
-        return _work(
+        return self._work(
             "reduce_scatter", self._collectives.reduce_scatter(output, whole, op, call), [output], [whole], call
         )
 
@@ -188,7 +189,7 @@ class BpsProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         def start(output: Tensor, whole: Tensor) -> Pending:
             return self._collectives.reduce_scatter(output, whole, op, call)
 
-        return _work("reduce_scatter", _each(start, outputs, inputs), outputs, inputs, call)
+        return self._work("reduce_scatter", _each(start, outputs, inputs), outputs, inputs, call)
 
     # ---- Moving: any dtype
 
@@ -199,7 +200,9 @@ class BpsProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         if not self._takes(tensor):
             return self._inner(tensor).broadcast([tensor], opts)
         call = self._call(opts, timeout)
-        return _work("broadcast", self._collectives.broadcast(tensor, opts.rootRank, call), [tensor], [tensor], call)
+        return self._work(
+            "broadcast", self._collectives.broadcast(tensor, opts.rootRank, call), [tensor], [tensor], call
+        )
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
         """Every rank gets every rank's tensor, each in one of its own; they may differ in size."""
@@ -211,7 +214,7 @@ class BpsProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         pending = self._collectives.all_gather_parts(parts, tensor, call)
         # Communication hooks index this by ranks, and then further, as they do with NCCL's futures.
         result = parts if pending.whole is None else pending.whole
-        return _work("all_gather", pending, [result], [tensor], call)
+        return self._work("all_gather", pending, [result], [tensor], call)
 
     def allgather_coalesced(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Any:
         """allgather() of several tensors; `outputs` has a list of them for each rank."""
@@ -223,14 +226,14 @@ class BpsProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
             return self._collectives.all_gather_parts(parts, tensor, call)
 
         by_tensor = list(zip(*outputs, strict=True))
-        return _work("all_gather", _each(start, by_tensor, inputs), outputs, inputs, call)
+        return self._work("all_gather", _each(start, by_tensor, inputs), outputs, inputs, call)
 
     def all_gather_single(self, whole: Tensor, tensor: Tensor, opts: Any = None) -> Any:
         """Every rank gets every rank's tensor, in one large one. Its own may be a part of that one."""
         if not (self._takes(whole) and self._takes(tensor)):
             return self._inner(whole)._allgather_base(whole, tensor, opts or c10d.AllgatherOptions())
         call = self._call(opts)
-        return _work("all_gather", self._collectives.all_gather(whole, tensor, call), [whole], [tensor], call)
+        return self._work("all_gather", self._collectives.all_gather(whole, tensor, call), [whole], [tensor], call)
 
     def all_gather_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Any:
         """all_gather_single() of several tensors."""
@@ -242,7 +245,7 @@ class BpsProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         def start(whole: Tensor, tensor: Tensor) -> Pending:
             return self._collectives.all_gather(whole, tensor, call)
 
-        return _work("all_gather", _each(start, outputs, inputs), outputs, inputs, call)
+        return self._work("all_gather", _each(start, outputs, inputs), outputs, inputs, call)
 
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Any:
         """Complete once every rank has called it."""
@@ -252,7 +255,7 @@ class BpsProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         if device is not None and device.type != "cpu" and not self._stages:
             return self._get_backend(device).barrier(opts)
         call = self._call(opts, timeout)
-        return _work("barrier", self._collectives.barrier(call), [], [], call)
+        return self._work("barrier", self._collectives.barrier(call), [], [], call)
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """barrier() in which rank 0 names the first rank that did not come in time, or with `wait_all_ranks` all."""
@@ -278,7 +281,7 @@ class BpsProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         call = self._call(opts, timeout)
         messages = self._collectives.messages
         pending = messages.all_to_all_single(output, whole, output_split_sizes, input_split_sizes, call)
-        return _work("all_to_all", pending, [output], [whole], call)
+        return self._work("all_to_all", pending, [output], [whole], call)
 
     def alltoall(
         self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None, timeout: timedelta | None = None
@@ -287,7 +290,9 @@ class BpsProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         if not all(map(self._takes, [*outputs, *inputs])):
             return self._inner(inputs[0]).alltoall(outputs, inputs, opts or c10d_core.AllToAllOptions())
         call = self._call(opts, timeout)
-        return _work("all_to_all", self._collectives.messages.all_to_all(outputs, inputs, call), outputs, inputs, call)
+        return self._work(
+            "all_to_all", self._collectives.messages.all_to_all(outputs, inputs, call), outputs, inputs, call
+        )
 
     def gather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None) -> Any:
         """One rank gets every rank's tensor."""
@@ -298,7 +303,7 @@ class BpsProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         parts = outputs[0] if outputs and not isinstance(outputs[0], Tensor) else outputs
         call = self._call(opts, timeout)
         pending = self._collectives.messages.gather(parts, tensor, _root(opts), call)
-        return _work("gather", pending, [parts], [tensor], call)
+        return self._work("gather", pending, [parts], [tensor], call)
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None) -> Any:
         """Every rank gets one of the tensors of one rank."""
@@ -309,14 +314,15 @@ class BpsProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         parts = inputs[0] if inputs and not isinstance(inputs[0], Tensor) else inputs
         call = self._call(opts, timeout)
         pending = self._collectives.messages.scatter(tensor, parts, _root(opts), call)
-        return _work("scatter", pending, [tensor], parts, call)
+        return self._work("scatter", pending, [tensor], parts, call)
 
     def send(self, tensors: list[Tensor], dstRank: int, tag: int = 0) -> Any:  # noqa: N803  torch's name
         """Sends a tensor to one rank."""
         tensor, call = _only(tensors), self._call(None)
         if not self._takes(tensor):
             return self._inner(tensor).send(tensors, dstRank, tag)
-        return _work("send", self._collectives.messages.send(tensor, dstRank, tag, call), [tensor], [tensor], call)
+        pending = self._collectives.messages.send(tensor, dstRank, tag, call)
+        return kept(BpsWork("send", pending.handles, pending.finishes, [tensor], [tensor]))
 
     def recv(self, tensors: list[Tensor], srcRank: int, tag: int = 0) -> Any:  # noqa: N803  torch's name
         """Receives a tensor from one rank."""
@@ -344,11 +350,18 @@ class BpsProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
     # ---- Helpers
 
     def _call(self, opts: Any, timeout: timedelta | None = None) -> Call:
+        self._pace.check()
         wanted = timeout if timeout is not None else getattr(opts, "timeout", _UNSET)
         # asyncOp tells whether the caller waits next; callers in C++ do not set it.
         return Call(
             wanted.total_seconds() if wanted > _UNSET else self._seconds, awaited=not getattr(opts, "asyncOp", True)
         )
+
+    def _work(self, kind: str, pending: Pending, tensors: list[Any], inputs: Any, call: Call) -> BpsWork:
+        if call.awaited and not profiling():
+            settle(pending.handles, pending.finishes, self._pace)  # the caller does nothing but wait for the work
+            return done()
+        return kept(BpsWork(kind, pending.handles, pending.finishes, tensors, inputs, self._pace))
 
     def _takes(self, tensor: Tensor) -> bool:
         """Returns whether the core moves a tensor: on a GPU only if it is to be staged."""
@@ -366,13 +379,6 @@ class BpsProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
             raise InvalidTensorError(
                 f"the tensor is on {tensor.device}, for which this process has no backend", "move it to the CPU first"
             ) from error
-
-
-def _work(kind: str, pending: Pending, tensors: list[Any], inputs: Any, call: Call) -> BpsWork:
-    if call.awaited and not profiling():
-        settle(pending.handles, pending.finishes)  # the caller does nothing but wait for the returned work
-        return done()
-    return kept(BpsWork(kind, pending.handles, pending.finishes, tensors, inputs))
 
 
 def _each(start: Callable[[Any, Any], Pending], outputs: list[Any], inputs: list[Any]) -> Pending:

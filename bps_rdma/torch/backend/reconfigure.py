@@ -21,6 +21,7 @@ from bps_rdma.errors import InvalidArgumentError, NotInitializedError
 from bps_rdma.settings import config_with
 from bps_rdma.torch import membership
 from bps_rdma.torch.backend.collectives import Collectives
+from bps_rdma.torch.backend.pending import Pace
 from bps_rdma.torch.backend.process_group import BpsProcessGroup
 from bps_rdma.torch.backend.recurring import Recurring
 from bps_rdma.torch.backend.work import done
@@ -122,7 +123,8 @@ class ReconfigurableGroup(BpsProcessGroup):
     def abort_members(self) -> None:
         """Leaves the members without waiting for them: they may be dead."""
         self._collectives = _NoMembers()  # type: ignore[assignment]
-        self._recurring = Recurring()
+        self._pace = Pace()
+        self._recurring = Recurring(self._pace)
         bps_rdma.shutdown(timeout=0)
 
     def abort(self) -> None:

@@ -14,6 +14,7 @@ import torch
 from bps_rdma._core import PreparedOperation
 from bps_rdma.errors import DeadlineError, InvalidArgumentError
 from bps_rdma.operations import OperationOptions, ReduceOp, prepare_unowned
+from bps_rdma.torch.backend.pending import Pace
 from bps_rdma.torch.backend.work import of_the_group
 from bps_rdma.torch.transfer.dense import DTYPES
 
@@ -31,9 +32,10 @@ class _Known(NamedTuple):
 
 
 class Recurring:
-    """The prepared all-reduces of one group."""
+    """The prepared all-reduces of one group, of this pace."""
 
-    def __init__(self) -> None:
+    def __init__(self, pace: Pace) -> None:
+        self._pace = pace
         self._known: dict[int, _Known] = {}  # by id(tensor); an entry goes with its tensor
 
     def run(self, tensor: torch.Tensor, op: ReduceOp, seconds: float) -> bool:
@@ -51,6 +53,7 @@ class Recurring:
             return False
         except DeadlineError as error:
             operation.keep(tensor)
+            self._pace.lose()
             raise of_the_group(error) from None
         except BaseException:
             operation.keep(tensor)

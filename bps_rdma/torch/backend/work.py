@@ -23,6 +23,7 @@ from bps_rdma.handle import PythonHandle, blocker_of
 from bps_rdma.kept_errors import keeping
 from bps_rdma.torch import transfer
 from bps_rdma.torch.backend.completion import Completer
+from bps_rdma.torch.backend.pending import Pace
 from bps_rdma.torch.transfer import AnyHandle, StagedOperation
 from bps_rdma.torch.transfer.dense import Finish
 from bps_rdma.torch.transfer.device import Device
@@ -42,6 +43,7 @@ class BpsWork(dist.Work):
         finishes: Sequence[Finish],
         tensors: list[Any],
         inputs: Sequence[torch.Tensor],
+        pace: Pace | None = None,
     ) -> None:
         """Makes the Work of operations in progress.
 
@@ -51,8 +53,10 @@ class BpsWork(dist.Work):
             finishes: what remains to be done once they are over.
             tensors: the results.
             inputs: for the profiler.
+            pace: of the group, unless only two of its ranks are concerned.
         """
         super().__init__()
+        self._pace = pace
         self._handles = handles
         self._finishes = finishes
         self._tensors = tensors
@@ -102,7 +106,7 @@ class BpsWork(dist.Work):
                 return
             try:
                 with keeping:
-                    settle(self._handles, ())
+                    settle(self._handles, (), self._pace)
                     self._finish()
             except Exception as error:
                 self._error = error
@@ -235,7 +239,9 @@ class ReceivedWork(BpsWork):
         return self._sender()
 
 
-def settle(handles: Sequence[AnyHandle | PythonHandle[Any]], finishes: Sequence[Finish]) -> None:
+def settle(
+    handles: Sequence[AnyHandle | PythonHandle[Any]], finishes: Sequence[Finish], pace: Pace | None = None
+) -> None:
     """Waits for all operations, then does what remains to be done. Raises the first error once all are over."""
     failed: Exception | None = None
     for handle in handles:
@@ -243,6 +249,8 @@ def settle(handles: Sequence[AnyHandle | PythonHandle[Any]], finishes: Sequence[
             handle.wait()
         except DeadlineError as error:
             failed = failed or of_the_group(error)
+            if pace is not None:
+                pace.lose()
         except Exception as error:
             failed = failed or error
     if failed is not None:
