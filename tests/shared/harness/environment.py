@@ -73,7 +73,7 @@ def binary(name: str) -> str:
 
 
 def run_command(
-    words: Sequence[str], env: Mapping[str, str] | None = None, cwd: Path | str = "/", within: float = 60
+    words: Sequence[str], env: Mapping[str, str] | None = None, cwd: Path | str = "/", within: float = 180
 ) -> subprocess.CompletedProcess[str]:
     """How a command ends: its status, its output and its errors. Default: of clean_env(), and of no folder of ours."""
     return subprocess.run(
