@@ -15,7 +15,7 @@ from bps_rdma.errors import BpsError, InvalidArgumentError, MismatchError
 from bps_rdma.operations import OperationOptions, ReduceOp, accumulate_async, start, store, unstore
 from bps_rdma.operations.options import NONE
 from bps_rdma.torch import membership
-from bps_rdma.torch.membership import unique
+from bps_rdma.torch.membership import naming
 from bps_rdma.torch.parameters import FixedParameters
 from bps_rdma.torch.transfer import zeros_beside
 from bps_rdma.torch.wrapping import new_instance, scaled_step
@@ -111,14 +111,14 @@ class AsynchronousOptimizer(torch.optim.Optimizer):
         by_dtype: dict[torch.dtype, list[torch.nn.Parameter]] = {}
         for _, parameter in fixed.named:
             by_dtype.setdefault(parameter.dtype, []).append(parameter)
-        self._bps_prefix = unique("Weights")
-        self._bps_weights = [
-            _Weights(f"{self._bps_prefix}.{str(dtype).removeprefix('torch.')}", parameters)
-            for dtype, parameters in by_dtype.items()
-        ]
         self._bps_group = group
         self._bps_handles = []
-        self.store_weights()
+        with naming("Weights", group) as self._bps_prefix:
+            self._bps_weights = [
+                _Weights(f"{self._bps_prefix}.{str(dtype).removeprefix('torch.')}", parameters)
+                for dtype, parameters in by_dtype.items()
+            ]
+            self.store_weights()
 
     def store_weights(self) -> None:
         """The parameters of the group's first rank become those of all ranks, and those that the servers keep.

@@ -95,13 +95,13 @@ class DistributedDataParallel(torch.nn.Module):
         }
         self._spreads_buffers = broadcast_buffers
         self._set_up()
-        prefix = self._passes.trained.prefix
-        if not job.current().is_late:  # the others are beyond this; see TrainingState
-            state = [*module.named_parameters(), *module.named_buffers()]
-            broadcast_parameters(state, ours.ranks[0] if ours else 0, prefix=f"{prefix}.initial.", group=ours)
-            # That goes by names; buckets and buffers are filled in the order in which the module has them.
-            check_alike([name for name, _ in state], f"{prefix}, parameters in their order", ours)
-        self._passes.trained.begin(module.named_parameters(), agreed=True)  # they have just been broadcast
+        with self._passes.trained.making() as prefix:
+            if not job.current().is_late:  # the others are beyond this; see TrainingState
+                state = [*module.named_parameters(), *module.named_buffers()]
+                broadcast_parameters(state, ours.ranks[0] if ours else 0, prefix=f"{prefix}.initial.", group=ours)
+                # That goes by names; buckets and buffers are filled in the order in which the module has them.
+                check_alike([name for name, _ in state], f"{prefix}, parameters in their order", ours)
+            self._passes.trained.begin(module.named_parameters(), agreed=True)  # they have just been broadcast
 
     def _set_up(self) -> None:
         self._uneven = UnevenInputs()

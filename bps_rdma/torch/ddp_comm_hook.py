@@ -44,7 +44,8 @@ class HookState:
     ) -> None:
         running = job.current()
         method = text_of(compression, exact)
-        self._sent = Sent(unique("ddp hook"), group_of(group), method, running.min_compress_bytes)
+        ours = group_of(group)  # waits for other ranks
+        self._sent = Sent(unique("ddp hook"), ours, method, running.min_compress_bytes)
         self._is_exact = running.compression(Dtype.float32, 1 << 60, method) == EXACT
         self._numbers: dict[tuple[int, ...], int] = {}  # the parameters of a bucket -> its number
         self._is_first_pass = True

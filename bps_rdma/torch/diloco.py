@@ -27,7 +27,7 @@ from bps_rdma.torch import compression_state, membership, transfer
 from bps_rdma.torch.broadcast import broadcast_parameters
 from bps_rdma.torch.broadcast_objects import broadcast_objects
 from bps_rdma.torch.checks import check_count, check_number
-from bps_rdma.torch.membership import AnyGroup, unique
+from bps_rdma.torch.membership import AnyGroup, naming
 from bps_rdma.torch.parameters import FixedParameters
 from bps_rdma.torch.transfer import AnyHandle
 from bps_rdma.torch.wrapping import scaled_step
@@ -139,17 +139,20 @@ class DiLoCo:
         self._outer = outer_lr, outer_momentum
         self._group: Group | None = membership.group_of(group)
         self._method = text_of(compression)
-        begin = unique("DiLoCo.begin")
         self._lacks_state = job.current().is_late  # the others are beyond this; see take_over()
-        if not self._lacks_state:
-            broadcast_parameters(named, self._group.ranks[0] if self._group else 0, f"{begin}.", self._group)
+        with naming("DiLoCo.begin", self._group) as begin:
+            if not self._lacks_state:
+                broadcast_parameters(named, self._group.ranks[0] if self._group else 0, f"{begin}.", self._group)
         self._parts = _cut([one for _, one in named], fragments)
         self._fragments: list[_Fragment] = []
         self._begin([torch.cat([one.detach().flatten().float() for one in part]) for part in self._parts], [])
 
     def _begin(self, anchors: list[torch.Tensor], velocities: list[torch.Tensor]) -> None:
         """Declares names of its own."""
-        prefix = unique("DiLoCo")
+        with naming("DiLoCo", self._group) as prefix:
+            self._declare(prefix, anchors, velocities)
+
+    def _declare(self, prefix: str, anchors: list[torch.Tensor], velocities: list[torch.Tensor]) -> None:
         for number, (part, anchor) in enumerate(zip(self._parts, anchors, strict=True)):
             options = OperationOptions(
                 ReduceOp.average, f"{prefix}.{number}", group=self._group, compression=self._method

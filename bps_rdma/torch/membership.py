@@ -15,7 +15,7 @@ import secrets
 import socket
 import weakref
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -23,7 +23,7 @@ import torch.distributed as dist
 
 import bps_rdma
 from bps_rdma import Group, _core, job
-from bps_rdma.errors import BpsError, DeadlineError, InvalidArgumentError
+from bps_rdma.errors import BpsError, DeadlineError, InvalidArgumentError, RoundAbortedError
 from bps_rdma.job import Membership
 from bps_rdma.settings import config_with
 from bps_rdma.torch import rendezvous
@@ -271,9 +271,10 @@ class Names:
         self.given[prefix] += 1
         return f"{prefix} {self.given[prefix] - 1}"
 
-    def take_back(self, prefix: str) -> None:
-        """Gives out the last name of this kind once more: what had it could not be made."""
-        self.given[prefix] -= 1
+    def take_back(self, prefix: str, name: str) -> None:
+        """Lets give() return a name again, if it was the last one: what had it could not be made."""
+        if name == f"{prefix} {self.given[prefix] - 1}":
+            self.given[prefix] -= 1
 
 
 View: TypeAlias = tuple[int, int]  # the number of the job in this process, and that of the view in the job
@@ -286,5 +287,25 @@ def view() -> View:
 
 
 def unique(prefix: str) -> str:
-    """A name that nothing else in the job has."""
+    """A name that nothing else in the job has. What may raise RoundAbortedError before it is made needs naming()."""
     return job.current().part(Names).give(prefix)
+
+
+@contextlib.contextmanager
+def naming(prefix: str, group: Group | None) -> Iterator[str]:
+    """Gives such a name to what all ranks of the group make inside.
+
+    Where members may be lost, all ranks have made it at the end, or none has, and the next one gets the name. Otherwise
+    a rank that has to make it again would have another name for it than a rank that had made it before the loss.
+    """
+    init()
+    running = job.current()
+    names = running.part(Names)
+    name = names.give(prefix)
+    try:
+        yield name
+        if running.may_lose_members and not running.is_late:
+            bps_rdma.barrier(group)
+    except RoundAbortedError:
+        names.take_back(prefix, name)
+        raise

@@ -10,9 +10,10 @@ pass of a view that a rank has entered or resumed: it may not have taken over th
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from operator import attrgetter
 from typing import Any, NoReturn
@@ -22,13 +23,12 @@ import torch
 
 import bps_rdma
 from bps_rdma import Group, job
-from bps_rdma.errors import InvalidTensorError, MismatchError, RoundAbortedError
+from bps_rdma.errors import InvalidTensorError, MismatchError
 from bps_rdma.torch import membership
 from bps_rdma.torch.check_alike import check_alike, tensor_line
 from bps_rdma.torch.checks import check_parameter
-from bps_rdma.torch.membership import Names, View, unique, view
+from bps_rdma.torch.membership import View, unique, view
 from bps_rdma.torch.synchronizer import GradientSynchronizer
-from bps_rdma.torch.transfer import members_of
 from bps_rdma.torch.units import IndexedParameter
 from bps_rdma.torch.wrapping import remove_hooks
 
@@ -77,6 +77,16 @@ class TrainedParameters:
         self._agreed = False  # all ranks have compared what they train
         weakref.finalize(owner, self.close)
 
+    @contextlib.contextmanager
+    def making(self) -> Iterator[str]:
+        """Gives the owner its name, while it is made. Ranks make their owners in the same order."""
+        try:
+            with membership.naming(self._kind, self._group) as self._prefix:
+                yield self._prefix
+        except BaseException:
+            self.close()  # the script may make another one, while this one is kept by the error
+            raise
+
     def begin(self, named: Named, agreed: bool = False) -> None:
         """Makes what averages the gradients of those that require them: all ranks do, or this one has entered late.
 
@@ -88,16 +98,8 @@ class TrainedParameters:
         pairs = list(named)
         self._kept = [parameter for _, parameter in pairs]
         self.watch(self._kept)
-        _ = self.prefix  # ranks make their wrappers in the same order
-        running = job.current()
-        if running.is_late:  # the first pass agrees on what the others train by now
-            return
-        names = running.part(Names)
-        try:
+        if not job.current().is_late:  # otherwise the first pass agrees on what the others train by now
             self._replace([pair for pair in pairs if pair[1].requires_grad], view())
-        except RoundAbortedError:  # the script makes the owner again, and other ranks may have made theirs
-            names.take_back(self._kind)
-            raise
 
     def watch(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         """Hooks parameters, also those that do not require gradients yet."""
@@ -219,13 +221,13 @@ class TrainedParameters:
         """
         lines, failure = self._lines_of(wanted, lambda *_: "")
         self._check_alike(lines, "parameters", failure)
-        told = np.array([is_new], np.int64)
-        new = int(bps_rdma.push_pull(told, f"{self.prefix} new", average=False, group=self._group)[0])
+        has_trained = self._agreed or job.current().is_late
+        told = np.array([is_new, has_trained], np.int64)
+        new, trained = bps_rdma.push_pull(told, f"{self.prefix} new", average=False, group=self._group)
         if new == 0:
             return
-        whole = new == members_of(self._group).size  # later on it would take seconds
+        whole = trained == 0  # later on it would take seconds
         values, _ = self._lines_of(wanted, lambda _, each: _digest(each if whole else _some_of(each)))
-        has_trained = self._agreed or job.current().is_late
         self._check_alike(values, "values", hint=_SYNC if has_trained else _BROADCAST)
 
     def _check_alike(

@@ -36,7 +36,8 @@ class WrappedOptimizer(torch.optim.Optimizer):
         self._bps_passes = passes
         self._bps_arguments = {**arguments, "accumulates": passes > 1}
         self._bps_set_up()
-        self._bps_trained.begin(self._bps_named())
+        with self._bps_trained.making():
+            self._bps_trained.begin(self._bps_named())
 
     def _bps_set_up(self) -> None:
         group, make = self._bps_arguments["group"], _maker(self._bps_arguments)
