@@ -21,6 +21,7 @@ import bps_rdma
 from bps_rdma import job
 from bps_rdma.errors import BpsError, InvalidArgumentError
 from bps_rdma.group import Group
+from bps_rdma.kept_errors import keeping
 from bps_rdma.operations import OperationOptions, ReduceOp
 from bps_rdma.operations.options import AnyCompression, text_of
 from bps_rdma.torch import compression_state, membership, transfer
@@ -184,7 +185,7 @@ class DiLoCo:
         for one in self._fragments:
             handle, one.handle = one.handle, None
             if handle is not None:
-                with contextlib.suppress(BpsError):
+                with contextlib.suppress(BpsError), keeping:  # it may say that this view has ended, too
                     handle.wait()
         self._settle()
         state, root = None, self._group.ranks[0] if self._group else 0

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import torch
 
 from bps_rdma.errors import BpsError, InvalidTensorError
+from bps_rdma.kept_errors import keeping
 from bps_rdma.spans import Spans
 from bps_rdma.torch import membership, transfer
 from bps_rdma.torch.accumulation import UnroundedUnit
@@ -156,7 +157,7 @@ class GradientPass:
     def give_up(self) -> None:
         """Waits for what is in progress, without its results: the view has ended."""
         for unit in self._started.values():
-            with contextlib.suppress(BpsError):
+            with contextlib.suppress(BpsError), keeping:  # it may say that this view has ended, too
                 unit.wait()
 
 

@@ -13,11 +13,13 @@ import harness
 import pytest
 import simulated
 import torch
-from bodies.untold_views import go_on, has_ended
+from bodies.untold_views import go_on
 from bodies.views import FAST
 from harness import await_mark, eventually, mark
 from restarted import ends_of
 from torch import nn
+
+from bps_rdma import presence
 
 STEPS = 12
 LOST_AT = 5
@@ -190,6 +192,12 @@ def test_models_that_differ_are_told_although_a_rank_was_lost():
         assert "call broadcast_parameters()" in outcome.value
 
 
+def is_ended() -> bool:
+    """Whether the view has ended, which nothing has told the caller yet."""
+    job = presence.now().job
+    return job is not None and job.process.view_ended
+
+
 def wrapped(kind: str) -> Any:
     """A model, and a function that trains it one step, averaged by a wrapper of this kind."""
     import bps_rdma.torch as bps
@@ -218,7 +226,7 @@ def made_again(bps: Any, kind: str) -> int:
     if first == 2:
         await_mark("never")
     if first == 0:
-        eventually(has_ended, what="the end of the view")
+        eventually(is_ended, what="the end of the view")
     while train is None:
         tries += 1
         with contextlib.suppress(bps.RoundAbortedError):
@@ -237,6 +245,69 @@ def test_ranks_give_one_name_to_a_wrapper_that_some_make_again(kind):
         job.kill("rank 2")
         values = job.values(but=[2])
     assert max(values[:2]) > 1
+
+
+def leaves_rests(bps: Any, face: str) -> list[int]:
+    """Rank 0 has operations of view 1 to give up in view 2, and finds out by them that this has ended as well.
+
+    Rank 3 is lost in view 1, and rank 2 in view 2. Rank 1 learns of both by calls of its own.
+    """
+    from bps_rdma.torch import DiLoCo, DistributedDataParallel, TrainingState
+
+    class Late(DiLoCo):
+        def take_over(self) -> None:
+            await_second_loss()
+            super().take_over()
+
+    def await_second_loss() -> None:
+        if len(told) == 1:
+            mark("second")
+            eventually(is_ended)
+            if first == 1:
+                bps.barrier()
+
+    def await_first_loss(_: torch.Tensor) -> None:
+        if not told:
+            eventually(is_ended)
+
+    first = bps.rank()
+    told: list[int] = []
+    trained: Any = model()
+    optimizer: Any = torch.optim.SGD(trained.parameters(), lr=0.05)
+    if face == "ddp":
+        trained = DistributedDataParallel(trained, bucket_mb=0.001)
+    else:
+        optimizer = Late(optimizer, every=2, delay=1)
+    state = TrainingState(trained, optimizer, step=0)
+    while state.step < 8:
+        try:
+            state.sync()
+            if face == "ddp":
+                await_second_loss()
+            optimizer.zero_grad()
+            value = loss(trained, state.step, first)
+            if state.step == 3 and not told:
+                mark("first")
+                if face == "ddp" and first == 0:  # some buckets are on their way then
+                    next(trained.parameters()).register_hook(await_first_loss)
+                elif face == "ddp" or first == 3:  # without rank 3 no mean arrives
+                    eventually(is_ended)
+            value.backward()
+            optimizer.step()
+            bps.barrier()
+            state.step += 1
+        except bps.RoundAbortedError:
+            told.append(bps.size())
+    return told
+
+
+@pytest.mark.parametrize("face", ["ddp", "diloco"])
+def test_a_view_that_ends_while_rests_are_given_up_is_told(face):
+    with harness.start(leaves_rests, face, workers=4, env={"BPS_MIN_WORKERS": "2"}) as job:
+        for rank, moment in ((3, "first"), (2, "second")):
+            job.await_marks(moment, [0, 1, 2])
+            job.kill(f"rank {rank}")
+        assert job.values(but=[2, 3])[:2] == [[3, 2], [3, 2]]
 
 
 WITHOUT_STATE = """
