@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from bps_rdma import _core, arrays
 from bps_rdma.agreement import group_of
-from bps_rdma.errors import InvalidArgumentError, InvalidTensorError
+from bps_rdma.errors import InvalidArgumentError, InvalidTensorError, RoundAbortedError
 from bps_rdma.group import Group
 from bps_rdma.job import current
 from bps_rdma.operations import start
@@ -143,6 +143,7 @@ class UnroundedSums:
         self._group = group
         self._by = 1
         self._divides = False
+        self._epoch = 0  # of the view in which they are sent
         self._how = OperationOptions()
         self._handle: start.Handle[Any] | None = None
         self._beyond: npt.NDArray[np.intp] = np.empty(0, np.intp)
@@ -161,13 +162,14 @@ class UnroundedSums:
         for number, one in enumerate(self._accumulators):
             one.copy_sums(arrays.describe(self._of(number), True))
         self._how = OperationOptions(op, self._name, priority, self._group, timeout, awaited, exactly)
+        self._epoch = current().epoch
         self._handle = start.reduce(self._sums, self._sums, self._how)
 
     def wait(self) -> None:
         """Waits until the sums of all ranks are here.
 
         Raises:
-            As Handle.wait().
+            As Handle.wait(). RoundAbortedError also where the caller was told of the end of the view before.
         """
         handle, self._handle = self._handle, None
         assert handle is not None
@@ -222,6 +224,8 @@ class UnroundedSums:
         return parts.reshape(-1)
 
     def _reduce(self, array: Any, op: ReduceOp, what: str) -> None:
+        if current().epoch != self._epoch:  # other ranks may repeat the step
+            raise RoundAbortedError("the view has ended in which these sums were sent", "repeat the step")
         name = None if self._name is None else f"{self._name}.{what}.{len(array)}"
         start.reduce(array, array, self._how._replace(op=op, name=name, awaited=True, compression=NONE)).wait()
 

@@ -293,6 +293,36 @@ def test_groups_shrink_with_the_job():
     assert [value["sum"] for value in values] == [2.0, 2.0, 1.0]
 
 
+def sums_that_need_more(bps: Any) -> float:
+    """A caller waits for all it has begun when it has been told of the end of the view: as a pass of gradients does."""
+    from bps_rdma import _core, arrays, presence
+    from bps_rdma.exact import UnroundedSums
+
+    accumulator = _core.ExactAccumulator(arrays.Dtype.float32, 1)
+    accumulator.add(arrays.describe(np.float32([np.nan]), False))
+    sums = UnroundedSums([accumulator], np.empty(1), "sums", None)
+    sums.start(1)
+    harness.eventually(lambda: sums._handle is not None and sums._handle.done())
+    mark("summed")
+    first, ended = bps.rank(), presence.now().job
+    assert ended is not None
+    harness.eventually(lambda: ended.process.view_ended)
+    with pytest.raises(bps.RoundAbortedError):
+        bps.barrier()
+    if first == 0:
+        with pytest.raises(bps.RoundAbortedError):
+            sums.wait()
+    return float(bps.push_pull(np.ones(1, np.float32), name="next", average=False)[0])
+
+
+@pytest.mark.parametrize("servers", [None, 1])
+def test_exact_sums_exchange_nothing_more_in_the_next_view(servers):
+    with harness.start(sums_that_need_more, workers=3, servers=servers, env=FAST | {"BPS_MIN_WORKERS": "2"}) as job:
+        job.await_marks("summed")
+        job.kill("rank 2")
+        assert job.values(but=[2]) == [2.0, 2.0]
+
+
 PROGRAM = """
 import os, signal, sys
 import numpy as np
