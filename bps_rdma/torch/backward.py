@@ -76,6 +76,8 @@ def adds_to(parameters: Iterable[torch.nn.Parameter]) -> bool:
     `inputs`: it may reach the parameters by a backward inside of it, or pass them by, where another rank's reaches
     them. To be called by a hook of a tensor that was computed from the parameters.
     """
+    if torch._C._functorch.peek_interpreter_stack() is not None:  # within torch.func.grad(), which returns gradients
+        return False
     trains = False
     for parameter in parameters:
         if parameter.requires_grad:

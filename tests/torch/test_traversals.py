@@ -54,6 +54,18 @@ def jacobian(model: Any, x: torch.Tensor) -> torch.Tensor:
     return found
 
 
+def functional(model: Any, x: torch.Tensor) -> torch.Tensor:
+    found: Any = torch.func.grad(lambda y: model(y).sum())(x)
+    return found
+
+
+def functional_of_parameters(model: Any, x: torch.Tensor) -> torch.Tensor:
+    values = {name: value.detach() for name, value in model.named_parameters()}
+    torch.func.grad(lambda given: torch.func.functional_call(model, given, (x,)).sum())(values)
+    found: Any = torch.func.jacrev(lambda y: model(y).sum())(x)
+    return found
+
+
 def of_parameters(model: Any, x: torch.Tensor) -> torch.Tensor:
     return torch.autograd.grad(model(x).sum(), list(model.parameters()), create_graph=True)[0]
 
@@ -67,7 +79,7 @@ def frozen(model: Any, x: torch.Tensor) -> torch.Tensor:
     return x.grad
 
 
-TRAVERSALS = [of_input, into_input, jacobian, of_parameters, frozen]
+TRAVERSALS = [of_input, into_input, jacobian, functional, functional_of_parameters, of_parameters, frozen]
 
 
 def alone(bps: Any, strategy: str) -> None:
