@@ -7,11 +7,14 @@ us: the outer one may still compute gradients.
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+
+from bps_rdma.errors import BpsError
 
 
 class EndOfBackward:
@@ -27,8 +30,18 @@ class EndOfBackward:
         return self._asked is not None and self._asked() is not None
 
     def ask(self) -> None:
-        """To be called by a hook: this backward makes the call at its end, if it does not fail."""
+        """To be called by a hook: this backward makes the call at its end, if it does not fail.
+
+        Raises:
+            BpsError: the backward is a compiled one.
+        """
         if not self.is_due:
+            compiled = sys.modules.get("torch._dynamo.compiled_autograd")
+            if getattr(compiled, "in_compiled_autograd_region", False):  # it calls what is queued before its end
+                raise BpsError(
+                    "backward() runs by compiled autograd, where gradients cannot be averaged",
+                    "turn it off: torch._dynamo.config.compiled_autograd = False; torch.compile() of the model works",
+                )
             ending = _Ending(self._end)
             self._asked = weakref.ref(ending)
             ending.queue()
