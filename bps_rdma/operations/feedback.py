@@ -73,7 +73,8 @@ def load_feedback_state(
         state: what this rank has saved. "servers" is taken from the group's first rank.
 
     Raises:
-        InvalidArgumentError: the state is of another size, or of another compression. Otherwise as feedback_state().
+        InvalidArgumentError: the state is of another size, or lacks what this compression remembers.
+            Otherwise as feedback_state().
     """
     options = OperationOptions(SUM, name, 0, group, timeout, True)
     tensor = _tensor(like, options)

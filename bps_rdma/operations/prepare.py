@@ -44,8 +44,8 @@ def prepare(
 
     Args:
         kind: "push_pull", "reduce_scatter", "all_gather" or "broadcast".
-        array: what the function of that name takes. Its memory must stay where it is. Of an array of a GPU each start
-            waits for the stream that the array has by then.
+        array: what the function of that name takes. Its memory must stay where it is, and its dtype what it is. Of an
+            array of a GPU each start waits for the stream that the array has by then.
         average, name, priority, group, op, timeout, compression, exact: as for push_pull_inplace(); `timeout` is that
             of each start. Only reductions use `average`, `op`, `compression` and `exact`.
         out: receives the result of a push_pull (default: in place), reduce_scatter or all_gather (default: a new

@@ -175,7 +175,7 @@ class DistributedDataParallel(torch.nn.Module):
         """Goes on from what compression_state_dict() gave on this rank. A collective call, before the first pass.
 
         Raises:
-            InvalidArgumentError: it is the state of another module, or of another compression.
+            InvalidArgumentError: it is the state of another module, or lacks what this compression remembers.
         """
         self._passes.make_first()
         if self._spreads_buffers:  # declares its names, as the first forward would: their order counts

@@ -304,7 +304,8 @@ class DiLoCo:
         """Goes on from a checkpoint of the same model in as many fragments. Every rank must call it.
 
         Raises:
-            InvalidArgumentError: it has other parameters, another number of fragments, or another compression.
+            InvalidArgumentError: it has other parameters, another number of fragments, or lacks what this
+                compression remembers.
         """
         self._settle()
         sizes = [one["anchor"].numel() for one in state["fragments"]]

@@ -91,7 +91,7 @@ class WrappedOptimizer(torch.optim.Optimizer):
         """Goes on from what compression_state_dict() gave on this rank. A collective call, before the first step.
 
         Raises:
-            InvalidArgumentError: it is the state of other parameters, or of another compression.
+            InvalidArgumentError: it is the state of other parameters, or lacks what this compression remembers.
         """
         self._bps_settle()
         self._bps_trained.synchronizer.load_compression_state(state)
