@@ -279,6 +279,12 @@ void Job::end_if_all_left() {
   if (record_.can_be_suspended()) return suspend(is_whole_);
   finish(is_whole_);
   events_.tell(record_.members->peers(&Member::connected), AllLeft{is_whole_});
+  (void)joining_.take_entrants();
+  for (const Peer peer : joining_.end_all()) {
+    const Member* const member = record_.members->find_renewed(peer);
+    if (member != nullptr && member->connected) continue;  // it hears that where it was before
+    joining_.refuse(peer, {ErrorCode::kPeerLost, "every worker has left the job", "start the job again"});
+  }
 }
 
 void Job::finish(bool well) {

@@ -150,7 +150,8 @@ void Job::reunite() {
 // ---- Those who enter, and those who come again
 
 void Job::let_in() {
-  if (record_.phase.is<Running>() && joining_.has_entrants()) end_view(joining_.describe_entrants());
+  if (record_.phase.is<Running>() && record_.goes_on() && joining_.has_entrants())
+    end_view(joining_.describe_entrants());
 }
 
 // Begins the next view, or refuses those who wait for it when nobody can come any more.

@@ -100,6 +100,17 @@ TEST(Views, AServerIsNotRefusedForWantOfWorkers) {
   }
 }
 
+TEST(Views, WhoWaitsToEnterHearsThatAllWorkersHaveLeft) {
+  for (const bool lost : {false, true}) {
+    Simulation job(1, 2, 0, 1);
+    const SimulatedMember& entering = job.add(false);
+    lost ? job.kill(job.members()[0]) : job.leave(job.members()[0], "");
+    EXPECT_FALSE(entering.refused);
+    job.leave(job.members()[1], "");
+    EXPECT_TRUE(entering.refused);
+  }
+}
+
 TEST(Views, WhoComesTooLateIsNamed) {
   Simulation job(1, 3, 0, 1);
   job.kill(job.members()[0]);
