@@ -121,11 +121,13 @@ class BpsProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         """Every rank's tensor becomes the reduction of all; see docs/torch-backend.md for operations and dtypes."""
         tensor = _only(tensors)
         op = _operation(opts)
+        if not (tensor.is_cpu or self._stages):
+            return self._inner(tensor).allreduce([tensor], _options(c10d.AllreduceOptions(), opts))
         call = self._call(opts, timeout)
         recurs = call.awaited and not profiling()
         if recurs and isinstance(op, ReduceOp) and self._recurring.run(tensor, op, call.seconds):
             return done()
-        if (tensor.is_cpu or self._stages) and tensor.layout is not torch.strided:
+        if tensor.layout is not torch.strided:
             return self._sum_sparse(tensor, op, call)
         if not self._takes(tensor):
             return self._inner(tensor).allreduce([tensor], _options(c10d.AllreduceOptions(), opts))
@@ -141,9 +143,10 @@ class BpsProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
 
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> Any:
         """allreduce() of several tensors."""
-        op, call = _operation(opts), self._call(opts)
+        op = _operation(opts)
         if not all(map(self._takes, tensors)):
             return self._inner(tensors[0]).allreduce_coalesced(tensors, opts or c10d.AllreduceCoalescedOptions())
+        call = self._call(opts)
         pending = together(self._collectives.reduce(tensor, op, call) for tensor in tensors)
         return self._work("all_reduce", pending, tensors, tensors, call)
 
@@ -181,10 +184,11 @@ class BpsProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
 
     def reduce_scatter_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Any:
         """reduce_scatter_single() of several tensors."""
-        op, call = _operation(opts), self._call(opts)
+        op = _operation(opts)
         if not all(map(self._takes, [*outputs, *inputs])):
             opts = opts or c10d.ReduceScatterOptions()
             return self._inner(outputs[0]).reduce_scatter_tensor_coalesced(outputs, inputs, opts)
+        call = self._call(opts)
 
         def start(output: Tensor, whole: Tensor) -> Pending:
             return self._collectives.reduce_scatter(output, whole, op, call)
@@ -318,25 +322,28 @@ class BpsProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
 
     def send(self, tensors: list[Tensor], dstRank: int, tag: int = 0) -> Any:  # noqa: N803  torch's name
         """Sends a tensor to one rank."""
-        tensor, call = _only(tensors), self._call(None)
+        tensor = _only(tensors)
         if not self._takes(tensor):
             return self._inner(tensor).send(tensors, dstRank, tag)
+        call = self._call(None)
         pending = self._collectives.messages.send(tensor, dstRank, tag, call)
         return kept(BpsWork("send", pending.handles, pending.finishes, [tensor], [tensor]))
 
     def recv(self, tensors: list[Tensor], srcRank: int, tag: int = 0) -> Any:  # noqa: N803  torch's name
         """Receives a tensor from one rank."""
-        tensor, call = _only(tensors), self._call(None)
+        tensor = _only(tensors)
         if not self._takes(tensor):
             return self._inner(tensor).recv(tensors, srcRank, tag)
+        call = self._call(None)
         pending = self._collectives.messages.receive(tensor, srcRank, tag, call)
         return kept(ReceivedWork("recv", pending.handles, pending.finishes, [tensor], [tensor], lambda: srcRank))
 
     def recv_anysource(self, tensors: list[Tensor], tag: int = 0) -> Any:
         """Receives a tensor from any rank."""
-        tensor, call = _only(tensors), self._call(None)
+        tensor = _only(tensors)
         if not self._takes(tensor):
             return self._inner(tensor).recv_anysource(tensors, tag)
+        call = self._call(None)
         pending, sender = self._collectives.messages.receive_from_any(tensor, tag, call)
         return kept(ReceivedWork("recvAnySource", pending.handles, pending.finishes, [tensor], [tensor], sender))
 
