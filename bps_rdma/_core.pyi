@@ -562,6 +562,11 @@ class Process:
     @property
     def epoch(self) -> int: ...
     @property
+    def has_entrants(self) -> bool:
+        """
+        Whether some workers have state of the job, and others have not.
+        """
+    @property
     def identities(self) -> list[int]:
         """
         By rank: a number of its process that is the same in all views.

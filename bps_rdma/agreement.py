@@ -92,6 +92,7 @@ def commit(group: Group | None = None, timeout: float | None = None) -> None:
         job = current()
         job.process.end_step(group_of(job, group).id, job.process.timeout_s if timeout is None else timeout)
         job.is_late = False
+        job.has_entrants = job.has_entrants and group is not None
 
     if current().may_lose_members:
         surviving(end_step)

@@ -65,7 +65,7 @@ class AsynchronousOptimizer(torch.optim.Optimizer):
     """The optimizer that DistributedOptimizer() returns with BPS_ASYNC=1; see docs/async.md."""
 
     _step_supports_amp_scaling = True  # torch's GradScaler calls step() also where it has found an infinity
-    _bps_is_copy: bool  # the other ranks know nothing of this copy yet
+    _bps_is_copy = False  # the other ranks know nothing of this copy yet
     _bps_weights: list[_Weights]
     _bps_handles: list[Handle[Any]]  # operations that are under way
     _bps_unfinished: bool  # a change has failed: its deltas stay until the servers have all of it
@@ -107,18 +107,22 @@ class AsynchronousOptimizer(torch.optim.Optimizer):
 
     def _begin(self, fixed: FixedParameters, group: Group | None) -> None:
         self._bps_fixed = fixed
-        self._bps_is_copy = False
         by_dtype: dict[torch.dtype, list[torch.nn.Parameter]] = {}
         for _, parameter in fixed.named:
             by_dtype.setdefault(parameter.dtype, []).append(parameter)
         self._bps_group = group
         self._bps_handles = []
-        with naming("Weights", group) as self._bps_prefix:
-            self._bps_weights = [
-                _Weights(f"{self._bps_prefix}.{str(dtype).removeprefix('torch.')}", parameters)
-                for dtype, parameters in by_dtype.items()
-            ]
-            self.store_weights()
+        was_copy, self._bps_is_copy = self._bps_is_copy, False
+        try:
+            with naming("Weights", group) as self._bps_prefix:
+                self._bps_weights = [
+                    _Weights(f"{self._bps_prefix}.{str(dtype).removeprefix('torch.')}", parameters)
+                    for dtype, parameters in by_dtype.items()
+                ]
+                self.store_weights()
+        except BaseException:
+            self._bps_is_copy = was_copy  # it begins again, and may get another name
+            raise
 
     def store_weights(self) -> None:
         """The parameters of the group's first rank become those of all ranks, and those that the servers keep.

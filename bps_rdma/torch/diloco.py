@@ -173,8 +173,12 @@ class DiLoCo:
         """Lets a copy begin before anything happens between ranks."""
         if not self._fragments and self._copied is not None:
             membership.init()
-            copied, self._copied = self._copied, None
-            self._begin(*copied)
+            try:
+                self._begin(*self._copied)
+            except BaseException:
+                self._fragments = []  # it begins again, and may get another name
+                raise
+            self._copied = None
 
     def take_over(self) -> None:
         """All ranks go on from what the group's first rank has: its inner optimizer, steps, anchor and velocity.

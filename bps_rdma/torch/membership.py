@@ -296,7 +296,8 @@ def naming(prefix: str, group: Group | None) -> Iterator[str]:
     """Gives such a name to what all ranks of the group make inside.
 
     Where members may be lost, all ranks have made it at the end, or none has, and the next one gets the name. Otherwise
-    a rank that has to make it again would have another name for it than a rank that had made it before the loss.
+    a rank that has to make it again would have another name for it than a rank that had made it before the loss. Ranks
+    do not wait for each other while one has just entered the job: it may have made its own before.
     """
     init()
     running = job.current()
@@ -304,7 +305,7 @@ def naming(prefix: str, group: Group | None) -> Iterator[str]:
     name = names.give(prefix)
     try:
         yield name
-        if running.may_lose_members and not running.is_late:
+        if running.may_lose_members and not job.current().has_entrants:
             bps_rdma.barrier(group)
     except RoundAbortedError:
         names.take_back(prefix, name)

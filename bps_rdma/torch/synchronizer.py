@@ -34,6 +34,7 @@ from bps_rdma.torch.ranges import noted
 from bps_rdma.torch.units import IndexedParameter, Sent, Single
 from bps_rdma.torch.unrounded_passes import UnroundedPasses
 from bps_rdma.torch.unused import UnusedParameters
+from bps_rdma.torch.wrapping import remove_hooks
 
 
 class SynchronizerOptions(TypedDict, total=False):
@@ -107,7 +108,11 @@ class GradientSynchronizer:
             else:
                 self._must_use = self.entries
         sizes = _sizes_for(self.entries, sparse) if bucket_mb is None else sizes_of(bucket_mb)
-        self._ordered = OrderedUnits(self.entries, self._strategy, sizes, self.sent, sparse)
+        try:
+            self._ordered = OrderedUnits(self.entries, self._strategy, sizes, self.sent, sparse)
+        except BaseException:  # such as the end of a view
+            remove_hooks(self.hooks)
+            raise
 
     @property
     def units(self) -> list[Unit]:
