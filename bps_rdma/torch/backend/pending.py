@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -48,24 +47,13 @@ class Pace:
 
     def __init__(self) -> None:
         self._is_lost = False
-        self._works: weakref.WeakSet[Any] = weakref.WeakSet()  # that nobody has waited for yet
-
-    def add(self, work: Any) -> None:
-        """Notes a work in progress."""
-        self._works.add(work)
-
-    def end(self, work: Any) -> None:
-        """Notes that a work has ended."""
-        self._works.discard(work)
 
     def lose(self) -> None:
-        """Notes a collective that was not complete in time."""
+        """Notes a collective that was not complete in time, once somebody has waited for it."""
         self._is_lost = True
 
     def check(self) -> None:
         """Raises DeadlineError after a collective that was not complete in time."""
-        for work in list(self._works):
-            work.exception()  # ends it, if it is complete
         if self._is_lost:
             raise DeadlineError(
                 "an earlier collective of this group was not complete in time, and its ranks may not be in the same "

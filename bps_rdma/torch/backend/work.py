@@ -57,8 +57,6 @@ class BpsWork(dist.Work):
         """
         super().__init__()
         self._pace = pace
-        if pace is not None:
-            pace.add(self)
         self._handles = handles
         self._finishes = finishes
         self._tensors = tensors
@@ -114,8 +112,6 @@ class BpsWork(dist.Work):
                 self._error = error
             self._over = True
             self._finishes = ()
-        if self._pace is not None:
-            self._pace.end(self)
         _open.end(self)
 
     def _device_to_finish_on(self) -> Device | None:
