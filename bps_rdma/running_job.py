@@ -37,7 +37,7 @@ class Job:
         self.epoch = process.epoch  # that of the first view from which this rank can go on with everything
         # This rank has entered a job that was running or suspended, and has to get the state from the others.
         self.is_late = process.is_late
-        self.has_entrants = process.has_entrants  # some rank has, on all ranks alike
+        self.has_entrants = process.has_entrants  # some rank has; all ranks of the view know alike
         self.identities: list[int] = process.identities
         self._compression: str = config.text("BPS_COMPRESSION")
         self._exact: bool = config.text("BPS_EXACT") == "1"

@@ -105,8 +105,6 @@ def _next_view(before: Job, change: Change) -> Job:
         before.close()
         _core.release_orphans(all=before.process.is_down and not goes_on)
     job = Job(process, before.config, Group(0, tuple(range(process.workers))))
-    job.is_late = before.is_late
-    job.has_entrants = job.has_entrants or before.has_entrants
     job._parts.update(kept)
     was_compressed = {before.numbering.name_of(one): one.compression for one in before.tensors.values()}
     job.compressed = before.compressed | {name: text for name, text in was_compressed.items() if text}

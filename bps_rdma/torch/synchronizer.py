@@ -102,13 +102,13 @@ class GradientSynchronizer:
         self._unrounded = UnroundedPasses(self.entries, self.sent, is_exact=self.is_exact, accumulates=accumulates)
         self._unused: UnusedParameters | None = None
         self._must_use: list[IndexedParameter] = []
-        if self.entries and (compressed or not self._strategy.buckets):  # units do not tell who used what
-            if find_unused:
-                self._unused = UnusedParameters(self.entries, self.sent, declares=compressed)
-            else:
-                self._must_use = self.entries
-        sizes = _sizes_for(self.entries, sparse) if bucket_mb is None else sizes_of(bucket_mb)
         try:
+            if self.entries and (compressed or not self._strategy.buckets):  # units do not tell who used what
+                if find_unused:
+                    self._unused = UnusedParameters(self.entries, self.sent, declares=compressed)
+                else:
+                    self._must_use = self.entries
+            sizes = _sizes_for(self.entries, sparse) if bucket_mb is None else sizes_of(bucket_mb)
             self._ordered = OrderedUnits(self.entries, self._strategy, sizes, self.sent, sparse)
         except BaseException:  # such as the end of a view
             remove_hooks(self.hooks)

@@ -102,6 +102,7 @@ Process::Process(Process& ended)
       secret_(ended.secret_),
       lineage_{.identity = ended.lineage_.identity,
                .renews = ended.van_->self().id,
+               .is_late = ended.van_->is_late(),
                .resume_patience_s = ended.van_->end().resume_patience_ms() / 1e3},
       scheduler_(std::move(ended.scheduler_)) {}
 

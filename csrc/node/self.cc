@@ -56,7 +56,7 @@ van::Node describe_self(const ProcessOptions& options, const Lineage& lineage) {
   self.sums_on_host = options.sums_on_host();
   self.may_serve = options.may_serve;
   self.terms = options.terms();
-  self.has_state = startup.is_worker() && (lineage.renews != 0 || startup.resumes);
+  self.has_state = startup.is_worker() && ((lineage.renews != 0 && !lineage.is_late) || startup.resumes);
   return self;
 }
 

@@ -17,6 +17,7 @@ namespace bps::node {
 struct Lineage {
   std::uint64_t identity = 0;
   std::uint32_t renews = 0;      // the node that it was; 0: it is new
+  bool is_late = false;          // it had no state of the job then, which others had
   double resume_patience_s = 0;  // for workers that resume the job; 0: it was not suspended
 };
 Lineage new_lineage();

@@ -189,19 +189,10 @@ void bind_facts(ProcessClass& process) {
       .def_property_readonly("address", as_call(+[](Process& p) { return p.address(); }),
                              "By which the other members reach this host.")
       .def_property_readonly("epoch", as_call(+[](Process& p) { return p.van().membership().epoch; }))
-      .def_property_readonly("is_late", as_call(+[](Process& p) {
-                               const auto has_state = [](const van::Node& node) { return node.has_state; };
-                               return !has_state(p.van().self()) &&
-                                      std::ranges::any_of(p.van().membership().nodes, has_state);
-                             }),
+      .def_property_readonly("is_late", as_call(+[](Process& p) { return p.van().is_late(); }),
                              "Whether others have state of the job, and this process has not.")
-      .def_property_readonly(
-          "has_entrants", as_call(+[](Process& p) {
-            const auto& nodes = p.van().membership().nodes;
-            const auto is_new = [](const van::Node& one) { return one.worker_rank != van::kNoRank && !one.has_state; };
-            return std::ranges::any_of(nodes, &van::Node::has_state) && std::ranges::any_of(nodes, is_new);
-          }),
-          "Whether some workers have state of the job, and others have not.")
+      .def_property_readonly("has_entrants", as_call(+[](Process& p) { return p.van().membership().has_entrants(); }),
+                             "Whether some workers have state of the job, and others have not.")
       .def_property_readonly("identities", as_call(&worker_identities),
                              "By rank: a number of its process that is the same in all views.")
       .def_property_readonly("server_identities", as_call(&server_identities),

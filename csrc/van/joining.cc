@@ -126,8 +126,9 @@ std::string Joining::describe_entrants() const {
 }
 
 bool Joining::refuse_late() {
-  const std::string why = record_.phase.is<Running>() ? "the workers have not ended a step"
-                                                      : "the view that it is to be part of has not begun";
+  const std::string why = !record_.phase.is<Running>() ? "the view that it is to be part of has not begun"
+                          : record_.goes_on()          ? "the workers have not ended a step"
+                                                       : "fewer workers are left than BPS_MIN_WORKERS demands";
   const auto refused = std::erase_if(entering_, [&, now = Clock::now()](const auto& one) {
     if (!patience_.is_over(one.first, now)) return false;
     patience_.end(one.first);

@@ -100,6 +100,11 @@ std::uint32_t Membership::all_server_loops() const {
   return static_cast<std::uint32_t>(loops);
 }
 
+bool Membership::has_entrants() const {
+  const auto is_new = [](const Node& one) { return one.worker_rank != kNoRank && !one.has_state; };
+  return std::ranges::any_of(nodes, &Node::has_state) && std::ranges::any_of(nodes, is_new);
+}
+
 bool Membership::is_consistent() const {
   if (workers > nodes.size()) return false;
   if (slots.size() > kMostSlots) return false;

@@ -121,6 +121,8 @@ struct Membership {
   void take_slots(std::vector<std::uint64_t> before);
   // Loops of all servers together, and of as many for each key slot without one: tensors are cut as they were.
   std::uint32_t all_server_loops() const;
+  // True when some workers have entered a job of which others have state.
+  bool has_entrants() const;
   // Every rank once, ids and order as promised above: what holds of each membership that comes off the wire.
   bool is_consistent() const;
   using Packed = Roll;  // how it travels

@@ -126,6 +126,10 @@ const Node& Van::self() const {
   return session_->self();
 }
 
+bool Van::is_late() const {
+  return joined() && !has_ended_step_ && !self().has_state && membership().has_entrants();
+}
+
 // ---- Calls of a worker
 
 void Van::require_worker(const std::string& what) const {
@@ -143,6 +147,7 @@ std::uint64_t Van::barrier(const Group& group, double timeout_s, std::uint64_t p
 
 void Van::end_step(const Group& group, double timeout_s) {
   (void)barrier(group, timeout_s, 0, true);
+  if (group.id == 0) has_ended_step_ = true;
 }
 
 std::uint64_t Van::barrier(const Group& group, double timeout_s, std::uint64_t partition_bytes, bool ends_step) {

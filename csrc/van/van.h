@@ -62,6 +62,9 @@ class Van {
   bool joined() const;
   const Membership& membership() const;
   const Node& self() const;
+  // True when other workers have state of the job and this one has not: it has entered, and all workers have ended no
+  // step since.
+  bool is_late() const;
 
   // Waits until all ranks of the group are here. The group of all workers, before they declare anything, also agrees on
   // partitions of at most so many bytes; 0: no wish. Returns the smallest wish of all, or 0.
@@ -120,6 +123,7 @@ class Van {
   const VanOptions options_;
   const transport::Credentials credentials_;
   std::atomic<bool> left_{false};
+  std::atomic<bool> has_ended_step_{false};  // with all workers
   const std::unique_ptr<SchedulerSession> session_;
 };
 
