@@ -12,7 +12,12 @@ from bodies import compressed_halves as bodies
 from bodies.compression import PARTITION
 
 TCP = {"BPS_TRANSPORT": "tcp"} | harness.cut_at(PARTITION)
-HALVES = ("float16", "bfloat16")
+HALVES = ("float16", "bfloat16")  # ranks import torch for bfloat16, which takes seconds
+
+
+def long(*values: Any) -> Any:
+    """Values of a parameter, for `ci/test --all` alone."""
+    return pytest.param(*values, marks=pytest.mark.long)
 
 
 @pytest.fixture(autouse=True)
@@ -21,7 +26,7 @@ def _torch() -> None:
 
 
 @pytest.mark.parametrize("feedback", [False, True])
-@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("workers", [2, long(3)])
 @pytest.mark.parametrize("dtype", HALVES)
 def test_every_bit_is_what_the_references_say(dtype: str, workers: int, feedback: bool) -> None:
     results = harness.run(bodies.sums, dtype, feedback, workers=workers, servers=2, env=TCP)
@@ -30,8 +35,8 @@ def test_every_bit_is_what_the_references_say(dtype: str, workers: int, feedback
 
 # Contributions to a rank's own server need no code; those of hosts are summed first.
 @pytest.mark.parametrize("dtype", HALVES)
-@pytest.mark.parametrize("text", ["int8", "int8:feedback=1"])
-@pytest.mark.parametrize("layout", ["abc", "aab", "abab"])
+@pytest.mark.parametrize("text", [long("int8"), "int8:feedback=1"])
+@pytest.mark.parametrize("layout", [long("abc"), "aab", long("abab")])
 def test_all_ranks_get_the_same_bits(layout: str, text: str, dtype: str) -> None:
     env = harness.cut_at(PARTITION)
     results = harness.run(bodies.equal_everywhere, dtype, text, env=env, **harness.on_hosts(layout))
@@ -55,13 +60,13 @@ def test_means_of_large_numbers_do_not_overflow(layout: str, servers: int | None
         assert len(set(harness.run(bodies.large_means, average, **where))) == 1
 
 
-@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("dtype", ["float16", long("bfloat16")])
 def test_reduce_scatter(dtype: str) -> None:
     assert all(harness.run(bodies.scattered, dtype, workers=3, env=TCP))
     assert any(harness.run(bodies.scattered, dtype, env=harness.cut_at(PARTITION), **harness.on_hosts("aab")))
 
 
-@pytest.mark.parametrize("env", [{}, {"BPS_SHM_CMA": "0"}])
+@pytest.mark.parametrize("env", [{}, long({"BPS_SHM_CMA": "0"})])
 @pytest.mark.parametrize("dtype", HALVES)
 def test_on_one_host_only_if_that_is_asked_for(env: dict[str, str], dtype: str) -> None:
     for servers in (None, 1):
@@ -70,7 +75,8 @@ def test_on_one_host_only_if_that_is_asked_for(env: dict[str, str], dtype: str) 
 
 
 @pytest.mark.parametrize(
-    ("layout", "dtype"), [("dedicated servers", "bfloat16"), ("two and one", "float16"), ("two and one", "bfloat16")]
+    ("layout", "dtype"),
+    [("dedicated servers", "bfloat16"), ("two and one", "float16"), long("two and one", "bfloat16")],
 )
 def test_a_job_goes_on_bit_by_bit(layout: str, dtype: str) -> None:
     where: dict[str, Any] = {"workers": 2, "servers": 2, "env": TCP}

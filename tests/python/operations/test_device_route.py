@@ -486,4 +486,5 @@ def keeps_what_is_written(bps: Any) -> None:
 
 
 def test_an_array_stays_while_the_device_writes_to_it():
-    harness.run(keeps_what_is_written, workers=2, env=on_gpu("shm"))
+    env = on_gpu("shm", BPS_SHUTDOWN_TIMEOUT=str(3 * harness.PATIENCE))
+    harness.run(keeps_what_is_written, workers=2, env=env)
