@@ -190,30 +190,33 @@ def test_a_lost_peer():
     assert not outcome.error
 
 
-def outlives_its_view(bps: Any) -> list[str]:
-    """A step whose only call is a prepared operation, after the loss of rank 2."""
-    array, steps = np.ones(10, np.float32), list[str]()
+def outlives_its_view(bps: Any) -> tuple[str, float] | None:
+    """Steps whose only call is a prepared operation, before and after the loss of rank 2."""
+    array, hint, told = np.ones(10, np.float32), "", 0
     operation = bps.prepare("push_pull", array, name="x", average=False)
     operation()
     mark("running")
-    while len(steps) < 3:
+    while told < 1000:
         try:
-            operation()
-        except bps.RoundAbortedError:
-            steps.append("told")
-        except bps.NotInitializedError as error:
-            steps.append(error.hint)
+            operation = operation or bps.prepare("push_pull", array, name="x", average=False)
             array[:] = 1
-            operation = bps.prepare("push_pull", array, name="x", average=False)
-            steps.append(str(operation()[0]))
-    return steps
+            operation()
+            if hint:
+                return hint, float(array[0])
+        except bps.RoundAbortedError:
+            told += 1
+        except bps.NotInitializedError as error:
+            hint, operation = error.hint, None
+    return None
 
 
 def test_the_call_after_the_end_of_a_view_goes_into_the_next():
     with harness.start(outlives_its_view, workers=3, env={"BPS_MIN_WORKERS": "2"}) as job:
         job.await_marks("running")
         job.kill("rank 2")
-        assert job.values(but=[2])[:2] == [["told", "prepare it again", "2.0"]] * 2
+        for hint, total in job.values(but=[2])[:2]:
+            assert "prepare it again" in hint
+            assert total == 2
 
 
 def is_interrupted(bps: Any) -> None:
