@@ -226,6 +226,7 @@ void Worker::require_alive(const Tensor& tensor, tensor::OperationKind kind) {
   try {
     check_valid(tensor);
     gone_.check(tensor, kind);
+    if (*view_ended_) throw van::view_ended_error();  // another rank has said so before the scheduler did
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kNotInitialized) {
       failed_.note_refusal(error.what(), sequence_.load());

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from bodies.views import COUNT, FAST, TOLD, train
 from harness import await_mark, mark
-from harness.freeze import freeze
+from harness.freeze import freeze, thread_of
 
 
 def check(values: list[dict[str, Any]], sizes: list[int], culprit: str) -> None:
@@ -233,19 +233,11 @@ def test_too_few_workers_for_the_next_view_end_the_job(transport, comes):
         assert too_few or (comes and "worker 1 " in text), text
 
 
-def a_van_of(pid: int) -> int:
-    """The thread of a process that hears the scheduler."""
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        if (task / "comm").read_text().strip() == "bps-van":
-            return int(task.name)
-    raise AssertionError("there is no such thread")
-
-
 def test_who_hears_of_the_loss_from_another_rank_first(transport):
     env = FAST | harness.over(transport) | {"BPS_MIN_WORKERS": "2", "BPS_HEARTBEAT_TIMEOUT": "20"}
     with harness.start(train, 20, 2, workers=3, env=env) as job:
         job.await_marks("running")
-        deaf = threading.Thread(target=freeze, args=(a_van_of(job.pid("rank 1")), 2.0))
+        deaf = threading.Thread(target=freeze, args=(thread_of(job.pid("rank 1"), "bps-van"), 2.0))
         deaf.start()
         time.sleep(0.2)
         job.kill("rank 2")

@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import signal
 import threading
+import time
 from typing import Any
 
 import harness
@@ -14,6 +16,7 @@ import numpy as np
 import pytest
 from bodies.children import in_child
 from harness import await_mark, mark
+from harness.freeze import frozen, thread_of
 from reference.values import NUMPY_DTYPES, pushed, summed
 
 import bps_rdma
@@ -190,33 +193,39 @@ def test_a_lost_peer():
     assert not outcome.error
 
 
-def outlives_its_view(bps: Any) -> tuple[str, float] | None:
-    """Steps whose only call is a prepared operation, before and after the loss of rank 2."""
-    array, hint, told = np.ones(10, np.float32), "", 0
+def outlives_its_view(bps: Any) -> list[str]:
+    """What a loop whose only call is a prepared operation hears of the loss of rank 2."""
+    array, heard = np.ones(10, np.float32), list[str]()
     operation = bps.prepare("push_pull", array, name="x", average=False)
     operation()
     mark("running")
-    while told < 1000:
+    while "sums" not in heard:
         try:
-            operation = operation or bps.prepare("push_pull", array, name="x", average=False)
             array[:] = 1
             operation()
-            if hint:
-                return hint, float(array[0])
+            if heard:
+                heard.append("sums" if array[0] == 2 else str(array[0]))
         except bps.RoundAbortedError:
-            told += 1
+            heard.append("aborted")
         except bps.NotInitializedError as error:
-            hint, operation = error.hint, None
-    return None
+            heard.append(error.hint)
+            operation = bps.prepare("push_pull", array, name="x", average=False)
+    return heard
 
 
-def test_the_call_after_the_end_of_a_view_goes_into_the_next():
-    with harness.start(outlives_its_view, workers=3, env={"BPS_MIN_WORKERS": "2"}) as job:
+@pytest.mark.parametrize("is_deaf", [False, True])
+def test_the_call_after_the_end_of_a_view_goes_into_the_next(is_deaf):
+    """A deaf rank hears of the loss from another rank before the scheduler can tell it."""
+    env = {"BPS_MIN_WORKERS": "2", "BPS_HEARTBEAT_TIMEOUT": "20"}
+    with harness.start(outlives_its_view, workers=3, env=env) as job, contextlib.ExitStack() as deaf:
         job.await_marks("running")
+        if is_deaf:
+            deaf.enter_context(frozen(thread_of(job.pid("rank 1"), "bps-van")))
         job.kill("rank 2")
-        for hint, total in job.values(but=[2])[:2]:
-            assert "prepare it again" in hint
-            assert total == 2
+        if is_deaf:
+            time.sleep(1)  # for a second call that would go wrong
+            deaf.close()
+        assert job.values(but=[2])[:2] == [["aborted", "prepare it again", "sums"]] * 2
 
 
 def is_interrupted(bps: Any) -> None:

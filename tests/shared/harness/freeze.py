@@ -8,9 +8,17 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 _PTRACE_SEIZE, _PTRACE_INTERRUPT, _PTRACE_DETACH = 0x4206, 0x4207, 17
 _WALL = 0x40000000
+
+
+def thread_of(pid: int, name: str) -> int:
+    """The id of the thread of a process that has this name."""
+    return next(
+        int(task.name) for task in Path(f"/proc/{pid}/task").iterdir() if (task / "comm").read_text().strip() == name
+    )
 
 
 def freeze(thread: int, seconds: float) -> None:
