@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+// The writes that a tcp connection has accepted and not sent wholly, the oldest first. Threading: the loop's.
+#pragma once
+
+#include <sys/uio.h>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+#include "transport/data_endpoint.h"
+#include "transport/tcp/frame.h"
+
+namespace bps::transport::tcp {
+
+class OutgoingFrames {
+ public:
+  // Small enough that a full queue of 4 MB partitions is drained by one round trip of acknowledgements; a caller that
+  // has more to say keeps it, where it can still be overtaken by something more urgent.
+  static constexpr std::size_t kMost = 32;
+  static constexpr std::size_t kAtOnce = 8;  // frames per system call
+  using Pieces = std::array<iovec, 3 * kAtOnce>;
+
+  bool is_empty() const { return count_ == 0; }
+  bool is_full() const { return count_ == kMost; }
+  // A write that fits, while there is room.
+  void add(const WriteOp& op);
+  // Sets what goes out next, and returns how many pieces that are.
+  std::size_t next_pieces(Pieces& pieces) const;
+  // So many bytes of these are out. Notes the writes whose source is read no more.
+  void note_sent(std::uint64_t bytes, WrittenTokens& written);
+  // Nothing is sent any more, and so no source is read.
+  void give_up(WrittenTokens& written);
+
+ private:
+  struct Outgoing {
+    TcpFrame frame;
+    std::array<std::byte, kMaxHeader> header;
+    std::size_t header_size;
+    const std::byte* payload;
+    std::uint64_t length;
+    std::uint64_t token;
+    std::uint64_t sent;  // of frame, header and payload together
+    std::uint64_t total() const { return sizeof frame + header_size + length; }
+  };
+  void drop_oldest(WrittenTokens& written);
+
+  std::array<Outgoing, kMost> frames_;
+  std::size_t oldest_ = 0;
+  std::size_t count_ = 0;
+};
+
+}  // namespace bps::transport::tcp
