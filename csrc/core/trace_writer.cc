@@ -1,27 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/trace_writer.h"
 
-#include <fcntl.h>
 #include <sys/resource.h>
-#include <sys/uio.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <array>
-#include <cerrno>
 #include <chrono>
 #include <exception>
-#include <filesystem>
 #include <fstream>
 #include <span>
-#include <system_error>
 
 #include "core/error.h"
-#include "core/files.h"
 #include "core/interrupt.h"
 #include "core/log.h"
 #include "core/threads.h"
-#include "core/trace_format.h"
 
 namespace bps {
 namespace {
@@ -44,36 +36,6 @@ std::string clock_identity() {
   identity += ' ';
   identity += size > 0 ? space.data() : "";
   return identity;
-}
-
-// A new file each time: one that another process still writes stays that one's. The folder is ours, so nobody else has
-// made it.
-Fd create(const Fd& folder, const std::string& name) {
-  ::unlinkat(folder.get(), name.c_str(), 0);
-  return Fd(::openat(folder.get(), name.c_str(), O_RDWR | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0666));
-}
-
-void write_all(int file, const std::string& name, std::array<std::span<const std::byte>, 3> parts) {
-  for (;;) {
-    std::array<iovec, 3> left{};
-    int count = 0;
-    for (const auto part : parts) {
-      if (!part.empty()) left[static_cast<std::size_t>(count++)] = {const_cast<std::byte*>(part.data()), part.size()};
-    }
-    if (count == 0) return;
-    const ssize_t written = ::writev(file, left.data(), count);
-    if (written < 0 && errno == EINTR) continue;
-    if (written < 0) {
-      throw Error(ErrorCode::kTransport, "cannot write " + name + ": " + std::generic_category().message(errno),
-                  "look at the space on that disk");
-    }
-    auto over = static_cast<std::size_t>(written);
-    for (auto& part : parts) {
-      const std::size_t of_part = std::min(over, part.size());
-      part = part.subspan(of_part);
-      over -= of_part;
-    }
-  }
 }
 
 }  // namespace
@@ -108,27 +70,13 @@ void TraceWriter::finish() {
   thread_.join();
 }
 
-void TraceWriter::name_tensor(std::uint32_t tensor, const std::string& name) {
-  const std::lock_guard lock(mutex_);
-  append_frame(names_, TraceFrameKind::kTensorName, tensor, as_bytes(name));
-}
-
 void TraceWriter::record_span(const std::string& name, std::uint32_t step, std::uint64_t begin, std::uint64_t end) {
-  if (!rounds_.contain(step)) return;
-  const std::lock_guard lock(mutex_);
-  if (spans_.size() == kSpans || name.size() > TraceProcess::kMostText) {
-    ++spans_dropped_;
-    return;
-  }
-  const auto [found, is_new] = span_numbers_.try_emplace(name, static_cast<std::uint32_t>(span_numbers_.size()));
-  if (is_new) append_frame(names_, TraceFrameKind::kSpanName, found->second, as_bytes(name));
-  spans_.push_back({.begin = begin, .end = end, .name = found->second, .step = step});
+  if (rounds_.contain(step)) notes_.record_span(name, step, begin, end);
 }
 
 void TraceWriter::start(Process process) {
-  file_ = std::move(process.file);
   try {
-    open_files();
+    files_.open(process.file);
   } catch (const Error& failure) {
     log_warning(std::string("nothing is traced: ") + failure.what());
     return;
@@ -151,28 +99,11 @@ void TraceWriter::start(Process process) {
   try {
     drain();
   } catch (const Error& failure) {
-    remove(events_file_);
+    files_.remove_events();
     log_warning(std::string("nothing is traced: ") + failure.what());
     return;
   }
   thread_ = start_thread([this] { run(); });
-}
-
-void TraceWriter::open_files() {
-  const std::filesystem::path path(file_);
-  events_file_ = std::filesystem::path(path).replace_extension(".events");
-  std::error_code error;  // is met again below
-  std::filesystem::create_directories(path.parent_path().parent_path(), error);
-  folder_ = open_own_folder(path.parent_path(), 0777);
-  if (folder_) {
-    remove(file_);  // of an earlier job
-    events_ = create(folder_, split_path(events_file_).name);
-  }
-  if (!events_) throw_errno("cannot write " + events_file_);
-}
-
-void TraceWriter::remove(const std::string& file) {
-  ::unlinkat(folder_.get(), split_path(file).name.c_str(), 0);
 }
 
 void TraceWriter::run() {
@@ -193,7 +124,7 @@ void TraceWriter::run() {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [this] { return stops_; });
   }
-  format();
+  files_.format([this] { return gives_up_.load(); });
   {
     const std::lock_guard lock(mutex_);
     is_over_ = true;
@@ -201,21 +132,11 @@ void TraceWriter::run() {
   changed_.notify_all();
 }
 
-void TraceWriter::format() {
-  try {
-    NewFile json(folder_.get(), split_path(file_), 0666);
-    format_trace(events_.get(), events_file_, json, [this] { return gives_up_.load(); });
-    remove(events_file_);
-  } catch (const std::exception& error) {
-    log_warning(std::string(error.what()) + "; `bps trace` reads what was traced from " + events_file_);
-  }
-}
-
 void TraceWriter::drain() {
   // First the rings: the names of what they hold now have been told by then.
   for (std::size_t i = 0; i < rings_.size(); ++i) noted_[i] = rings_[i].noted();
   append_changes();
-  write_all(events_.get(), events_file_, {frames_});
+  files_.append({frames_});
   frames_.clear();
   for (std::size_t i = 0; i < rings_.size(); ++i) {
     if (noted_[i][0].empty()) continue;
@@ -227,16 +148,7 @@ void TraceWriter::drain() {
 // Appends what the counter shows, names, spans, and how much was dropped.
 void TraceWriter::append_changes() {
   if (by_counter_) append_frame(frames_, TraceFrameKind::kClock, 0, codec::encode(TickSample::take()));
-  taken_spans_.clear();
-  {
-    const std::lock_guard lock(mutex_);
-    frames_.insert(frames_.end(), names_.begin(), names_.end());
-    names_.clear();
-    taken_spans_.swap(spans_);
-  }
-  if (!taken_spans_.empty()) {
-    append_frame(frames_, TraceFrameKind::kSpans, 0, std::as_bytes(std::span<const TraceSpan>(taken_spans_)));
-  }
+  notes_.take(frames_);
   const TraceDropped all{dropped()};
   if (std::exchange(said_dropped_, all.events) == all.events) return;
   append_frame(frames_, TraceFrameKind::kDropped, 0, codec::encode(all));
@@ -248,14 +160,13 @@ void TraceWriter::append_ring(std::uint32_t number, const TraceRing::Noted& note
   const TraceFrameHeader header{.kind = TraceFrameKind::kEvents,
                                 .number = number,
                                 .size = static_cast<std::uint32_t>(parts[0].size() + parts[1].size())};
-  write_all(events_.get(), events_file_, {codec::bytes_of(header), parts[0], parts[1]});
+  files_.append({codec::bytes_of(header), parts[0], parts[1]});
 }
 
 std::uint64_t TraceWriter::dropped() {
   std::uint64_t all = 0;
   for (const TraceRing& ring : rings_) all += ring.dropped();
-  const std::lock_guard lock(mutex_);
-  return all + spans_dropped_;
+  return all + notes_.dropped();
 }
 
 }  // namespace bps

@@ -13,7 +13,6 @@
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
-#include <map>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -21,9 +20,9 @@
 #include <vector>
 
 #include "core/bytes.h"
-#include "core/fd.h"
 #include "core/trace.h"
-#include "core/trace_file.h"
+#include "core/trace_files.h"
+#include "core/trace_notes.h"
 
 namespace bps {
 
@@ -38,7 +37,7 @@ class TraceWriter {
   TraceRing& add_ring() { return rings_.emplace_back(rounds_, by_counter_); }
   // Nothing is noted of a step that is not traced.
   void record_span(const std::string& name, std::uint32_t step, std::uint64_t begin, std::uint64_t end);
-  void name_tensor(std::uint32_t tensor, const std::string& name);
+  void name_tensor(std::uint32_t tensor, const std::string& name) { notes_.name_tensor(tensor, name); }
 
   struct Process {
     std::string file;  // of the end, "comm.json"; its folder is made, and "comm.events" is beside it
@@ -56,12 +55,7 @@ class TraceWriter {
   void finish();
 
  private:
-  static constexpr std::size_t kSpans = 1 << 13;  // of some hundred steps, which is seconds
-
-  void open_files();
-  void remove(const std::string& file);
   void run();
-  void format();
   void drain();
   void append_changes();
   void append_ring(std::uint32_t number, const TraceRing::Noted& noted);
@@ -71,22 +65,15 @@ class TraceWriter {
   const bool by_counter_;  // see TraceRing
   const TickSample begin_ = TickSample::take();
   std::deque<TraceRing> rings_;  // a deque: addresses stay
-  std::string file_;
-  std::string events_file_;
-  Fd folder_;
-  Fd events_;
+  TraceFiles files_;
   std::vector<TraceRing::Noted> noted_;  // of each ring
   Bytes frames_;                         // to be written
-  std::vector<TraceSpan> taken_spans_;
   std::uint64_t said_dropped_ = 0;
+  TraceNotes notes_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  Bytes names_;                                        // guarded by mutex_; frames to be written
-  std::map<std::string, std::uint32_t> span_numbers_;  // guarded by mutex_
-  std::vector<TraceSpan> spans_;                       // guarded by mutex_
-  std::uint64_t spans_dropped_ = 0;                    // guarded by mutex_
-  bool stops_ = false;                                 // guarded by mutex_
-  bool is_over_ = false;                               // guarded by mutex_
+  bool stops_ = false;    // guarded by mutex_
+  bool is_over_ = false;  // guarded by mutex_
   std::atomic<bool> gives_up_ = false;
   std::thread thread_;
 };
