@@ -10,6 +10,7 @@
 #include <cstring>
 
 #include "core/limits.h"
+#include "transport/listener.h"
 
 namespace bps::transport {
 namespace {
@@ -49,18 +50,10 @@ void MessageStream::fail(const std::string& why) {
   }
 }
 
-SharedMessage::SharedMessage(std::span<const std::byte> message) {
-  const auto length = static_cast<std::uint32_t>(message.size());
-  bytes_.resize(sizeof length + message.size());
-  std::memcpy(bytes_.data(), &length, sizeof length);
-  copy_bytes(message, bytes_.data() + sizeof length);
-  if (bytes_.size() > kSignedWhole) digest_ = sha256(bytes_);
-}
-
 Status MessageStream::check(std::size_t size) {
   if (!socket_) return Status::kPeerLost;
   if (size > largest_) return Status::kProtocol;
-  if (out_.size() - out_begin_ + shared_bytes_ <= std::max(kMostBacklog, 8 * largest_)) return Status::kOk;
+  if (out_.size() <= std::max(kMostBacklog, 8 * largest_)) return Status::kOk;
   does_not_read_ = true;
   ::shutdown(socket_.get(), SHUT_RDWR);  // the loop sees that as the end of the stream
   return Status::kPeerLost;
@@ -70,9 +63,9 @@ Status MessageStream::check(std::size_t size) {
 Status MessageStream::send(std::span<const std::byte> message) {
   if (const Status status = check(message.size()); status != Status::kOk) return status;
   const auto length = static_cast<std::uint32_t>(message.size());
-  put(std::as_bytes(std::span(&length, 1)));
-  put(message);
-  if (keys_) put(keys_->sent.sign(std::span(out_).last(sizeof length + message.size())));
+  out_.add(std::as_bytes(std::span(&length, 1)));
+  out_.add(message);
+  if (keys_) out_.add(keys_->sent.sign(out_.last(sizeof length + message.size())));
   transmit();
   return Status::kOk;
 }
@@ -80,52 +73,28 @@ Status MessageStream::send(std::span<const std::byte> message) {
 Status MessageStream::send(const std::shared_ptr<const SharedMessage>& message) {
   if (const Status status = check(message->size()); status != Status::kOk) return status;
   if (message->size() <= kCopied) {  // and goes out with its code by one call
-    put(message->length_and_bytes());
+    out_.add(message->length_and_bytes());
   } else {
-    shared_.push_back({out_.size(), message});
-    shared_bytes_ += message->size();
+    out_.add(message);
   }
-  if (keys_) put(message->sign(keys_->sent));
+  if (keys_) out_.add(message->sign(keys_->sent));
   transmit();
   return Status::kOk;
 }
 
-std::span<const std::byte> MessageStream::next_out() const {
-  if (shared_.empty()) return std::span(out_).subspan(out_begin_);
-  const Shared& next = shared_.front();
-  if (next.at > out_begin_) return std::span(out_).subspan(out_begin_, next.at - out_begin_);
-  return next.message->length_and_bytes().subspan(next.begin);
-}
-
-void MessageStream::note_sent(std::size_t bytes) {
-  if (shared_.empty() || shared_.front().at > out_begin_) {
-    out_begin_ += bytes;
-    return;
-  }
-  Shared& next = shared_.front();
-  next.begin += bytes;
-  if (next.begin < next.message->length_and_bytes().size()) return;
-  shared_bytes_ -= next.message->size();
-  shared_.pop_front();
-}
-
 void MessageStream::transmit() {
-  while (!is_empty()) {
-    const auto next = next_out();
+  while (!out_.is_empty()) {
+    const auto next = out_.next();
     const auto sent = ::send(socket_.get(), next.data(), next.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
     if (sent > 0) {
-      note_sent(static_cast<std::size_t>(sent));
+      out_.note_sent(static_cast<std::size_t>(sent));
       continue;
     }
     if (sent < 0 && errno == EINTR) continue;
     if (sent < 0 && is_shortage(errno) && loop_ != nullptr) loop_->rest(socket_.get());
     break;
   }
-  if (is_empty()) {
-    out_.clear();
-    out_begin_ = 0;
-  }
-  const bool want = !is_empty();
+  const bool want = !out_.is_empty();
   if (want != want_write_ && loop_ != nullptr) {
     want_write_ = want;
     loop_->change(socket_.get(), want ? EPOLLIN | EPOLLOUT : EPOLLIN);
@@ -133,7 +102,7 @@ void MessageStream::transmit() {
 }
 
 bool MessageStream::is_flushed() const {
-  return is_empty() && !has_unacknowledged(socket_.get());
+  return out_.is_empty() && !has_unacknowledged(socket_.get());
 }
 
 void MessageStream::on_ready(std::uint32_t events) {

@@ -8,7 +8,6 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -21,21 +20,9 @@
 #include "core/fd.h"
 #include "core/turn_budget.h"
 #include "transport/message_mac.h"
+#include "transport/send_backlog.h"
 
 namespace bps::transport {
-
-// A message that goes to many peers: it is kept, and hashed, once.
-class SharedMessage {
- public:
-  explicit SharedMessage(std::span<const std::byte> message);
-  std::span<const std::byte> length_and_bytes() const { return bytes_; }
-  std::size_t size() const { return bytes_.size() - sizeof(std::uint32_t); }
-  MessageMac sign(MessageSigner& signer) const { return digest_ ? signer.sign(*digest_) : signer.sign(bytes_); }
-
- private:
-  Bytes bytes_;
-  std::optional<Digest> digest_;
-};
 
 class MessageStream {
  public:
@@ -69,10 +56,6 @@ class MessageStream {
   void defer();
   void transmit();
   Status check(std::size_t size);
-  void put(std::span<const std::byte> bytes) { out_.insert(out_.end(), bytes.begin(), bytes.end()); }
-  bool is_empty() const { return out_begin_ == out_.size() && shared_.empty(); }
-  std::span<const std::byte> next_out() const;
-  void note_sent(std::size_t bytes);
   std::size_t mac_size() const { return keys_ ? sizeof(MessageMac) : 0; }
   bool is_authentic(std::span<const std::byte> length_and_bytes, std::span<const std::byte> mac);
   void fail(const std::string& why);
@@ -84,16 +67,7 @@ class MessageStream {
   Events events_;
   Bytes in_;
   std::size_t in_size_ = 0;
-  Bytes out_;
-  std::size_t out_begin_ = 0;
-  // Shared messages, each of which goes out when so much of out_ has.
-  struct Shared {
-    std::size_t at;
-    std::shared_ptr<const SharedMessage> message;
-    std::size_t begin = 0;
-  };
-  std::deque<Shared> shared_;
-  std::size_t shared_bytes_ = 0;
+  SendBacklog out_;
   bool does_not_read_ = false;
   bool want_write_ = false;
   bool was_forged_ = false;
