@@ -27,6 +27,8 @@ namespace bps {
 class Timer {
  public:
   Timer() = default;
+  // True from the assignment of a timer that a loop has made to that of an empty one, also when it has been called.
+  bool is_set() const { return entry_ != nullptr; }
 
  private:
   friend class EventLoop;

@@ -175,13 +175,11 @@ void Pool::close(Sessions::iterator session) {
 }
 
 void Pool::watch_jobs() {
-  if (looks_ || !jobs_.are_there()) return;
-  looks_ = true;
+  if (look_.is_set() || !jobs_.are_there()) return;
   look_ = loop_.every(kLook_s, [this] {
     const std::lock_guard lock(mutex_);
     jobs_.look();
-    looks_ = jobs_.are_there();
-    if (!looks_) look_ = {};
+    if (!jobs_.are_there()) look_ = {};
   });
 }
 

@@ -72,7 +72,6 @@ class Pool {
   Jobs jobs_;
   Sessions sessions_;
   Timer look_;  // while there are jobs
-  bool looks_ = false;
   Fd signals_;
   int ended_by_ = 0;
   std::uint64_t refused_requests_ = 0;
