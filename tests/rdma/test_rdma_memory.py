@@ -206,7 +206,7 @@ def gives_back_too_soon(bps: Any) -> Any:
             handle.wait()
         outcome = str(error.value)
     else:
-        await_mark("given back")
+        await_mark("given back", 0)
         bps.push_pull_inplace(array, False, "early")
         outcome = bool((array == 3).all())
     array[:] = bps.rank() + 5
@@ -215,10 +215,7 @@ def gives_back_too_soon(bps: Any) -> Any:
 
 
 def test_memory_that_is_given_back_during_an_operation():
-    with harness.start(gives_back_too_soon, workers=2, servers=1, env=RDMA) as job:
-        job.await_marks("given back", [0])
-        job.set_mark("given back")
-        (error, first), (is_right, second) = job.results()
+    (error, first), (is_right, second) = harness.run(gives_back_too_soon, workers=2, servers=1, env=RDMA)
     assert "push_pull of 'early'" in error
     assert "given back" in error
     assert (first, is_right, second) == (True, True, True)

@@ -79,7 +79,7 @@ def disagreeing(bps: Any, how: str) -> tuple[str, float]:
             dist.barrier() if rank == 1 else dist.all_reduce(torch.ones(7))
         else:
             if rank == 1:
-                await_mark("over")
+                await_mark("told", 0, 2)
             dist.all_reduce(torch.ones(4))
     except bps.BpsError as error:
         seconds = time.monotonic() - begin
@@ -101,10 +101,7 @@ def test_ranks_that_disagree_all_get_an_exception(how):
 
 
 def test_ranks_that_wait_for_a_slow_one_get_the_groups_timeout():
-    with harness.start(disagreeing, "slow", workers=3, init=False, env=SHORT) as job:
-        job.await_marks("told", [0, 2])
-        job.set_mark("over")
-        found = job.results()
+    found = harness.run(disagreeing, "slow", workers=3, init=False, env=SHORT)
     assert [found[rank][0] for rank in (0, 2)] == ["DeadlineError"] * 2
     assert all(2.5 < found[rank][1] < SOON_S for rank in (0, 2))
 
@@ -138,7 +135,7 @@ def a_shorter_wait(bps: Any) -> None:
     rank, size = joined()
     tensor = torch.ones(3)
     if rank == 1:
-        await_mark("go")
+        await_mark("late", 0)
     work = dist.all_reduce(tensor, async_op=True)
     if rank == 0:
         with pytest.raises(bps.DeadlineError, match=r"0\.3 s"):
@@ -150,10 +147,7 @@ def a_shorter_wait(bps: Any) -> None:
 
 
 def test_wait_takes_a_timeout_and_can_be_called_again():
-    with harness.start(a_shorter_wait, workers=2, init=False) as job:
-        job.await_marks("late", [0])
-        job.set_mark("go")
-        job.results()
+    harness.run(a_shorter_wait, workers=2, init=False)
 
 
 def left_behind(bps: Any, where: str, victim: int) -> tuple[str, str]:

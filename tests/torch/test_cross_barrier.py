@@ -152,7 +152,7 @@ def ends_after_its_last_step(bps: Any) -> None:
 
     def samples(step: int) -> torch.Tensor:
         if step == 3 and bps.rank() == 1:
-            harness.await_mark("rank 0 leaves")
+            harness.await_mark("leaves", 0)
         return training.batch(step, *cut)
 
     train(model, optimizer, samples, nothing)
@@ -163,7 +163,4 @@ def ends_after_its_last_step(bps: Any) -> None:
 
 
 def test_a_rank_that_ends_gives_the_others_their_last_gradients():
-    with harness.start(ends_after_its_last_step, workers=2) as job:
-        job.await_marks("leaves", [0])
-        job.set_mark("rank 0 leaves")
-        job.results()
+    harness.run(ends_after_its_last_step, workers=2)

@@ -102,16 +102,13 @@ def elsewhere(bps: Any) -> str:
     with pytest.raises(bps.DeadlineError) as caught:
         one() if bps.rank() == 0 else other()
     mark("told")
-    await_mark("both told")  # who leaves before the other's deadline is the error there
+    await_mark("told", 0, 1)  # who leaves before the other's deadline is the error there
     return str(caught.value)
 
 
 def test_ranks_that_call_from_elsewhere_are_told_where():
     env = {"BPS_TIMEOUT": "2", "BPS_SHUTDOWN_TIMEOUT": "5"}
-    with harness.start(elsewhere, workers=2, env=env) as job:
-        job.await_marks("told")
-        job.set_mark("both told")
-        texts = job.results()
+    texts = harness.run(elsewhere, workers=2, env=env)
     assert "test_ops.one.float32.3" in texts[0]
     assert "test_ops.other.float32.3" in texts[1]
 
@@ -242,7 +239,7 @@ def late(bps: Any) -> str:
     dist.init_process_group("gloo")
     dist.barrier()
     if dist.get_rank() == 1:
-        await_mark("told")
+        await_mark("told", 0)
         return ""
     dist.distributed_c10d._get_default_store().set_timeout(dt.timedelta(seconds=3))
     with pytest.raises(bps.DeadlineError) as caught:
@@ -252,10 +249,7 @@ def late(bps: Any) -> str:
 
 
 def test_a_rank_that_never_joins():
-    with harness.start(late, workers=2, init=False) as job:
-        job.await_marks("told", [0])
-        job.set_mark("told")
-        assert "every rank of the group must make this call" in job.results()[0]
+    assert "every rank of the group must make this call" in harness.run(late, workers=2, init=False)[0]
 
 
 def resumed(bps: Any) -> None:

@@ -58,7 +58,7 @@ class Model:
 def as_two_as_one_as_three(bps: Any) -> None:
     rank = my_rank()
     if rank == 2:
-        await_mark("three")
+        await_mark("alone", 0)
         bps.init(num_workers=3)
         model = Model()
         model.get_parameters()
@@ -78,7 +78,7 @@ def as_two_as_one_as_three(bps: Any) -> None:
         model.bps.suspend()
         mark("alone")
     else:
-        await_mark("three")
+        await_mark("alone", 0)
     model.bps.resume(3, 2, rank)
     model.get_parameters()
     model.train(3)
@@ -112,8 +112,6 @@ LEAST = {"BPS_MIN_WORKERS": "1"}
 def test_the_same_servers_serve_two_then_one_then_three(transport, least):
     env = harness.over(transport) | TWO | least
     with harness.start(as_two_as_one_as_three, workers=3, servers=2, env=env, init=False) as job:
-        job.await_marks("alone", ranks=[0])
-        job.set_mark("three")
         job.results()
         for label, server in server_ranks(job).items():
             assert job.log(label).count("the workers have suspended the job") == 3
@@ -136,7 +134,7 @@ def as_three_as_two_as_three(bps: Any) -> list[list[float]]:
         train(2)
         model.bps.suspend()
         mark("two")
-    await_mark("three")
+    await_mark("two", 0, 1)
     model.bps.resume(3, 1, rank)
     model.get_parameters()
     train(3)
@@ -146,10 +144,7 @@ def as_three_as_two_as_three(bps: Any) -> list[list[float]]:
 def test_the_servers_inside_the_workers_come_and_go_with_them():
     """On several hosts these sum beside the dedicated one, as much as is best for so many workers."""
     three, two = [1 / 5, 1 / 5, 1 / 5, 2 / 5], [1 / 4, 1 / 4, 1 / 2]
-    with harness.start(as_three_as_two_as_three, servers=1, **harness.on_hosts("abc")) as job:
-        job.await_marks("two", ranks=[0, 1])
-        job.set_mark("three")
-        first, _, last = job.results()
+    first, _, last = harness.run(as_three_as_two_as_three, servers=1, **harness.on_hosts("abc"))
     assert first == [pytest.approx(three, abs=1e-4), pytest.approx(two, abs=1e-4), pytest.approx(three, abs=1e-4)]
     assert last == [first[0], first[2]]
 

@@ -59,7 +59,7 @@ def as_two_as_one_as_two(bps: Any, face: str) -> Any:
         train(3)
         bt.suspend()
         mark("alone")
-    await_mark("two")
+    await_mark("alone", 0)
     bt.resume(2, global_rank=rank)
     train(2)
     return state.step, [p.detach().clone() for p in inner.parameters()]
@@ -68,10 +68,7 @@ def as_two_as_one_as_two(bps: Any, face: str) -> Any:
 @pytest.mark.parametrize("face", ["ddp", pytest.param("optimizer", marks=pytest.mark.long)])
 @pytest.mark.parametrize("servers", [None, pytest.param(1, marks=pytest.mark.long)])
 def test_a_rank_that_resumes_later_gets_the_state(face, servers):
-    with harness.start(as_two_as_one_as_two, face, workers=2, servers=servers) as job:
-        job.await_marks("alone", [0])
-        job.set_mark("two")
-        results = job.results()
+    results = harness.run(as_two_as_one_as_two, face, workers=2, servers=servers)
     inner = model()
     optimizer = adam(inner)
     for step, size in enumerate(SIZES):
@@ -107,7 +104,7 @@ def comes_back_without(bps: Any) -> str:
         train(1)
         bt.suspend()
         mark("alone")
-    await_mark("two")
+    await_mark("alone", 0)
     bt.resume(2, global_rank=rank)
     with pytest.raises(bps.MismatchError) as raised:
         train(2)
@@ -115,9 +112,6 @@ def comes_back_without(bps: Any) -> str:
 
 
 def test_a_rank_that_resumes_with_old_weights_is_told():
-    with harness.start(comes_back_without, workers=2) as job:
-        job.await_marks("alone", [0])
-        job.set_mark("two")
-        for text in job.results():
-            assert "0.weight" in text
-            assert "call sync() of a TrainingState" in text
+    for text in harness.run(comes_back_without, workers=2):
+        assert "0.weight" in text
+        assert "call sync() of a TrainingState" in text

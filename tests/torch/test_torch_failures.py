@@ -42,7 +42,7 @@ def until_an_error(bps: Any, what: str, how: str) -> tuple[str, str, float]:
                 def leave(_: torch.Tensor) -> None:
                     if how == "dies":
                         os.kill(os.getpid(), signal.SIGKILL)
-                    await_mark("over")
+                    await_mark("told", 0)
 
                 inner.norm.weight.register_hook(leave)
             begin = time.monotonic()
@@ -74,11 +74,7 @@ def test_a_rank_that_dies_in_backward(what):
 )
 def test_a_rank_that_hangs_in_backward(what):
     env = {"BPS_SHUTDOWN_TIMEOUT": "1", "BPS_TIMEOUT": "6"}
-    with harness.start(until_an_error, what, "hangs", workers=2, env=env) as job:
-        job.await_marks("told", [0])
-        job.set_mark("over")
-        outcomes = job.outcomes()
-    kind, text, seconds = outcomes[0].value
+    kind, text, seconds = harness.run(until_an_error, what, "hangs", workers=2, env=env)[0]
     assert kind == "DeadlineError", text
     assert "waits for rank 1" in text
     assert seconds < SOON_S

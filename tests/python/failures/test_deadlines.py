@@ -26,12 +26,12 @@ def late_rank(bps: Any, memory: str) -> dict[str, Any]:
     array = make(bps, memory)
     array.fill(BEFORE)
     if rank == 1:
-        await_mark("rank 0 has raised")
+        await_mark("raised", 0)
     error = caught(lambda: bps.push_pull_inplace(array, False, "x", timeout=0.5 if rank == 0 else 60))
     found = {"error": error, "got": float(array[0])}
     array.fill(AFTER)
     mark("raised")
-    await_mark("both have raised")
+    await_mark("raised", 0, 1)
     time.sleep(QUIET_S)
     found["changed"] = changed(array, AFTER)
     bps.barrier()
@@ -43,12 +43,7 @@ def late_rank(bps: Any, memory: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("memory", "servers"), [("mapped", None), ("plain", 1)])
 def test_a_rank_that_comes_late_gets_an_error_and_no_sum(transport, servers, memory):
-    with harness.start(late_rank, memory, workers=2, servers=servers, env=harness.over(transport)) as job:
-        job.await_marks("raised", [0])
-        job.set_mark("rank 0 has raised")
-        job.await_marks("raised", [1])
-        job.set_mark("both have raised")
-        first, late = job.results()
+    first, late = harness.run(late_rank, memory, workers=2, servers=servers, env=harness.over(transport))
     assert first["error"].startswith("DeadlineError"), first
     assert late["error"], f"rank 1 got {late['got']} of a round that rank 0 has left"
     assert "x" in late["error"], f"it does not name the tensor: {late['error']}"

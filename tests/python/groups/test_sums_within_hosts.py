@@ -193,12 +193,12 @@ def gives_up(bps: Any, first: int, late: int) -> dict[str, Any]:
     array.fill(1)
     rank = bps.rank()
     if rank == late:
-        await_mark("the others have raised")
+        await_mark("raised", *(one for one in range(4) if one != late))
     limit = 20 if rank == late else 0.4 * harness.PATIENCE if rank == first else 60
     found = {"error": caught(lambda: bps.push_pull_inplace(array, False, "x", timeout=limit))}
     array.fill(1000)
     mark("raised")
-    await_mark("all have raised")
+    await_mark("raised", *range(4))
     found["changed"] = changed(array, 1000)
     bps.barrier()
     array.fill(1)
@@ -211,13 +211,8 @@ def gives_up(bps: Any, first: int, late: int) -> dict[str, Any]:
 @pytest.mark.parametrize("servers", [None, 1])
 @pytest.mark.parametrize(("first", "late"), [(0, 1), (0, 3), (2, 1)])
 def test_a_deadline_is_final_on_all_hosts(first, late, servers):
-    options = {"servers": servers, "env": SMALL_PARTITIONS}
-    with harness.start(gives_up, first, late, **options, **harness.on_hosts("aabb")) as job:
-        job.await_marks("raised", [rank for rank in range(4) if rank != late])
-        job.set_mark("the others have raised")
-        job.await_marks("raised")
-        job.set_mark("all have raised")
-        results = job.results()
+    options = harness.on_hosts("aabb")
+    results = harness.run(gives_up, first, late, servers=servers, env=SMALL_PARTITIONS, **options)
     for rank, found in enumerate(results):
         assert found["error"].startswith("DeadlineError"), (rank, found)
         assert found["changed"] == "", (rank, found)

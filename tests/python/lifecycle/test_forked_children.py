@@ -305,12 +305,9 @@ def leaves_what_its_parent_dropped(bps: Any) -> int:
         status = harness.eventually(lambda: os.waitpid(child, os.WNOHANG), 30, "its end", until=lambda ended: ended[0])
         harness.mark("forked")
         return status[1]
-    harness.await_mark("forked")
+    harness.await_mark("forked", 0)
     return int(bps.push_pull(np.ones(100), name="x", average=False)[0])
 
 
 def test_a_child_does_not_wait_for_what_its_parent_dropped():
-    with harness.start(leaves_what_its_parent_dropped, workers=2) as job:
-        job.await_marks("forked", [0])
-        job.set_mark("forked")
-        assert job.results() == [0, 2]
+    assert harness.run(leaves_what_its_parent_dropped, workers=2) == [0, 2]

@@ -317,7 +317,7 @@ def test_shutdown_while_other_threads_work(what):
 
 def meets_a_shutdown_while_it_waits(bps: Any, what: str) -> tuple[list[str], float]:
     if bps.rank() == 1:
-        await_mark("never mind", timeout=60)
+        await_mark("down", 0)
         return [], 0.0
     found = meets_a_shutdown(bps, what, [0, 1], 0.5)
     mark("down")
@@ -327,12 +327,7 @@ def meets_a_shutdown_while_it_waits(bps: Any, what: str) -> tuple[list[str], flo
 @pytest.mark.parametrize("servers", [None, pytest.param(1, marks=pytest.mark.long)])
 @pytest.mark.parametrize("what", ["push_pull", "barrier", "new_group"])
 def test_shutdown_while_other_threads_wait_for_a_rank(what, servers):
-    with harness.start(meets_a_shutdown_while_it_waits, what, workers=2, servers=servers, env=ENV) as job:
-        job.await_marks("down", ranks=[0])
-        job.set_mark("never mind")
-        outcomes = job.outcomes()
-        job.helper_statuses()
-    ended, seconds = outcomes[0].value
+    ended, seconds = harness.run(meets_a_shutdown_while_it_waits, what, workers=2, servers=servers, env=ENV)[0]
     assert len(ended) == 3
     assert set(ended) <= {"NotInitializedError", "PeerLostError"}
     assert seconds < SOON_S

@@ -158,7 +158,7 @@ def leaves_what_others_never_call(bps: Any) -> int:
     """Rank 1 leaves many operations that rank 0 never calls, and of which its server has heard."""
     if bps.rank() == 1:
         _ = [bps.push_pull_async(np.ones(100, np.float32), name=f"x {i}") for i in range(30)]
-        await_mark("rank 0 knows")
+        await_mark("knows", 0)
         bps.shutdown()
         return 0
     harness.eventually(lambda: bps.metrics()["total"]["open_rounds"] > 0, what="a push of rank 1 here")
@@ -169,10 +169,7 @@ def leaves_what_others_never_call(bps: Any) -> int:
 
 
 def test_no_round_waits_for_ever_for_a_rank_that_has_left():
-    with harness.start(leaves_what_others_never_call, workers=2, env=NEVER) as job:
-        job.await_marks("knows", [0])
-        job.set_mark("rank 0 knows")
-        assert job.results()[0] == 0
+    assert harness.run(leaves_what_others_never_call, workers=2, env=NEVER)[0] == 0
 
 
 def leaves_after_a_failure(bps: Any, calls: int) -> str:
@@ -186,7 +183,7 @@ def leaves_after_a_failure(bps: Any, calls: int) -> str:
         except bps.PeerLostError as error:
             return str(error)
     if rank == 1 and calls == 1:  # it does not call, and with two calls it leaves: the second one is refused
-        await_mark("rank 2 has raised")
+        await_mark("raised", 2)
     for _ in range(calls if rank == 2 else 0):
         try:
             bps.push_pull(one, name="x", group=second, timeout=0.3 if calls == 1 else 60)
@@ -199,10 +196,7 @@ def leaves_after_a_failure(bps: Any, calls: int) -> str:
     ("calls", "why"), [(1, "push_pull of 'x', round 0: not complete"), (2, "'x' cannot be synchronised: worker 1")]
 )
 def test_who_waits_for_a_rank_that_left_after_a_failure_is_told_of_the_failure(calls, why):
-    with harness.start(leaves_after_a_failure, calls, workers=3, servers=1, env=ENV) as job:
-        job.await_marks("raised", [2])
-        job.set_mark("rank 2 has raised")
-        told = job.results()[0]
+    told = harness.run(leaves_after_a_failure, calls, workers=3, servers=1, env=ENV)[0]
     assert "worker 2" in told, told
     assert f"has left the job, after: {why}" in told, told
     assert "1" in told.split("after:")[1], told
@@ -359,16 +353,13 @@ def drops_its_handle(bps: Any) -> np.ndarray | None:
         mark("leaves")
         bps.shutdown()
         return None
-    await_mark("rank 0 leaves")
+    await_mark("leaves", 0)
     return bps.push_pull(np.ones(1000, np.float32), name="last", average=False)
 
 
 @pytest.mark.parametrize("servers", [None, 1])
 def test_what_nobody_waits_for_is_finished(servers):
-    with harness.start(drops_its_handle, workers=2, servers=servers, env=ENV) as job:
-        job.await_marks("leaves", [0])
-        job.set_mark("rank 0 leaves")
-        assert (job.results()[1] == 3).all()
+    assert (harness.run(drops_its_handle, workers=2, servers=servers, env=ENV)[1] == 3).all()
 
 
 def needs_the_server_of_one_that_left(bps: Any) -> list[float]:

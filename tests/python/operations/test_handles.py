@@ -24,7 +24,7 @@ import bps_rdma
 def polls(bps: Any) -> None:
     array = np.full(1000, bps.rank() + 1.0)
     if bps.rank() == 1:
-        await_mark("go")
+        await_mark("pending", 0)
     handle = bps.push_pull_async_inplace(array, average=False, name="x")
     assert isinstance(handle, bps.Handle)
     if bps.rank() == 0:
@@ -45,10 +45,7 @@ def polls(bps: Any) -> None:
 
 
 def test_poll_and_synchronize():
-    with harness.start(polls, workers=2) as job:
-        job.await_marks("pending", [0])
-        job.set_mark("go")
-        job.results()
+    harness.run(polls, workers=2)
 
 
 def waits_for_several(bps: Any) -> None:
@@ -176,7 +173,7 @@ def counts_meanwhile(bps: Any, how: str) -> int:
     """How far a thread counts while another one waits for a second."""
     counted = 0
     if bps.rank() == 1:
-        await_mark("go")
+        await_mark("counted", 0)
     stop = threading.Event()
 
     def count() -> None:
@@ -204,17 +201,14 @@ def counts_meanwhile(bps: Any, how: str) -> int:
 
 @pytest.mark.parametrize("how", ["synchronize", "barrier", "declare and pull", "new_group"])
 def test_waiting_leaves_the_gil_to_others(how):
-    with harness.start(counts_meanwhile, how, workers=2) as job:
-        job.await_marks("counted", [0])
-        job.set_mark("go")
-        counted = job.results()[0]
+    counted = harness.run(counts_meanwhile, how, workers=2)[0]
     # With the GIL held it would be some hundreds at most, before and after.
     assert counted > 50_000
 
 
 def interrupted(bps: Any) -> float:
     if bps.rank() == 1:
-        await_mark("go")
+        await_mark("caught", 0)
         bps.push_pull(np.ones(3), name="x")
         return 0.0
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs start with it ignored
@@ -237,8 +231,6 @@ def test_ctrl_c_interrupts_a_wait():
         job.await_marks("waiting", [0])
         job.await_call("rank 0")
         sent = job.kill("rank 0", signal.SIGINT)
-        job.await_marks("caught", [0])
-        job.set_mark("go")
         assert job.results()[0] - sent < 20 * harness.PATIENCE  # the operation's own deadline is after 100 s
 
 

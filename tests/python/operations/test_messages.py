@@ -36,16 +36,6 @@ TOPOLOGIES = [
 everywhere = pytest.mark.parametrize(("workers", "servers", "env"), TOPOLOGIES)
 
 
-def run_in_turns(body: Callable[..., Any], *args: Any, turns: dict[str, list[int]], **options: Any) -> list[Any]:
-    """Runs a body whose ranks wait for marks, each of which is set when these ranks have made it."""
-    with harness.start(body, *args, **options) as job:
-        for name, ranks in turns.items():
-            job.await_marks(name, ranks)
-            job.set_mark(name)
-        results: list[Any] = job.results()
-        return results
-
-
 @everywhere
 @pytest.mark.parametrize("memory", ["plain", "empty"])
 def test_send_and_receive(workers, servers, env, memory):
@@ -74,7 +64,7 @@ def test_between_ranks_of_several_hosts(body):
 def only_two(bps: Any, count: int) -> dict[str, int]:
     """Rank 0 sends to rank 1; rank 2 takes part in nothing."""
     if bps.rank() == 2:
-        await_mark("over")
+        await_mark("over", 0, 1)
         return dict.fromkeys(bps.metrics()["total"], 0)
     array = np.zeros(count)
     found = {}
@@ -89,8 +79,7 @@ def only_two(bps: Any, count: int) -> dict[str, int]:
 @pytest.mark.parametrize(("count", "partitions"), [(10, 2), (4000, 3)])
 def test_a_message_is_one_push_and_one_pull(count, partitions):
     """A small one is an all_gather of two partitions; a larger one has another partition. Nobody else is needed."""
-    options: dict[str, Any] = {"workers": 3, "servers": 1, "env": {"BPS_TRANSPORT": "tcp"}}
-    found = run_in_turns(only_two, count, turns={"over": [0, 1]}, **options)
+    found = harness.run(only_two, count, workers=3, servers=1, env={"BPS_TRANSPORT": "tcp"})
     assert [one["partitions"] for one in found] == [partitions, partitions, 0]
 
 
@@ -254,7 +243,7 @@ def late(bps: Any, count: int, who: str) -> str:
             bps.recv(array, "w", src=0, timeout=timeout)
 
     if (rank == 0) == (who == "sender"):
-        await_mark("gave up")
+        await_mark("gave up", 1 - rank)
         with pytest.raises(bps.DeadlineError) as error:
             call(None)
     else:
@@ -270,8 +259,7 @@ def late(bps: Any, count: int, who: str) -> str:
 @pytest.mark.parametrize("count", [3, 5000])
 @pytest.mark.parametrize("who", ["sender", "receiver"])
 def test_a_deadline_ends_a_message_on_both_ranks(count, who, transport):
-    turns = {"gave up": [int(who == "sender")]}
-    for text in run_in_turns(late, count, who, turns=turns, workers=2, env={"BPS_TRANSPORT": transport}):
+    for text in harness.run(late, count, who, workers=2, env={"BPS_TRANSPORT": transport}):
         assert "send 0->1 'w'" in text
 
 
@@ -286,7 +274,7 @@ def nobody_sends(bps: Any) -> None:
         with pytest.raises(bps.MismatchError, match="rank 1 sends 4 elements of float64, and rank 0 expects 3"):
             bps.recv_any(got, tag=1)
     else:
-        await_mark("gave up")
+        await_mark("gave up", 0)
         bps.send(np.ones(3), dst=0)
         if bps.rank() == 1:
             bps.send(np.ones(4), dst=0, tag=1)
@@ -294,7 +282,7 @@ def nobody_sends(bps: Any) -> None:
 
 
 def test_nobody_sends_in_time():
-    run_in_turns(nobody_sends, turns={"gave up": [0]}, workers=3)
+    harness.run(nobody_sends, workers=3)
 
 
 CALLS: dict[str, Callable[[Any], Any]] = {
@@ -330,11 +318,11 @@ def one_leaves(bps: Any) -> int:
     """Who takes from anybody goes on when one of them has left."""
     got = np.zeros(3)
     if bps.rank() == 1:
-        await_mark("taken")
+        await_mark("taken", 0)
         return -1
     if bps.rank() == 2:
         bps.send(np.ones(3), dst=0)
-        await_mark("gone")
+        await_mark("gone", 0)
         bps.send(np.ones(3), dst=0)
         return -1
     assert bps.recv_any(got) == 2
@@ -346,7 +334,7 @@ def one_leaves(bps: Any) -> int:
 
 
 def test_who_takes_from_anybody_goes_on_when_one_leaves():
-    assert run_in_turns(one_leaves, turns={"taken": [0], "gone": [0]}, workers=3)[0] == 2
+    assert harness.run(one_leaves, workers=3)[0] == 2
 
 
 def around_until(bps: Any, steps: int) -> list[int]:
@@ -386,7 +374,7 @@ def test_messages_go_on_in_the_next_view(servers, transport):
 def interrupted(bps: Any, count: int) -> float:
     array = np.full(count, float(bps.rank()))
     if bps.rank() == 1:
-        await_mark("go")
+        await_mark("caught", 0)
         bps.send(array, dst=0)
         return 0.0
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs start with it ignored
@@ -408,8 +396,6 @@ def test_ctrl_c_interrupts_a_wait(count):
         job.await_marks("waiting", [0])
         job.await_call("rank 0")
         sent = job.kill("rank 0", signal.SIGINT)
-        job.await_marks("caught", [0])
-        job.set_mark("go")
         assert job.results()[0] - sent < 20 * harness.PATIENCE
 
 

@@ -99,7 +99,7 @@ def in_two_steps(bps: Any) -> None:
             call()
         assert caught.value.hint
     if bps.rank() == 1:
-        await_mark("go")
+        await_mark("pending", 0)
     assert operation.start() is operation
     for call in (operation, operation.start):
         with pytest.raises(bps.InvalidArgumentError, match="started already"):
@@ -123,10 +123,7 @@ async def awaited(operation: Any) -> Any:
 
 
 def test_start_and_wait():
-    with harness.start(in_two_steps, workers=2) as job:
-        job.await_marks("pending", [0])
-        job.set_mark("go")
-        job.results()
+    harness.run(in_two_steps, workers=2)
 
 
 def outlives_its_job(bps: Any) -> None:
@@ -155,7 +152,7 @@ def comes_late(bps: Any) -> None:
     assert operation()[0] == 2
     missing = "rank 1" if bps.rank() == 0 else "rank 0 gave up"
     if bps.rank() == 1:
-        await_mark("failed")
+        await_mark("failed", 0)
     for call in (operation, lambda: operation.start().wait()):
         with pytest.raises(bps.DeadlineError, match=rf"push_pull of 'x', round \d: .*{missing}"):
             call()
@@ -167,10 +164,7 @@ def comes_late(bps: Any) -> None:
 
 
 def test_a_deadline_ends_one_start_only():
-    with harness.start(comes_late, workers=2) as job:
-        job.await_marks("failed", [0])
-        job.set_mark("failed")
-        job.results()
+    harness.run(comes_late, workers=2)
 
 
 def loses_a_peer(bps: Any) -> None:
@@ -246,7 +240,7 @@ def is_interrupted(bps: Any) -> None:
         assert operation.taken
         mark("interrupted")
     else:
-        await_mark("interrupted")
+        await_mark("interrupted", 0)
         with pytest.raises(bps.PeerLostError, match="interrupted"):
             operation()
     bps.barrier()
@@ -255,17 +249,14 @@ def is_interrupted(bps: Any) -> None:
 
 
 def test_an_interrupt_ends_the_call_for_all():
-    with harness.start(is_interrupted, workers=2) as job:
-        job.await_marks("interrupted", [0])
-        job.set_mark("interrupted")
-        job.results()
+    harness.run(is_interrupted, workers=2)
 
 
 def is_used_by_two_threads(bps: Any) -> None:
     array = np.ones(10)
     operation = bps.prepare("push_pull", array, average=False, name="x")
     if bps.rank() == 1:
-        await_mark("go")
+        await_mark("refused", 0)
         operation()
         return
     results: list[Any] = []
@@ -285,10 +276,7 @@ def is_used_by_two_threads(bps: Any) -> None:
 
 
 def test_one_thread_at_a_time():
-    with harness.start(is_used_by_two_threads, workers=2) as job:
-        job.await_marks("refused", [0])
-        job.set_mark("go")
-        job.results()
+    harness.run(is_used_by_two_threads, workers=2)
 
 
 def keeps_its_memory(bps: Any) -> None:
@@ -301,7 +289,7 @@ def keeps_its_memory(bps: Any) -> None:
     array = np.ones(10)
     dropped = bps.prepare("push_pull", array, average=False, name="y")
     if bps.rank() == 1:
-        await_mark("dropped")
+        await_mark("dropped", 0)
     dropped.start()
     del dropped
     gc.collect()
@@ -321,10 +309,7 @@ def keeps_its_memory(bps: Any) -> None:
 
 
 def test_memory():
-    with harness.start(keeps_its_memory, workers=2) as job:
-        job.await_marks("dropped", [0])
-        job.set_mark("dropped")
-        job.results()
+    harness.run(keeps_its_memory, workers=2)
 
 
 def forks(bps: Any) -> int:

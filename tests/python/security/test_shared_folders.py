@@ -172,7 +172,7 @@ def test_a_command_writes_where_the_user_wants_it(traces: Path, tmp_path: Path, 
 def fails(bps: Any, put: Callable[..., None], folder: str, victim: str) -> str:
     """Rank 1 comes too late; what rank 0 will write has a name that others can know."""
     if bps.rank() == 1:
-        harness.await_mark("late")
+        harness.await_mark("failed", 0)
         return ""
     name = f"bps-{socket.gethostname()}-{Path('/proc/self/ns/pid').stat().st_ino}-{os.getpid()}.json"
     put(Path(folder, name), Path(victim))
@@ -187,10 +187,7 @@ def test_a_report_is_written_beside_what_was_put_there(put: Callable[..., None],
     folder = tmp_path / "reports"
     folder.mkdir()
     env = {"BPS_DUMP_DIR": str(folder)}
-    with harness.start(fails, put, str(folder), str(victim), workers=2, servers=1, env=env) as job:
-        job.await_marks("failed", [0])
-        job.set_mark("late")
-        name = job.results()[0]  # also shutdown() has ended
+    name = harness.run(fails, put, str(folder), str(victim), workers=2, servers=1, env=env)[0]
     assert victim.read_text() == PRECIOUS
     report = folder / name
     found = report.lstat()

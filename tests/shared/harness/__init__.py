@@ -3,7 +3,7 @@
 
 `harness.run(body, workers=3)` calls `body(bps_rdma, *args)` on three ranks, each a process of its own, and returns what
 the three calls returned. `harness.start()` gives the running job, for tests that end members or watch them. A body
-tells its test how far it has come by `mark()`, and waits for the test by `await_mark()`.
+tells its test and the other ranks how far it has come by `mark()`, and waits for them by `await_mark()`.
 """
 
 from .environment import binary, clean_env, cut_at, lines_of, of_rank, of_roles, on_hosts, over, run_command

@@ -87,14 +87,15 @@ def mark(name: str) -> None:
     (Path(os.environ["BPS_TEST_FOLDER"]) / f"mark-{_rank}-{name}").touch()
 
 
-def is_marked(name: str) -> bool:
-    """Whether the test has called set_mark(name)."""
-    return (Path(os.environ["BPS_TEST_FOLDER"]) / f"mark-test-{name}").exists()
+def is_marked(name: str, by: int | str = "test") -> bool:
+    """Whether the test has called set_mark(name), or that rank mark(name)."""
+    return (Path(os.environ["BPS_TEST_FOLDER"]) / f"mark-{by}-{name}").exists()
 
 
-def await_mark(name: str, timeout: float = 60) -> None:
-    """Waits until the test has called set_mark(name)."""
-    eventually(lambda: is_marked(name), timeout, f"the test's mark {name!r}")
+def await_mark(name: str, *ranks: int, timeout: float = 60) -> None:
+    """Waits until the test has called set_mark(name), or these ranks mark(name)."""
+    for by in ranks or ("test",):
+        eventually(lambda by=by: is_marked(name, by), timeout, f"{name!r}, a mark of {by}")
 
 
 # ---- Scripts
