@@ -131,7 +131,8 @@ def test_lightning_with_our_hook(tmp_path):
         assert said == expected | {"backend": backend}
 
 
-def states_of_models(_):
+@harness.on_ranks(workers=2, init=False)
+def test_a_model_keeps_its_names_from_fit_to_fit(bps):
     import torch
     import torch.distributed as dist
 
@@ -147,10 +148,6 @@ def states_of_models(_):
     dist.barrier()
     bps_rdma.torch.shutdown()
     dist.destroy_process_group()
-
-
-def test_a_model_keeps_its_names_from_fit_to_fit():
-    harness.run(states_of_models, workers=2, init=False)
 
 
 def test_lightning_with_another_hook_is_refused():

@@ -141,7 +141,9 @@ def test_the_distributed_optimizer_pulls_its_shard_only():
         assert pulled == pushed > 0
 
 
-def no_stock_collectives(bps: Any) -> None:
+@pytest.mark.core
+@harness.on_ranks(workers=2, init=False)
+def test_no_gradient_goes_through_torch(bps: Any) -> None:
     """No gradient goes through a group of torch's: theirs are made to fail."""
     cpu.install()
     dist.init_process_group("gloo")
@@ -161,11 +163,6 @@ def no_stock_collectives(bps: Any) -> None:
     assert not calls
     dist.destroy_process_group()
     bps.shutdown()
-
-
-@pytest.mark.core
-def test_no_gradient_goes_through_torch():
-    harness.run(no_stock_collectives, workers=2, init=False)
 
 
 def killed(bps: Any) -> tuple[str, str]:

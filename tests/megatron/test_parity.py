@@ -52,7 +52,8 @@ def cases(setups: dict[str, Any]) -> list[Any]:
     return [pytest.param(name, marks=[*marks[name], *([] if name in SHORT else [pytest.mark.long])]) for name in setups]
 
 
-def on_and_off(bps: Any) -> None:
+@harness.on_ranks(workers=2, init=False)
+def test_it_can_be_switched_off(bps: Any) -> None:
     """After disable() Megatron is stock again."""
     from bps_rdma import megatron
     from bps_rdma.megatron.communicator import counts
@@ -66,10 +67,6 @@ def on_and_off(bps: Any) -> None:
     assert counts == before, "disable() left something behind"
     dist.destroy_process_group()
     bps.shutdown()
-
-
-def test_it_can_be_switched_off():
-    harness.run(on_and_off, workers=2, init=False)
 
 
 def started_before_the_last_gradient(bps: Any, setup: Setup) -> int:

@@ -236,7 +236,8 @@ def test_collectives(body, workers):
     harness.run(body, workers=workers, init=False)
 
 
-def many_exchanges(_: Any) -> None:
+@harness.on_ranks(workers=3, init=False)
+def test_many_exchanges_after_each_other(bps: Any) -> None:
     _, size = joined()
     for number in range(1000):
         out = torch.empty(size)
@@ -245,11 +246,8 @@ def many_exchanges(_: Any) -> None:
     dist.destroy_process_group()
 
 
-def test_many_exchanges_after_each_other():
-    harness.run(many_exchanges, workers=3, init=False)
-
-
-def odd_layouts(_: Any) -> None:
+@harness.on_ranks(workers=2, init=False)
+def test_tensors_that_are_not_contiguous_are_copied_there_and_back(bps: Any) -> None:
     rank, size = joined()
     for make in (lambda t: t.t(), lambda t: t[:, ::2], lambda t: t.expand(2, *t.shape)[0]):
         tensor = make(torch.arange(24.0).view(4, 6) + rank)
@@ -275,11 +273,8 @@ def odd_layouts(_: Any) -> None:
     dist.destroy_process_group()
 
 
-def test_tensors_that_are_not_contiguous_are_copied_there_and_back():
-    harness.run(odd_layouts, workers=2, init=False)
-
-
-def at_once(_: Any) -> None:
+@harness.on_ranks(workers=3, init=False)
+def test_works_and_their_futures(bps: Any) -> None:
     rank, size = joined()
     works, tensors = [], []
     for index in range(20):
@@ -320,11 +315,8 @@ def at_once(_: Any) -> None:
     dist.destroy_process_group()
 
 
-def test_works_and_their_futures():
-    harness.run(at_once, workers=3, init=False)
-
-
-def short_forms(_: Any) -> None:
+@harness.on_ranks(workers=2, init=False)
+def test_the_short_forms_of_a_groups_methods(bps: Any) -> None:
     rank, size = joined()
     group = dist.group.WORLD
     mine = torch.full((2,), float(rank))
@@ -354,11 +346,8 @@ def short_forms(_: Any) -> None:
     dist.destroy_process_group()
 
 
-def test_the_short_forms_of_a_groups_methods():
-    harness.run(short_forms, workers=2, init=False)
-
-
-def profiled(_: Any) -> None:
+@harness.on_ranks(workers=2, init=False)
+def test_the_profiler_sees_collectives(bps: Any) -> None:
     _, size = joined()
     with torch.autograd.profiler.profile(record_shapes=True) as seen:
         dist.all_reduce(torch.ones(3))
@@ -370,11 +359,8 @@ def profiled(_: Any) -> None:
     dist.destroy_process_group()
 
 
-def test_the_profiler_sees_collectives():
-    harness.run(profiled, workers=2, init=False)
-
-
-def recorded(_: Any) -> None:
+@harness.on_ranks(workers=2, init=False)
+def test_a_record_of_the_profiler_ends_in_another_thread_once_the_collective_is_over(bps: Any) -> None:
     _, size = joined()
     with torch.autograd.profiler.profile(record_shapes=True) as seen:
         for kind in ("sync", "async", "future"):
@@ -396,11 +382,8 @@ def recorded(_: Any) -> None:
     dist.destroy_process_group()
 
 
-def test_a_record_of_the_profiler_ends_in_another_thread_once_the_collective_is_over():
-    harness.run(recorded, workers=2, init=False)
-
-
-def coalesced(bps: Any) -> None:
+@harness.on_ranks(workers=2, init=False)
+def test_coalesced_forms(bps: Any) -> None:
     rank, size = joined()
     group = dist.group.WORLD
     before = bps.metrics()["total"]
@@ -433,11 +416,8 @@ def coalesced(bps: Any) -> None:
     dist.destroy_process_group()
 
 
-def test_coalesced_forms():
-    harness.run(coalesced, workers=2, init=False)
-
-
-def groups(_: Any) -> None:
+@harness.on_ranks(workers=4, init=False)
+def test_groups_that_are_apart_and_that_overlap(bps: Any) -> None:
     import bps_rdma.torch as bps_torch
 
     rank, size = joined()
@@ -473,10 +453,6 @@ def groups(_: Any) -> None:
     dist.destroy_process_group(mine)
     dist.barrier()
     dist.destroy_process_group()
-
-
-def test_groups_that_are_apart_and_that_overlap():
-    harness.run(groups, workers=4, init=False)
 
 
 def beside_gloo(bps: Any) -> None:

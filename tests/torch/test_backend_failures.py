@@ -29,7 +29,8 @@ def joined() -> tuple[int, int]:
     return dist.get_rank(), dist.get_world_size()
 
 
-def wrong_arguments(bps: Any) -> None:
+@harness.on_ranks(workers=2, init=False)
+def test_wrong_arguments_are_said_before_anything_is_sent(bps: Any) -> None:
     _, size = joined()
     with pytest.raises(bps.InvalidTensorError, match="int16"):
         dist.all_reduce(torch.ones(2, dtype=torch.int16))
@@ -57,10 +58,6 @@ def wrong_arguments(bps: Any) -> None:
     dist.all_reduce(tensor)  # and all is well afterwards
     assert float(tensor[0]) == size
     dist.destroy_process_group()
-
-
-def test_wrong_arguments_are_said_before_anything_is_sent():
-    harness.run(wrong_arguments, workers=2, init=False)
 
 
 def disagreeing(bps: Any, how: str) -> tuple[str, float]:
@@ -131,7 +128,8 @@ def test_no_collective_meets_an_earlier_one_of_another_rank():
     assert harness.run(goes_on, workers=2, init=False) == [["late"] * 4 + [2.0]] * 2
 
 
-def a_shorter_wait(bps: Any) -> None:
+@harness.on_ranks(workers=2, init=False)
+def test_wait_takes_a_timeout_and_can_be_called_again(bps: Any) -> None:
     rank, size = joined()
     tensor = torch.ones(3)
     if rank == 1:
@@ -144,10 +142,6 @@ def a_shorter_wait(bps: Any) -> None:
     assert work.wait(timedelta(seconds=60))
     assert float(tensor[0]) == size
     dist.destroy_process_group()
-
-
-def test_wait_takes_a_timeout_and_can_be_called_again():
-    harness.run(a_shorter_wait, workers=2, init=False)
 
 
 def left_behind(bps: Any, where: str, victim: int) -> tuple[str, str]:
@@ -231,7 +225,8 @@ def test_groups_come_and_go_with_other_sizes_and_ports():
     harness.run(one_life_after_the_other, workers=3, init=False, port=harness.free_ports(4))
 
 
-def inside_a_job(bps: Any) -> None:
+@harness.on_ranks(workers=2)
+def test_a_job_that_runs_is_joined_and_not_left(bps: Any) -> None:
     for n in (3, 4):  # the job goes on, and the second group's names are not those of the first
         rank, size = joined()
         assert dist.get_world_size(dist.new_group([0, 1])) == 2
@@ -243,7 +238,3 @@ def inside_a_job(bps: Any) -> None:
         bps.barrier()  # or the other rank could meet the store of the first group, which is about to close
     with pytest.raises(bps.InvalidArgumentError, match="worker"):
         dist.init_process_group("bps", store=dist.HashStore(), rank=0, world_size=1)
-
-
-def test_a_job_that_runs_is_joined_and_not_left():
-    harness.run(inside_a_job, workers=2)

@@ -204,7 +204,8 @@ def test_compiled_training(ours):
 # ---- Tensors whose elements share memory
 
 
-def expanded(bps: Any) -> None:
+@harness.on_ranks(workers=2, init=False)
+def test_tensors_whose_elements_share_memory(bps: Any) -> None:
     rank, size = joined()
     one = torch.ones(1)
     wrong: list[Callable[[], Any]] = [
@@ -226,10 +227,6 @@ def expanded(bps: Any) -> None:
     dist.broadcast(sent, 0)
     assert sent.tolist() == [1.0] * 4
     dist.destroy_process_group()
-
-
-def test_tensors_whose_elements_share_memory():
-    harness.run(expanded, workers=2, init=False)
 
 
 ANOTHER_TORCH = """
@@ -271,7 +268,8 @@ def test_a_torch_that_cannot_be_told_what_to_leave_untraced(what, tmp_path):
 # ---- Messages
 
 
-def roundabout(_: Any) -> None:
+@harness.on_ranks(workers=3, init=False)
+def test_receiving_starts_before_the_sender_uses_the_group(bps: Any) -> None:
     """Each rank in turn starts to receive from one that sends only after a third one has got something."""
     rank, size = joined()
     assert size == 3
@@ -291,11 +289,8 @@ def roundabout(_: Any) -> None:
     dist.destroy_process_group()
 
 
-def test_receiving_starts_before_the_sender_uses_the_group():
-    harness.run(roundabout, workers=3, init=False)
-
-
-def unmet(_: Any) -> None:
+@harness.on_ranks(workers=4, init=False)
+def test_a_monitored_barrier_ends_at_its_timeout(bps: Any) -> None:
     """A barrier that says which rank has not come, also where that rank has never used the group."""
     rank, size = joined()
     groups = [dist.new_group([0, other]) for other in range(1, size)]
@@ -305,10 +300,6 @@ def unmet(_: Any) -> None:
                 group.monitored_barrier(timedelta(milliseconds=10))
     dist.barrier()
     dist.destroy_process_group()
-
-
-def test_a_monitored_barrier_ends_at_its_timeout():
-    harness.run(unmet, workers=4, init=False)
 
 
 def some_talk(_: Any) -> list[float]:

@@ -57,17 +57,14 @@ def comes_again(_: Any) -> None:
     dist.destroy_process_group()
 
 
-def prepares_a_new_name(bps: Any) -> None:
+@harness.on_ranks(workers=2)
+def test_a_name_that_the_view_does_not_know_yet(bps: Any) -> None:
     from bps_rdma.operations import OperationOptions, ReduceOp
     from bps_rdma.operations.prepare import prepare_unowned
 
     tensor = torch.ones(10)
     prepare_unowned(tensor, OperationOptions(ReduceOp.sum, "new"))()
     assert tensor.eq(2).all()
-
-
-def test_a_name_that_the_view_does_not_know_yet():
-    harness.run(prepares_a_new_name, workers=2)
 
 
 def interrupted_between_views(bps: Any) -> None:
@@ -183,7 +180,8 @@ def test_a_tensor_that_comes_again(body, workers):
     harness.run(body, workers=workers, init=False)
 
 
-def times_out(_: Any) -> None:
+@harness.on_ranks(workers=2, init=False)
+def test_a_deadline(bps: Any) -> None:
     rank, size, _ = joined()
     tensor = torch.empty(4)
     for _ in range(4):
@@ -204,11 +202,8 @@ def times_out(_: Any) -> None:
     dist.destroy_process_group()
 
 
-def test_a_deadline():
-    harness.run(times_out, workers=2, init=False)
-
-
-def is_used_by_threads(_: Any) -> None:
+@harness.on_ranks(workers=2, init=False)
+def test_threads_with_tensors_of_their_own(bps: Any) -> None:
     rank, size, _ = joined()
     tensors = [torch.empty(4, dtype=torch.float32 if n else torch.float64) for n in range(2)]
     for tensor in tensors:
@@ -229,7 +224,3 @@ def is_used_by_threads(_: Any) -> None:
         thread.join()
     assert not failed
     dist.destroy_process_group()
-
-
-def test_threads_with_tensors_of_their_own():
-    harness.run(is_used_by_threads, workers=2, init=False)

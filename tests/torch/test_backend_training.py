@@ -54,7 +54,11 @@ def check(parameters: Any) -> None:
         assert torch.allclose(parameter.detach(), expected, rtol=1e-9, atol=1e-12)
 
 
-def with_ddp(bps: Any, backend: str, hooked: bool) -> None:
+@pytest.mark.parametrize(
+    ("backend", "hooked"), [("bps", False), pytest.param("bps", True, marks=pytest.mark.long), ("gloo", True)]
+)
+@harness.on_ranks(workers=3, init=False)
+def test_ddp(bps: Any, backend: str, hooked: bool) -> None:
     import bps_rdma.torch
 
     _, share = joined(backend)
@@ -69,14 +73,8 @@ def with_ddp(bps: Any, backend: str, hooked: bool) -> None:
     bps.shutdown()
 
 
-@pytest.mark.parametrize(
-    ("backend", "hooked"), [("bps", False), pytest.param("bps", True, marks=pytest.mark.long), ("gloo", True)]
-)
-def test_ddp(backend, hooked):
-    harness.run(with_ddp, backend, hooked, workers=3, init=False)
-
-
-def hook_of_a_group(bps: Any) -> None:
+@harness.on_ranks(workers=3, init=False)
+def test_the_hook_takes_a_group_and_needs_a_job(bps: Any) -> None:
     import bps_rdma.torch
 
     rank, _ = joined("gloo")
@@ -90,10 +88,6 @@ def hook_of_a_group(bps: Any) -> None:
     with pytest.raises(RuntimeError, match="initiali"):  # a hook without a job
         net(batch(0)).sum().backward()
     dist.destroy_process_group()
-
-
-def test_the_hook_takes_a_group_and_needs_a_job():
-    harness.run(hook_of_a_group, workers=3, init=False)
 
 
 class Sparse(nn.Module):
@@ -282,7 +276,8 @@ def test_torchs_own_compression_hooks(name: str) -> None:
         torch.testing.assert_close(one, exact, rtol=0.05, atol=0.005 if name == "fp16" else 0.05)
 
 
-def averaged_twice(_: Any) -> None:
+@harness.on_ranks(workers=2, init=False)
+def test_an_optimizer_of_what_torchs_ddp_averages_is_refused(bps: Any) -> None:
     import bps_rdma.torch as bps
 
     dist.init_process_group("bps")
@@ -296,7 +291,3 @@ def averaged_twice(_: Any) -> None:
     del wrapped
     bps.DistributedOptimizer(sgd, model.named_parameters())
     dist.destroy_process_group()
-
-
-def test_an_optimizer_of_what_torchs_ddp_averages_is_refused():
-    harness.run(averaged_twice, workers=2, init=False)

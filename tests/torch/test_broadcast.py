@@ -83,7 +83,8 @@ def test_every_kind_of_tensor_arrives_bit_by_bit(workers, root, as_pairs):
     harness.run(spreads_parameters, root, as_pairs, workers=workers)
 
 
-def spreads_two_models(bps: Any) -> None:
+@harness.on_ranks(workers=2)
+def test_models_that_share_names_and_not_shapes_and_tied_weights(bps: Any) -> None:
     for width in (8, 16, 8):
         torch.manual_seed(bps.rank())
         model = torch.nn.Sequential(
@@ -97,10 +98,6 @@ def spreads_two_models(bps: Any) -> None:
         torch.manual_seed(0)
         wanted = torch.nn.Conv2d(3, width, 3)
         assert torch.equal(model[0].weight, wanted.weight)
-
-
-def test_models_that_share_names_and_not_shapes_and_tied_weights():
-    harness.run(spreads_two_models, workers=2)
 
 
 def within_a_group(bps: Any) -> list[float]:
@@ -280,17 +277,14 @@ def test_a_resumed_optimizer_of_bfloat16_parameters():
     harness.run(resumes, "adam", 0, "fresh", torch.bfloat16, workers=2)
 
 
-def state_on_others_only(bps: Any) -> None:
+@harness.on_ranks(workers=2)
+def test_where_the_root_has_no_state_nobody_has(bps: Any) -> None:
     model = small_model(1)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
     if bps.rank() != 0:
         train(model, optimizer, 1)
     bps_torch.broadcast_optimizer_state(optimizer)
     assert not optimizer.state_dict()["state"]
-
-
-def test_where_the_root_has_no_state_nobody_has():
-    harness.run(state_on_others_only, workers=2)
 
 
 def optimizers_that_differ(bps: Any, how: str) -> str:

@@ -12,7 +12,8 @@ import training
 from torch import nn
 
 
-def compiled(bps: Any) -> None:
+@harness.on_ranks(workers=2)
+def test_compiled_autograd_is_refused(bps: Any) -> None:
     from torch._dynamo import compiled_autograd
 
     from bps_rdma.torch import DistributedDataParallel, DistributedOptimizer
@@ -36,7 +37,3 @@ def compiled(bps: Any) -> None:
     train(DistributedDataParallel(model), model, torch.optim.SGD(model.parameters(), lr=0.1))
     other = training.seeded(lambda: nn.Linear(8, 1, bias=False))
     train(other, other, DistributedOptimizer(torch.optim.SGD(other.parameters(), lr=0.1), other.named_parameters()))
-
-
-def test_compiled_autograd_is_refused():
-    harness.run(compiled, workers=2)

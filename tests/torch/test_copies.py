@@ -63,7 +63,8 @@ def settled(name: str, made: Made) -> Made:
     return made
 
 
-def copies(bps: Any) -> None:
+@harness.on_ranks(workers=2)
+def test_a_copy_is_trained_by_itself(bps: Any) -> None:
     """An original and its copy are trained by turns, each on its own batches, as two in one process are."""
     begin, end = training.share(bps.rank(), bps.size())
     for way in (copy.deepcopy, saved):
@@ -91,11 +92,8 @@ def copies(bps: Any) -> None:
             assert training.distance(first, second) > 1e-3, (name, way)
 
 
-def test_a_copy_is_trained_by_itself():
-    harness.run(copies, workers=2)
-
-
-def names(bps: Any) -> None:
+@harness.on_ranks(workers=2)
+def test_a_copy_has_names_of_its_own(bps: Any) -> None:
     from bps_rdma.torch import DiLoCo
 
     model = training.seeded(training.Plain)
@@ -106,11 +104,8 @@ def names(bps: Any) -> None:
     assert both[0]._fragments[0].name != both[1]._fragments[0].name
 
 
-def test_a_copy_has_names_of_its_own():
-    harness.run(names, workers=2)
-
-
-def kept_by_servers(bps: Any) -> None:
+@harness.on_ranks(workers=2, env={"BPS_ASYNC": "1"})
+def test_a_copy_of_weights_that_servers_keep(bps: Any) -> None:
     """The weights of a copy are not those of the original, on the servers either; each has a rank's change."""
     from bps_rdma.torch import DistributedOptimizer
 
@@ -131,11 +126,8 @@ def kept_by_servers(bps: Any) -> None:
         optimizer.store_weights()
 
 
-def test_a_copy_of_weights_that_servers_keep():
-    harness.run(kept_by_servers, workers=2, env={"BPS_ASYNC": "1"})
-
-
-def on_one_rank(bps: Any) -> None:
+@harness.on_ranks(workers=2)
+def test_a_copy_on_one_rank(bps: Any) -> None:
     """A copy that one rank keeps, as of the mean weights or for a checkpoint, and evaluates: others need not know."""
     from torch.optim.swa_utils import AveragedModel
 
@@ -159,11 +151,8 @@ def on_one_rank(bps: Any) -> None:
                 settled(name, (model, optimizer))
 
 
-def test_a_copy_on_one_rank():
-    harness.run(on_one_rank, workers=2)
-
-
-def without_a_job(bps: Any) -> None:
+@harness.on_ranks(workers=2)
+def test_a_copy_without_a_job(bps: Any) -> None:
     """What was saved is loaded and evaluated, and stepped, by a process alone."""
     made = makes(bps)
     files = [saved(settled(name, make(training.seeded(training.Plain)))) for name, make in made.items()]
@@ -172,7 +161,3 @@ def without_a_job(bps: Any) -> None:
         model(training.batch(0)).sum()
         assert optimizer.param_groups[0]["lr"] == 0.01, name
         optimizer.zero_grad()
-
-
-def test_a_copy_without_a_job():
-    harness.run(without_a_job, workers=2)

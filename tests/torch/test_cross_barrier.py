@@ -82,7 +82,9 @@ CASES: list[tuple[Callable[[], nn.Module], Make, Between]] = [
 ]
 
 
-def late(bps: Any) -> None:
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
+@harness.on_ranks(workers=2)
+def test_late_updates_are_those_of_their_step(bps: Any) -> None:
     from bps_rdma.torch import CrossBarrier
 
     cut = training.share(bps.rank(), bps.size())
@@ -96,11 +98,6 @@ def late(bps: Any) -> None:
         for ones, others in zip(model.kept, alone.kept, strict=True):
             for one, other in zip(ones, others, strict=True):
                 torch.testing.assert_close(one, other)
-
-
-@pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
-def test_late_updates_are_those_of_their_step():
-    harness.run(late, workers=2)
 
 
 class Counting(torch.optim.Optimizer):
@@ -117,7 +114,8 @@ class Counting(torch.optim.Optimizer):
                 each.add_(each.grad, alpha=-group["lr"] / group["count"])
 
 
-def refused(bps: Any) -> None:
+@harness.on_ranks(workers=2)
+def test_optimizers_that_need_whole_steps_are_refused(bps: Any) -> None:
     import bps_rdma
     from bps_rdma.torch import CrossBarrier
 
@@ -136,11 +134,8 @@ def refused(bps: Any) -> None:
     bps.barrier()
 
 
-def test_optimizers_that_need_whole_steps_are_refused():
-    harness.run(refused, workers=2)
-
-
-def ends_after_its_last_step(bps: Any) -> None:
+@harness.on_ranks(workers=2)
+def test_a_rank_that_ends_gives_the_others_their_last_gradients(bps: Any) -> None:
     """Rank 0 leaves right after step(), as scripts do, and rank 1 has yet to compute its last gradients."""
     import bps_rdma
     from bps_rdma.torch import CrossBarrier
@@ -160,7 +155,3 @@ def ends_after_its_last_step(bps: Any) -> None:
         harness.mark("leaves")
     bps_rdma.shutdown()
     assert training.distance(alone, model) < 1e-5
-
-
-def test_a_rank_that_ends_gives_the_others_their_last_gradients():
-    harness.run(ends_after_its_last_step, workers=2)

@@ -205,7 +205,8 @@ def test_a_pass_that_uses_some_parameters_needs_a_flag_without_buckets():
 # ---- What is copied, and when things are sent
 
 
-def views(bps: Any) -> None:
+@harness.on_ranks(workers=2)
+def test_gradients_stay_in_their_buckets(bps: Any) -> None:
     from bps_rdma.torch import DistributedDataParallel
 
     model = training.Exact()
@@ -220,10 +221,6 @@ def views(bps: Any) -> None:
     assert after["copies"] == before["copies"]
     assert after["operations"] - before["operations"] == 2 * len(ddp.synchronizer.units)
     assert len(ddp.synchronizer.units) > 1
-
-
-def test_gradients_stay_in_their_buckets():
-    harness.run(views, workers=2)
 
 
 class Marked(nn.Module):
@@ -280,7 +277,8 @@ def test_eager_strategies_send_during_backward():
     harness.run(with_every_strategy, overlap, workers=2)
 
 
-def order(bps: Any) -> None:
+@harness.on_ranks(workers=2)
+def test_buckets_follow_the_order_of_the_gradients(bps: Any) -> None:
     """Buckets are rebuilt in the order in which gradients came, which is not that of registration here."""
     from bps_rdma.torch import DistributedDataParallel
 
@@ -302,10 +300,6 @@ def order(bps: Any) -> None:
         ddp(torch.ones(2, 8)).sum().backward()
     assert names() == ["c.weight", "b.weight", "a.weight"]
     assert [unit.priority for unit in ddp.synchronizer.units] == [-2, 0, -1]
-
-
-def test_buckets_follow_the_order_of_the_gradients():
-    harness.run(order, workers=2)
 
 
 def mixed(bps: Any, strategy: str) -> None:

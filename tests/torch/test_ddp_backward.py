@@ -43,7 +43,8 @@ def test_checkpointed_activations(reentrant):
     harness.run(with_every_strategy, checkpointed, reentrant, workers=2)
 
 
-def twice(bps: Any) -> None:
+@harness.on_ranks(workers=2)
+def test_a_gradient_in_two_parts(bps: Any) -> None:
     """A layer in two checkpoints of the old kind gets its gradient in two parts."""
     import bps_rdma
     from bps_rdma.torch import DistributedDataParallel
@@ -70,11 +71,8 @@ def twice(bps: Any) -> None:
     bps_rdma.barrier()  # what the other rank starts first fails at once when this one has left
 
 
-def test_a_gradient_in_two_parts():
-    harness.run(twice, workers=2)
-
-
-def several_losses(bps: Any) -> None:
+@harness.on_ranks(workers=2)
+def test_several_backwards_after_one_forward(bps: Any) -> None:
     """Two backwards after one forward, and an output that is a nest."""
     from bps_rdma.torch import DistributedDataParallel
 
@@ -97,11 +95,8 @@ def several_losses(bps: Any) -> None:
         assert (a.grad is None and b.grad is None) or torch.allclose(a.grad, b.grad, atol=1e-4)
 
 
-def test_several_backwards_after_one_forward():
-    harness.run(several_losses, workers=2)
-
-
-def forwards_in_no_sync(bps: Any) -> None:
+@harness.on_ranks(workers=2)
+def test_a_backward_is_synchronised_as_its_own_forward_says(bps: Any) -> None:
     """A forward in no_sync() comes between another forward and its backward."""
     from bps_rdma.torch import DistributedDataParallel
 
@@ -128,10 +123,6 @@ def forwards_in_no_sync(bps: Any) -> None:
     assert training.distance(alone, module) < 1e-5
 
 
-def test_a_backward_is_synchronised_as_its_own_forward_says():
-    harness.run(forwards_in_no_sync, workers=2)
-
-
 def no_gradient_here(bps: Any, strategy: str) -> None:
     """On one rank the loss does not depend on any parameter."""
     from bps_rdma.torch import DistributedDataParallel
@@ -154,7 +145,8 @@ def test_a_rank_without_gradients():
     harness.run(with_every_strategy, no_gradient_here, workers=2)
 
 
-def failing_backward(bps: Any) -> None:
+@harness.on_ranks(workers=2)
+def test_a_backward_that_fails(bps: Any) -> None:
     """What was raised in backward is raised; the next forward says what is to be done."""
     import bps_rdma
     from bps_rdma.torch import DistributedDataParallel
@@ -176,7 +168,3 @@ def failing_backward(bps: Any) -> None:
         ddp.zero_grad()
         ddp(torch.ones(2, 8)).sum().backward()
         assert model.first.weight.grad is not None
-
-
-def test_a_backward_that_fails():
-    harness.run(failing_backward, workers=2)

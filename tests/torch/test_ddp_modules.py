@@ -14,7 +14,8 @@ from strategies import STRATEGIES, with_every_strategy
 from torch import nn
 
 
-def buffers(bps: Any) -> None:
+@harness.on_ranks(workers=2)
+def test_buffers_of_the_first_rank_are_spread(bps: Any) -> None:
     from bps_rdma.torch import DistributedDataParallel
 
     for spread in (True, False):
@@ -33,10 +34,6 @@ def buffers(bps: Any) -> None:
         with torch.no_grad():
             ddp(training.batch(0))  # ranks may evaluate by themselves
         assert bps.metrics()["total"]["operations"] == before
-
-
-def test_buffers_of_the_first_rank_are_spread():
-    harness.run(buffers, workers=2)
 
 
 def equal_buffers(bps: Any) -> list[float]:
@@ -65,7 +62,8 @@ def test_buffers_of_every_kind():
     assert harness.run(equal_buffers, workers=3) == [[1.0, 1.0, 1.0]] * 3
 
 
-def twice_forward(bps: Any) -> None:
+@harness.on_ranks(workers=2)
+def test_two_forwards_before_one_backward(bps: Any) -> None:
     """A critic sees two batches, and Siamese views of one, before one backward; statistics are those of rank 0."""
     from bps_rdma.torch import DistributedDataParallel
 
@@ -101,11 +99,8 @@ def twice_forward(bps: Any) -> None:
         ddp.load_state_dict({f"module.{name}": value for name, value in alone.named_buffers()}, strict=False)
 
 
-def test_two_forwards_before_one_backward():
-    harness.run(twice_forward, workers=2)
-
-
-def rewrapped(bps: Any) -> None:
+@harness.on_ranks(workers=2)
+def test_a_module_can_be_wrapped_again(bps: Any) -> None:
     """A module that gets another wrapper is not synchronised twice."""
     from bps_rdma.torch import DistributedDataParallel
 
@@ -117,10 +112,6 @@ def rewrapped(bps: Any) -> None:
         flags = 0 if strategy in ("flat", "bucketed") else 1
         assert bps.metrics()["total"]["operations"] - before == len(ddp.synchronizer.units) + flags
         del ddp
-
-
-def test_a_module_can_be_wrapped_again():
-    harness.run(rewrapped, workers=2)
 
 
 def over_gloo(bps: Any) -> None:
@@ -158,7 +149,8 @@ def test_inside_a_gloo_group(workers):
     harness.run(over_gloo, workers=workers, init=False)
 
 
-def over_a_group(bps: Any) -> None:
+@harness.on_ranks(workers=4)
+def test_groups(bps: Any) -> None:
     """Halves of the world train models of their own."""
     from bps_rdma.torch import DistributedDataParallel
 
@@ -172,10 +164,6 @@ def over_a_group(bps: Any) -> None:
         ddp.zero_grad()
         ddp(torch.full((1, 4), float(bps.rank()))).sum().backward()
         assert torch.equal(model.weight.grad, torch.full((1, 4), sum(ranks) / 2))
-
-
-def test_groups():
-    harness.run(over_a_group, workers=4)
 
 
 def compressed(bps: Any, strategy: str) -> None:
@@ -210,7 +198,8 @@ class Looking(nn.Module):
         return nn.functional.embedding(x, self.weight, sparse=True)
 
 
-def wrong(bps: Any) -> None:
+@harness.on_ranks(workers=1)
+def test_wrong_arguments(bps: Any) -> None:
     import bps_rdma
     from bps_rdma.torch import DistributedDataParallel
 
@@ -226,10 +215,6 @@ def wrong(bps: Any) -> None:
         ddp = DistributedDataParallel(Looking(), strategy=strategy)
         with pytest.raises(bps_rdma.InvalidTensorError, match=r"'weight' is sparse.*sparse=False"):
             ddp(torch.tensor([1])).sum().backward()
-
-
-def test_wrong_arguments():
-    harness.run(wrong, workers=1)
 
 
 class Cache(torch.nn.Module):
@@ -269,7 +254,8 @@ def test_buffers_that_grow_on_one_rank_alone_are_a_mismatch():
         assert "broadcast_buffers=False" in hint
 
 
-def in_another_order(bps: Any) -> None:
+@harness.on_ranks(workers=2)
+def test_a_module_whose_parts_have_another_order_is_a_mismatch(bps: Any) -> None:
     from bps_rdma.torch import DistributedDataParallel
 
     names = ["a", "b"] if bps.rank() == 0 else ["b", "a"]  # as from a set of names
@@ -279,7 +265,3 @@ def in_another_order(bps: Any) -> None:
             model.add_module(name, make())
         with pytest.raises(bps.MismatchError, match=r"worker 0 has a\.\w+ where worker 1 has b\."):
             DistributedDataParallel(model)
-
-
-def test_a_module_whose_parts_have_another_order_is_a_mismatch():
-    harness.run(in_another_order, workers=2)

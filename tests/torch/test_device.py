@@ -51,7 +51,8 @@ def test_ddp_of_three():
     harness.run(on_both, on_device.with_ddp, "bucketed", workers=3, env=SMALL)
 
 
-def as_alone(bps: Any) -> None:
+@harness.on_ranks(workers=2, env=SMALL)
+def test_ddp_trains_as_one_process(bps: Any) -> None:
     """Sums of the exact model are exact: the weights are those of one process on the whole batch."""
     from training import train_alone
 
@@ -68,10 +69,6 @@ def as_alone(bps: Any) -> None:
         loss_of(ddp(batch(step, *share(bps.rank(), bps.size())))).backward()
         optimizer.step()
     on_device.same(on_device.kept(alone), on_device.kept(model), "")
-
-
-def test_ddp_trains_as_one_process():
-    harness.run(as_alone, workers=2, env=SMALL)
 
 
 # ---- Optimizers
@@ -98,7 +95,8 @@ def test_broadcasts(workers):
     harness.run(on_both, on_device.with_broadcasts, workers=workers, env=SMALL)
 
 
-def mixed(bps: Any) -> None:
+@harness.on_ranks(workers=3, env=SMALL)
+def test_broadcasts_between_cpu_and_device(bps: Any) -> None:
     """Tensors of some ranks are on a device, those of others on the CPU: broadcasts take both."""
     from bps_rdma.torch import broadcast_parameters
 
@@ -108,10 +106,6 @@ def mixed(bps: Any) -> None:
         model = seeded(Plain, bps.rank())
         broadcast_parameters(model.named_parameters(), root_rank=root)
         on_device.same(on_device.kept(seeded(Plain, root)), on_device.kept(model), f"root {root}")
-
-
-def test_broadcasts_between_cpu_and_device():
-    harness.run(mixed, workers=3, env=SMALL)
 
 
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.long), 3])
@@ -124,7 +118,8 @@ def test_collectives(workers):
     harness.run(on_both, on_device.with_collectives, workers=workers, env=SMALL)
 
 
-def without_a_route(bps: Any) -> None:
+@harness.on_ranks(workers=2, env=SMALL)
+def test_what_has_no_route_from_a_device_says_so(bps: Any) -> None:
     """What only takes CPU tensors says so, before anything is sent."""
     import bps_rdma.torch as bps_torch
 
@@ -148,11 +143,8 @@ def without_a_route(bps: Any) -> None:
     assert bps_torch.push_pull(x, average=False).tolist() == [bps.size()] * 4
 
 
-def test_what_has_no_route_from_a_device_says_so():
-    harness.run(without_a_route, workers=2, env=SMALL)
-
-
-def awaited(bps: Any) -> None:
+@harness.on_ranks(workers=2, env=SMALL)
+def test_handles_can_be_awaited(bps: Any) -> None:
     """A staged handle can be awaited like one of the core's."""
     import asyncio
 
@@ -168,11 +160,8 @@ def awaited(bps: Any) -> None:
         assert torch.equal(tensor, torch.full((3000,), float(bps.size())))
 
 
-def test_handles_can_be_awaited():
-    harness.run(awaited, workers=2, env=SMALL)
-
-
-def refused(bps: Any) -> None:
+@harness.on_ranks(workers=2, env=SMALL)
+def test_mistakes_are_told_at_once(bps: Any) -> None:
     """What cannot be staged is told by the call."""
     import bps_rdma.torch as bps_torch
 
@@ -186,14 +175,11 @@ def refused(bps: Any) -> None:
     assert bps_torch.push_pull(torch.ones(2), average=False).tolist() == [2, 2], "the job goes on"
 
 
-def test_mistakes_are_told_at_once():
-    harness.run(refused, workers=2, env=SMALL)
-
-
 # ---- torch.distributed
 
 
-def with_hook(bps: Any) -> None:
+@harness.on_ranks(workers=2, init=False, env=SMALL)
+def test_the_hook_of_torchs_ddp(bps: Any) -> None:
     """torch's own DistributedDataParallel, with our hook, on another backend."""
     import bps_rdma.torch as bps_torch
 
@@ -218,10 +204,6 @@ def with_hook(bps: Any) -> None:
     assert device.copies > 0
     dist.barrier()
     dist.destroy_process_group()
-
-
-def test_the_hook_of_torchs_ddp():
-    harness.run(with_hook, workers=2, init=False, env=SMALL)
 
 
 def with_timeout(bps: Any) -> float:

@@ -70,7 +70,8 @@ def test_it_is_the_outer_optimizer_of_torch_on_the_mean(momentum: float) -> None
             assert torch.equal(one, first)
 
 
-def averaged(bps: Any) -> None:
+@harness.on_ranks(workers=2)
+def test_local_sgd_averages_every_few_steps(bps: Any) -> None:
     from bps_rdma.torch import LocalSGD
 
     net = model()
@@ -85,10 +86,6 @@ def averaged(bps: Any) -> None:
         flat = torch.cat([one.detach().flatten() for one in net.parameters()])
         everybody = bps.all_gather(flat).view(bps.size(), -1)
         assert bool((everybody == everybody[0]).all()) == (step in (2, 5))
-
-
-def test_local_sgd_averages_every_few_steps() -> None:
-    harness.run(averaged, workers=2)
 
 
 @pytest.mark.parametrize(
@@ -112,7 +109,9 @@ def test_ranks_learn_together(options: dict[str, Any]) -> None:
     assert max(losses) < untrained / 3, (losses, untrained)
 
 
-def resumed(bps: Any, compression: str) -> None:
+@pytest.mark.parametrize("compression", ["none", "int4:feedback=1"])
+@harness.on_ranks(**harness.on_hosts("ab"), env=TCP)
+def test_a_checkpoint_goes_on(bps: Any, compression: str) -> None:
     from bps_rdma.torch import DiLoCo
 
     def begin() -> tuple[nn.Module, DiLoCo]:
@@ -159,12 +158,8 @@ def resumed(bps: Any, compression: str) -> None:
     )
 
 
-@pytest.mark.parametrize("compression", ["none", "int4:feedback=1"])
-def test_a_checkpoint_goes_on(compression: str) -> None:
-    harness.run(resumed, compression, **harness.on_hosts("ab"), env=TCP)
-
-
-def refused(bps: Any) -> None:
+@harness.on_ranks(workers=1)
+def test_what_makes_no_sense_is_refused(bps: Any) -> None:
     from bps_rdma.torch import DiLoCo
 
     for wrong in ({"every": 0}, {"every": 4, "delay": 4}, {"mix": 2}, {"fragments": 7}, {"compression": "zip"}):
@@ -172,11 +167,8 @@ def refused(bps: Any) -> None:
             DiLoCo(torch.optim.SGD(model().parameters(), 0.1), **({"every": 1} | wrong)).step()
 
 
-def test_what_makes_no_sense_is_refused() -> None:
-    harness.run(refused, workers=1)
-
-
-def loaded(bps: Any) -> None:
+@harness.on_ranks(workers=2)
+def test_weights_that_are_loaded_too_late_are_told(bps: Any) -> None:
     """Weights that are loaded after the optimizer was wrapped: a mean of plain weights takes them, and DiLoCo tells."""
     from bps_rdma.torch import DiLoCo, LocalSGD
 
@@ -193,10 +185,6 @@ def loaded(bps: Any) -> None:
                 optimizer.step()
         for one, same in zip(net.parameters(), other.parameters(), strict=True):
             torch.testing.assert_close(one, same)
-
-
-def test_weights_that_are_loaded_too_late_are_told() -> None:
-    harness.run(loaded, workers=2)
 
 
 def goes_on(bps: Any) -> tuple[int, list[torch.Tensor]]:

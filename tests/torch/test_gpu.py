@@ -83,7 +83,8 @@ def values(rank: int, count: int) -> torch.Tensor:
     return torch.randint(-100, 100, (count,), generator=torch.Generator().manual_seed(rank)).float()
 
 
-def kernels_before_and_after(bps: Any) -> None:
+@harness.on_ranks(workers=2)
+def test_the_order_of_kernels_and_copies(bps: Any) -> None:
     """Kernels that take their time before; results used at once after, without a word from the host."""
     rank, count = bps.rank(), 3_000_000
     slow = torch.randn(4096, 4096, device="cuda")
@@ -104,11 +105,8 @@ def kernels_before_and_after(bps: Any) -> None:
         assert torch.equal(doubled.cpu(), expected * 2)
 
 
-def test_the_order_of_kernels_and_copies():
-    harness.run(kernels_before_and_after, workers=2)
-
-
-def in_streams(bps: Any) -> None:
+@harness.on_ranks(workers=2)
+def test_streams(bps: Any) -> None:
     """Each of several streams computes, reduces and goes on by itself; memory is reused at once."""
     rank, count = bps.rank(), 500_000
     streams = [torch.cuda.Stream() for _ in range(3)]
@@ -125,11 +123,8 @@ def in_streams(bps: Any) -> None:
         assert torch.equal(result.cpu(), expected), step
 
 
-def test_streams():
-    harness.run(in_streams, workers=2)
-
-
-def given_up(bps: Any) -> None:
+@harness.on_ranks(workers=2)
+def test_nothing_changes_after_a_deadline(bps: Any) -> None:
     """Rank 1 comes after rank 0's deadline: what rank 0 has does not change any more, and later rounds are right."""
     rank, count = bps.rank(), 3_000_000  # three chunks
     mine = values(rank, count).cuda()
@@ -144,10 +139,6 @@ def given_up(bps: Any) -> None:
     assert torch.equal(seen.cpu(), values(rank, count))
     after = torch.ones(count, device="cuda")
     assert transfer.all_reduce(after, OperationOptions(ReduceOp.sum, "after")).wait().eq(2).all()
-
-
-def test_nothing_changes_after_a_deadline():
-    harness.run(given_up, workers=2)
 
 
 def dying(bps: Any) -> str:
@@ -174,7 +165,8 @@ def test_a_rank_that_dies():
         assert job.outcomes()[0].value == "told"
 
 
-def through_torch(bps: Any) -> None:
+@harness.on_ranks(workers=2, init=False)
+def test_through_torch(bps: Any) -> None:
     """torch's own DistributedDataParallel and FSDP, on a group of the backend that stages CUDA tensors."""
     import bps_rdma.torch
     from bps_rdma.torch.backend import Options as BackendOptions
@@ -218,10 +210,6 @@ def through_torch(bps: Any) -> None:
     check(sharded.parameters())
     dist.barrier()
     dist.destroy_process_group()
-
-
-def test_through_torch():
-    harness.run(through_torch, workers=2, init=False)
 
 
 def test_ddp_bench(tmp_path):

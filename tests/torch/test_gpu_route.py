@@ -98,7 +98,8 @@ def test_a_rank_that_dies(transport):
         assert job.outcomes(but=[1])[0].value == "told"
 
 
-def late(bps: Any) -> None:
+@harness.on_ranks(workers=2, env=ENV)
+def test_a_late_gpu_meets_the_deadline(bps: Any) -> None:
     """Rank 1's GPU is late, and rank 0 has a deadline; the next round is right."""
     array = torch.zeros(COUNT, device="cuda")
     if bps.rank() == 1:
@@ -111,7 +112,3 @@ def late(bps: Any) -> None:
     array.fill_(2)
     bps.push_pull_inplace(array, average=False, name="x")
     assert array.eq(4).all()
-
-
-def test_a_late_gpu_meets_the_deadline():
-    harness.run(late, workers=2, env=ENV)

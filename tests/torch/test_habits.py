@@ -66,13 +66,10 @@ def test_a_sparse_gradient_that_was_not_announced_names_its_parameter():
         assert "pass sparse=['0.weight'] to DistributedOptimizer" in hint
 
 
-def inexact(bps: Any) -> None:
+@harness.on_ranks(workers=2)
+def test_exact_means_of_complex_and_sparse_gradients_are_refused(bps: Any) -> None:
     from bps_rdma.torch import DistributedDataParallel
 
     for make, kind in ((habits.Waves, "'turn' are complex"), (habits.Words, "'words.weight' are sparse")):
         with pytest.raises(bps.InvalidTensorError, match=kind):
             DistributedDataParallel(make(), exact=True)
-
-
-def test_exact_means_of_complex_and_sparse_gradients_are_refused():
-    harness.run(inexact, workers=2)

@@ -96,7 +96,9 @@ def test_gradients_are_those_of_one_process(body):
     harness.run(body, workers=2)
 
 
-def steps_in_hooks(bps: Any, is_first: bool) -> None:
+@pytest.mark.parametrize("is_first", [True, False])
+@harness.on_ranks(workers=2)
+def test_a_step_in_a_hook_is_refused(bps: Any, is_first: bool) -> None:
     """The step of an optimizer in hooks of backward would be one on the gradient of this rank."""
     import bps_rdma
     from bps_rdma.torch import DistributedDataParallel, DistributedOptimizer
@@ -124,8 +126,3 @@ def steps_in_hooks(bps: Any, is_first: bool) -> None:
             with pytest.raises(bps_rdma.BpsError, match=r"gradient of 'weight' was (dropped|changed)"):
                 wrapped(torch.ones(1, 8)).sum().backward()
             bps.barrier()
-
-
-@pytest.mark.parametrize("is_first", [True, False])
-def test_a_step_in_a_hook_is_refused(is_first: bool) -> None:
-    harness.run(steps_in_hooks, is_first, workers=2)

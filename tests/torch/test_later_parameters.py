@@ -96,7 +96,8 @@ def wraps(bps: Any) -> dict[str, Wrap]:
     return {**kinds, "cross barrier": lambda model: (model, CrossBarrier(model, sgd(model)))}
 
 
-def agreed(bps: Any) -> None:
+@harness.on_ranks(workers=2)
+def test_parameters_that_train_later_are_averaged(bps: Any) -> None:
     begin, end = training.share(bps.rank(), bps.size())
     for name, wrap in wraps(bps).items():
         for change in CHANGES:
@@ -125,11 +126,8 @@ def agreed(bps: Any) -> None:
             assert training.same_everywhere(bps, model), (name, change.__name__)
 
 
-def test_parameters_that_train_later_are_averaged():
-    harness.run(agreed, workers=2)
-
-
-def not_everywhere(bps: Any) -> None:
+@harness.on_ranks(workers=2, env={"BPS_TIMEOUT": "60"})
+def test_a_parameter_that_trains_on_one_rank_only(bps: Any) -> None:
     """One rank alone: all ranks raise an error at once, far below the deadline of an operation, that names one."""
     import bps_rdma
 
@@ -163,11 +161,8 @@ def not_everywhere(bps: Any) -> None:
             bps.barrier()
 
 
-def test_a_parameter_that_trains_on_one_rank_only():
-    harness.run(not_everywhere, workers=2, env={"BPS_TIMEOUT": "60"})
-
-
-def other_values(bps: Any) -> None:
+@harness.on_ranks(workers=2)
+def test_new_parameters_with_other_values(bps: Any) -> None:
     """A new head that each rank has filled by itself: their mean gradients would not make them the same."""
     import bps_rdma
 
@@ -183,11 +178,8 @@ def other_values(bps: Any) -> None:
         assert name
 
 
-def test_new_parameters_with_other_values():
-    harness.run(other_values, workers=2)
-
-
-def alternating(bps: Any) -> None:
+@harness.on_ranks(workers=2)
+def test_parts_that_are_trained_by_turns(bps: Any) -> None:
     """Parts that are trained by turns, and frozen for a look at the inputs: nothing new is agreed on in each step."""
     from bps_rdma.torch import DistributedDataParallel
 
@@ -205,10 +197,6 @@ def alternating(bps: Any) -> None:
         assert trained.weight.grad is not None
         assert other.weight.grad is None
     assert counts[1] > counts[2] == counts[4] == counts[3] == counts[5]
-
-
-def test_parts_that_are_trained_by_turns():
-    harness.run(alternating, workers=2)
 
 
 def alone(bps: Any) -> None:

@@ -17,7 +17,8 @@ def each_form(bps: Any) -> list[Any]:
     return [bps.push_pull_inplace, bps_torch.push_pull, bps_torch.push_pull_inplace, bps_torch.push_pull_async]
 
 
-def without_memory(bps: Any) -> None:
+@harness.on_ranks(workers=1)
+def test_tensors_without_memory_are_refused(bps: Any) -> None:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import Shard, distribute_tensor
 
@@ -36,21 +37,14 @@ def without_memory(bps: Any) -> None:
     dist.destroy_process_group()
 
 
-def test_tensors_without_memory_are_refused() -> None:
-    harness.run(without_memory, workers=1)
-
-
-def with_another_sign(bps: Any) -> None:
+@harness.on_ranks(workers=2)
+def test_views_with_another_sign_are_refused(bps: Any) -> None:
     minus_two = torch.tensor([1 + 2j]).conj().imag  # its memory holds 2
     assert minus_two.is_contiguous()
     for call in each_form(bps):
         with pytest.raises(bps.InvalidTensorError, match=r"resolve_neg\(\)"):
             call(minus_two)
     assert bps_torch.push_pull(minus_two.resolve_neg(), average=False).tolist() == [-2.0 * bps.size()]
-
-
-def test_views_with_another_sign_are_refused() -> None:
-    harness.run(with_another_sign, workers=2)
 
 
 def fails(product: torch.Tensor) -> bool:
@@ -61,7 +55,8 @@ def fails(product: torch.Tensor) -> bool:
     return False
 
 
-def saved(bps: Any) -> None:
+@harness.on_ranks(workers=2)
+def test_autograd_sees_that_a_saved_tensor_has_changed(bps: Any) -> None:
     """Backward would multiply by what is in the tensor by then."""
     forms = {
         "bps_torch.push_pull_inplace": bps_torch.push_pull_inplace,
@@ -86,11 +81,8 @@ def saved(bps: Any) -> None:
         assert bps_torch.push_pull_inplace(torch.ones(3), average=False).tolist() == [2, 2, 2]
 
 
-def test_autograd_sees_that_a_saved_tensor_has_changed() -> None:
-    harness.run(saved, workers=2)
-
-
-def wrapped(bps: Any) -> None:
+@harness.on_ranks(workers=2)
+def test_views(bps: Any) -> None:
     """What else programs pass: parameters, views of larger memory, strides of length one, no dimension, no element."""
     rank = bps.rank()
     memory = torch.arange(12.0) + rank
@@ -105,7 +97,3 @@ def wrapped(bps: Any) -> None:
     for holes in (memory.view(3, 4).t(), memory[::2], torch.ones(3).expand(4, 3)):
         with pytest.raises(bps.InvalidTensorError, match="contiguous"):
             bps_torch.push_pull(holes)
-
-
-def test_views() -> None:
-    harness.run(wrapped, workers=2)

@@ -34,7 +34,8 @@ def test_gradients_flow_through_push_pull(workers):
     harness.run(gradients, workers=workers)
 
 
-def semantics(bps: Any) -> None:
+@harness.on_ranks(workers=3)
+def test_semantics_are_those_of_byteps(bps: Any) -> None:
     import bps_rdma.torch as bps_torch
 
     rank, size = bps.rank(), bps.size()
@@ -66,10 +67,6 @@ def semantics(bps: Any) -> None:
         y = bps_torch.push_pull(x, compression=compression, name=compression.text)
         assert y.dtype == torch.float32
         assert 0 < (y - x).abs().max() <= exact
-
-
-def test_semantics_are_those_of_byteps():
-    harness.run(semantics, workers=3)
 
 
 def names(bps: Any) -> None:
@@ -113,7 +110,8 @@ def test_ranks_that_call_from_elsewhere_are_told_where():
     assert "test_ops.other.float32.3" in texts[1]
 
 
-def grouped(bps: Any) -> None:
+@harness.on_ranks(workers=2)
+def test_a_group_of_calls_is_waited_for_once(bps: Any) -> None:
     import bps_rdma.torch as bps_torch
 
     assert bps_torch.byteps_push_pull is bps_torch.push_pull_async_inplace
@@ -131,11 +129,8 @@ def grouped(bps: Any) -> None:
     assert bps_torch.get_pushpull_speed()[1] > 0
 
 
-def test_a_group_of_calls_is_waited_for_once():
-    harness.run(grouped, workers=2)
-
-
-def mistakes(bps: Any) -> None:
+@harness.on_ranks(workers=2)
+def test_mistakes_are_told_and_nothing_is_lost(bps: Any) -> None:
     import bps_rdma.torch as bps_torch
 
     with pytest.raises(bps.InvalidTensorError, match="contiguous"):
@@ -149,10 +144,6 @@ def mistakes(bps: Any) -> None:
     with pytest.raises(bps.InvalidArgumentError, match="average"):
         bps.push_pull(torch.ones(2), op="mean")
     assert bps_torch.push_pull(torch.ones(2), average=False).tolist() == [2, 2], "the job goes on"
-
-
-def test_mistakes_are_told_and_nothing_is_lost():
-    harness.run(mistakes, workers=2)
 
 
 def test_names_are_where_byteps_has_them():
@@ -252,7 +243,8 @@ def test_a_rank_that_never_joins():
     assert "every rank of the group must make this call" in harness.run(late, workers=2, init=False)[0]
 
 
-def resumed(bps: Any) -> None:
+@harness.on_ranks(workers=2)
+def test_suspend_and_resume(bps: Any) -> None:
     """The second rank stays away for a while; a wrapped module goes on with whoever is there."""
     import bps_rdma.torch as bps_torch
 
@@ -278,11 +270,8 @@ def resumed(bps: Any) -> None:
     assert (bps_torch.size(), mean()) == (2, 1.5)
 
 
-def test_suspend_and_resume():
-    harness.run(resumed, workers=2)
-
-
-def wrong_arguments(bps: Any) -> None:
+@harness.on_ranks(workers=1)
+def test_wrong_arguments_are_named_as_those_of_the_numpy_face(bps: Any) -> None:
     import bps_rdma.torch as bps_torch
 
     x = torch.ones(3)
@@ -296,7 +285,3 @@ def wrong_arguments(bps: Any) -> None:
     assert x.tolist() == [1, 1, 1]
     for name in (None, ""):  # from here
         assert bps_torch.push_pull(x, name=name).tolist() == [1, 1, 1]
-
-
-def test_wrong_arguments_are_named_as_those_of_the_numpy_face():
-    harness.run(wrong_arguments, workers=1)

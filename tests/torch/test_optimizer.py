@@ -77,7 +77,8 @@ def test_weights_are_those_of_one_process(kind, workers):
 # ---- DistributedOptimizer
 
 
-def accumulation(bps: Any) -> None:
+@harness.on_ranks(workers=2)
+def test_gradients_of_several_backward_passes_are_added_up(bps: Any) -> None:
     from bps_rdma.torch import Compression, CrossBarrier, DistributedOptimizer
 
     begin, end = training.share(bps.rank(), bps.size())
@@ -104,11 +105,8 @@ def accumulation(bps: Any) -> None:
         assert training.distance(alone, model) < 1e-6
 
 
-def test_gradients_of_several_backward_passes_are_added_up():
-    harness.run(accumulation, workers=2)
-
-
-def too_many_passes(bps: Any) -> None:
+@harness.on_ranks(workers=2)
+def test_backward_passes_are_counted(bps: Any) -> None:
     """A further pass is averaged for itself; where means are exact it would be rounded in between, and is refused."""
     import bps_rdma
     from bps_rdma.torch import DistributedOptimizer
@@ -132,11 +130,8 @@ def too_many_passes(bps: Any) -> None:
             DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), backward_passes_per_step=bad)
 
 
-def test_backward_passes_are_counted():
-    harness.run(too_many_passes, workers=2)
-
-
-def clipping(bps: Any) -> None:
+@harness.on_ranks(workers=2)
+def test_gradients_can_be_clipped_before_the_step(bps: Any) -> None:
     """The norm of the means is clipped, in three ways that BytePS's and Horovod's users write."""
     from bps_rdma.torch import DistributedOptimizer
 
@@ -163,11 +158,8 @@ def clipping(bps: Any) -> None:
     assert training.distance(alone, model) < 1e-6
 
 
-def test_gradients_can_be_clipped_before_the_step():
-    harness.run(clipping, workers=2)
-
-
-def closures(bps: Any) -> None:
+@harness.on_ranks(workers=2)
+def test_closures(bps: Any) -> None:
     """With LBFGS, which evaluates the closure several times and compares losses."""
     from bps_rdma.torch import DistributedOptimizer
 
@@ -192,11 +184,8 @@ def closures(bps: Any) -> None:
     assert training.same_everywhere(bps, model)
 
 
-def test_closures():
-    harness.run(closures, workers=2)
-
-
-def unused(bps: Any) -> None:
+@harness.on_ranks(workers=2)
+def test_unused_parameters_are_as_in_one_process(bps: Any) -> None:
     from bps_rdma.torch import CrossBarrier, DistributedOptimizer
 
     rank, size = bps.rank(), bps.size()
@@ -222,11 +211,8 @@ def unused(bps: Any) -> None:
         assert torch.equal(model.never.weight, training.seeded(training.Branching).never.weight)
 
 
-def test_unused_parameters_are_as_in_one_process():
-    harness.run(unused, workers=2)
-
-
-def wrapping(bps: Any) -> None:
+@harness.on_ranks(workers=2)
+def test_wrapping(bps: Any) -> None:
     """State, options, schedulers and hooks of the optimizer are kept; mistakes are told."""
     import bps_rdma
     from bps_rdma.torch import CrossBarrier, DistributedOptimizer
@@ -269,14 +255,11 @@ def wrapping(bps: Any) -> None:
     DistributedOptimizer(fresh)  # what failed left nothing behind
 
 
-def test_wrapping():
-    harness.run(wrapping, workers=2)
-
-
 # ---- CrossBarrier
 
 
-def late(bps: Any) -> None:
+@harness.on_ranks(workers=2)
+def test_cross_barrier_updates_just_in_time(bps: Any) -> None:
     """Updates are made in the next forward, module by module; state_dict() and synchronize() make them all."""
     from bps_rdma.torch import CrossBarrier
 
@@ -303,11 +286,8 @@ def late(bps: Any) -> None:
         optimizer.zero_grad()
 
 
-def test_cross_barrier_updates_just_in_time():
-    harness.run(late, workers=2)
-
-
-def outside(bps: Any) -> None:
+@harness.on_ranks(workers=2)
+def test_cross_barrier_tells_of_stale_weights(bps: Any) -> None:
     """A weight that is used outside of its module would be out of date: told in backward."""
     import bps_rdma
     from bps_rdma.torch import CrossBarrier
@@ -322,11 +302,8 @@ def outside(bps: Any) -> None:
     bps.barrier()  # what the other rank starts first fails at once when this one has left
 
 
-def test_cross_barrier_tells_of_stale_weights():
-    harness.run(outside, workers=2)
-
-
-def without_shapes(bps: Any) -> None:
+@harness.on_ranks(workers=1)
+def test_lazy_parameters_are_named(bps: Any) -> None:
     from bps_rdma.torch import CrossBarrier, DiLoCo, DistributedOptimizer
 
     model = nn.Sequential(nn.Linear(8, 8), nn.LazyLinear(4))
@@ -334,7 +311,3 @@ def without_shapes(bps: Any) -> None:
     for wrap in (DistributedOptimizer, DiLoCo, lambda *args: CrossBarrier(model, *args)):
         with pytest.raises(bps.InvalidTensorError, match=r"'1\.weight' has no shape yet"):
             wrap(sgd, model.named_parameters())
-
-
-def test_lazy_parameters_are_named():
-    harness.run(without_shapes, workers=1)

@@ -158,7 +158,8 @@ def test_compressed_means_get_to_tensors_of_the_script():
     harness.run(compressed, workers=2, env={"BPS_MIN_COMPRESS_BYTES": "64", "BPS_TRANSPORT": "tcp"}, rank_env=each)
 
 
-def with_cross_barrier(bps: Any) -> None:
+@harness.on_ranks(workers=2)
+def test_cross_barrier_refuses_tensors_of_the_script(bps: Any) -> None:
     """It averages in place, while a script would use its buffer."""
     from bps_rdma.torch import CrossBarrier
 
@@ -176,10 +177,6 @@ def with_cross_barrier(bps: Any) -> None:
         assert held
 
 
-def test_cross_barrier_refuses_tensors_of_the_script():
-    harness.run(with_cross_barrier, workers=2)
-
-
 class Shared(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -190,7 +187,8 @@ class Shared(nn.Module):
         return self.last(self.embedding((x * 1000).long() % 16).mean(1))
 
 
-def sparse(bps: Any) -> None:
+@harness.on_ranks(workers=2)
+def test_sparse_means_get_to_tensors_of_the_script(bps: Any) -> None:
     """A sparse gradient that is added to a dense one makes a dense one."""
     from bps_rdma.torch import DistributedDataParallel
 
@@ -212,7 +210,3 @@ def sparse(bps: Any) -> None:
                 for each in held:
                     each.zero_()
         assert training.distance(*models) < 1e-5, hold
-
-
-def test_sparse_means_get_to_tensors_of_the_script():
-    harness.run(sparse, workers=2)

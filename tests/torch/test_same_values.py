@@ -14,7 +14,10 @@ from bps_rdma.errors import MismatchError
 from bps_rdma.torch import DistributedOptimizer, broadcast_parameters
 
 
-def train(bps: Any, broadcasts: bool, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.complex64])
+@pytest.mark.parametrize("broadcasts", [False, True])
+@harness.on_ranks(workers=2)
+def test_values_that_differ_are_refused_by_name(bps: Any, broadcasts: bool, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 1)).to(dtype)
     if bps.rank() == 1:
@@ -34,9 +37,3 @@ def train(bps: Any, broadcasts: bool, dtype: torch.dtype) -> None:
     for one, other in zip(before, model.parameters(), strict=True):
         assert torch.equal(one, other)
     bps.barrier()
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.complex64])
-@pytest.mark.parametrize("broadcasts", [False, True])
-def test_values_that_differ_are_refused_by_name(broadcasts, dtype):
-    harness.run(train, broadcasts, dtype, workers=2)

@@ -41,7 +41,8 @@ def test_other_worlds_and_dtypes(workers, dtype):
     harness.run(follows, "adamw", dtype, workers=workers)
 
 
-def odd_parameters(bps: Any) -> None:
+@harness.on_ranks(workers=3)
+def test_parameters_that_are_not_contiguous_empty_complex_or_of_no_dimension(bps: Any) -> None:
     def make() -> list[torch.Tensor]:
         generator = torch.Generator().manual_seed(1)
         wide = torch.randn(300, 200, generator=generator)
@@ -61,10 +62,6 @@ def odd_parameters(bps: Any) -> None:
         sharded.step()
         assert_same(params, reference)
         assert places == [param.data_ptr() for param in params]
-
-
-def test_parameters_that_are_not_contiguous_empty_complex_or_of_no_dimension():
-    harness.run(odd_parameters, workers=3)
 
 
 def more_ranks_than_parameters(bps: Any) -> int:
@@ -88,7 +85,8 @@ def test_ranks_that_own_nothing():
     assert sorted(harness.run(more_ranks_than_parameters, workers=3)) == [0, 0, 1]
 
 
-def gradients_on_some_ranks(bps: Any) -> None:
+@harness.on_ranks(workers=2)
+def test_gradients_that_only_some_ranks_have(bps: Any) -> None:
     """A gradient that is None on the owner leaves the parameter alone, also where another rank has one."""
     params = [torch.nn.Parameter(torch.zeros(4)) for _ in range(2)]
     sharded = ShardedOptimizer(params, torch.optim.SGD, lr=1.0)
@@ -100,14 +98,11 @@ def gradients_on_some_ranks(bps: Any) -> None:
     assert torch.equal(mine.detach(), torch.full((4,), -1.0 if mine is owned[0] else 0.0))
 
 
-def test_gradients_that_only_some_ranks_have():
-    harness.run(gradients_on_some_ranks, workers=2)
-
-
 # ---- Groups, schedulers, closures, hooks
 
 
-def groups_and_schedulers(bps: Any) -> None:
+@harness.on_ranks(workers=2)
+def test_groups_added_later_and_options_that_change(bps: Any) -> None:
     def make(wrap: bool) -> tuple[Model, Any, Any]:
         model = Model()
         options = {"lr": 0.01, "weight_decay": 0.1}
@@ -136,11 +131,8 @@ def groups_and_schedulers(bps: Any) -> None:
     assert_same(found[1][1], found[0][1])
 
 
-def test_groups_added_later_and_options_that_change():
-    harness.run(groups_and_schedulers, workers=2)
-
-
-def named_parameters(bps: Any) -> None:
+@harness.on_ranks(workers=2)
+def test_named_parameters(bps: Any) -> None:
     model, reference = Model(), Model()
     sharded = ShardedOptimizer(model.named_parameters(), torch.optim.SGD, lr=0.1, momentum=0.9)
     plain = torch.optim.SGD(reference.named_parameters(), lr=0.1, momentum=0.9)
@@ -148,10 +140,6 @@ def named_parameters(bps: Any) -> None:
     train(reference, plain, range(2))
     assert_same(sharded.state_dict(), plain.state_dict())
     assert sharded.state_dict()["param_groups"][0]["param_names"][1] == "first.weight"
-
-
-def test_named_parameters():
-    harness.run(named_parameters, workers=2)
 
 
 class CountsInItsGroup(torch.optim.SGD):
@@ -164,7 +152,8 @@ class CountsInItsGroup(torch.optim.SGD):
         return super().step(closure)
 
 
-def closures_and_hooks(bps: Any) -> None:
+@harness.on_ranks(workers=2)
+def test_closures_hooks_and_options_that_the_optimizer_changes(bps: Any) -> None:
     model, reference = Model(), Model()
     sharded = ShardedOptimizer(model.parameters(), CountsInItsGroup, lr=0.1)
     plain = CountsInItsGroup(reference.parameters(), lr=0.1)
@@ -190,10 +179,6 @@ def closures_and_hooks(bps: Any) -> None:
     assert whole["added"] == len(whole["state"])
     sharded.zero_grad()
     assert all(param.grad is None for param in model.parameters())
-
-
-def test_closures_hooks_and_options_that_the_optimizer_changes():
-    harness.run(closures_and_hooks, workers=2)
 
 
 # ---- What it is for: memory, balance

@@ -60,7 +60,8 @@ def test_states_move_between_sharded_and_plain(workers):
     harness.run(saves_and_loads, workers=workers)
 
 
-def collects_in_windows(bps: Any) -> None:
+@harness.on_ranks(workers=3)
+def test_ranks_that_do_not_want_the_state_hold_a_window_of_it(bps: Any) -> None:
     from bps_rdma.torch import broadcast_objects
 
     broadcast_objects._WINDOW_BYTES = 100_000  # less than a tensor, and room for several of the small ones
@@ -86,10 +87,6 @@ def collects_in_windows(bps: Any) -> None:
         assert part == {}
         assert len(held) > 2
         assert max(held) <= max(100_000, *(param.nbytes for param in model.parameters()))
-
-
-def test_ranks_that_do_not_want_the_state_hold_a_window_of_it():
-    harness.run(collects_in_windows, workers=3)
 
 
 def trains_from(bps: Any, state: Any, weights: Any, steps: range) -> Any:

@@ -107,7 +107,8 @@ def test_results(delay):
         assert figures["copied_bytes"] == 0, "chunks are copied by the device alone"
 
 
-def late(bps: Any) -> None:
+@harness.on_ranks(workers=2, env=SMALL)
+def test_nothing_is_read_before_it_is_computed_and_used_before_it_is_there(bps: Any) -> None:
     """What is sent is what the device will have computed by then; the host does not wait for that."""
     device = simulated.install()
     gate = threading.Event()
@@ -138,11 +139,8 @@ def late(bps: Any) -> None:
     assert torch.equal(seen[0], data(0, 4_000) + data(1, 4_000))
 
 
-def test_nothing_is_read_before_it_is_computed_and_used_before_it_is_there():
-    harness.run(late, workers=2, env=SMALL)
-
-
-def as_handles(bps: Any) -> None:
+@harness.on_ranks(workers=2, env=SMALL)
+def test_handles(bps: Any) -> None:
     """Waited for by several threads, by a descriptor, by torch's futures; again and again."""
     device = simulated.install(delay=0.001, immediate=True)
     tensors = [data(bps.rank(), 30_000) for _ in range(3)]
@@ -169,10 +167,6 @@ def as_handles(bps: Any) -> None:
     assert work.is_success()
     for tensor in tensors:
         assert torch.equal(tensor, expected)
-
-
-def test_handles():
-    harness.run(as_handles, workers=2, env=SMALL)
 
 
 def unstaged(bps: Any) -> tuple[list[bool], list[bool]]:
@@ -226,7 +220,8 @@ def test_a_future_of_what_is_not_staged_knows_its_device():
     assert work._cuda_devices() == [torch.device("cuda", 1)]
 
 
-def broken_copy(bps: Any) -> None:
+@harness.on_ranks(workers=2, env=SMALL)
+def test_a_device_that_fails(bps: Any) -> None:
     """A device that fails once: that operation fails, on this rank at once, and later ones are right."""
     device = simulated.install(immediate=True)
     if bps.rank() == 0:
@@ -246,11 +241,8 @@ def broken_copy(bps: Any) -> None:
         assert torch.equal(after, data(0, 30_000) + data(1, 30_000))
 
 
-def test_a_device_that_fails():
-    harness.run(broken_copy, workers=2, env=SMALL)
-
-
-def late_chunk(bps: Any) -> None:
+@harness.on_ranks(workers=2, env=SMALL)
+def test_nothing_changes_after_an_error(bps: Any) -> None:
     """A chunk whose result comes after the operation has raised, because of another one, is not copied up."""
     device = simulated.install(immediate=True)
     mine = data(bps.rank(), 4_000)  # two chunks
@@ -265,10 +257,6 @@ def late_chunk(bps: Any) -> None:
     mark("failed")
     time.sleep(1)  # what must not happen has had the time to
     assert torch.equal(mine, data(0, 4_000))
-
-
-def test_nothing_changes_after_an_error():
-    harness.run(late_chunk, workers=2, env=SMALL)
 
 
 def shuffled(bps: Any, waits: bool) -> None:
@@ -297,7 +285,8 @@ def test_ranks_may_start_in_any_order(workers, waits):
     harness.run(shuffled, waits, workers=workers, env={**SMALL, "BPS_GPU_CHUNKS": "1"})
 
 
-def one_name(bps: Any) -> None:
+@harness.on_ranks(workers=2, env={**SMALL, "BPS_GPU_CHUNKS": "1"})
+def test_rounds_of_one_name_keep_their_order(bps: Any) -> None:
     """Rounds of one name are matched by their order, although a later one could overtake an earlier one."""
     simulated.install(delay=0.0002, immediate=True)
     tensors = [data(bps.rank(), 9000) * (step + 1) for step in range(6)]
@@ -307,10 +296,6 @@ def one_name(bps: Any) -> None:
         operation.wait()
         assert torch.equal(tensor, (data(0, 9000) + data(1, 9000)) * (step + 1))
     assert torch.equal(other.wait(), torch.full((5000,), 2.0))
-
-
-def test_rounds_of_one_name_keep_their_order():
-    harness.run(one_name, workers=2, env={**SMALL, "BPS_GPU_CHUNKS": "1"})
 
 
 def stuck(bps: Any) -> str:
@@ -385,7 +370,8 @@ def test_a_rank_that_dies():
         assert job.outcomes()[0].value == "PeerLostError"
 
 
-def two_jobs(bps: Any) -> None:
+@harness.on_ranks(workers=2, init=False, env=SMALL)
+def test_it_ends_with_the_job(bps: Any) -> None:
     """Threads and pinned memory go with the job; the next one has its own."""
     device = simulated.install(immediate=True)
     for _ in range(2):
@@ -402,11 +388,8 @@ def two_jobs(bps: Any) -> None:
         assert threading.active_count() <= before + 2  # the simulated streams
 
 
-def test_it_ends_with_the_job():
-    harness.run(two_jobs, workers=2, init=False, env=SMALL)
-
-
-def wrong(bps: Any) -> None:
+@harness.on_ranks(workers=1)
+def test_wrong_input(bps: Any) -> None:
     simulated.install(immediate=True)
     with pytest.raises(bps.InvalidTensorError, match="not contiguous"):
         transfer.all_reduce(torch.zeros(4, 6).t(), OperationOptions(name="x"))
@@ -426,10 +409,6 @@ def wrong(bps: Any) -> None:
         transfer.broadcast(torch.zeros(4), 5, OperationOptions(name="x"))
     empty = torch.zeros(0)
     assert transfer.all_reduce(empty, summed_as("empty")).wait() is empty
-
-
-def test_wrong_input():
-    harness.run(wrong, workers=1)
 
 
 def test_memory_that_is_neither():

@@ -81,7 +81,8 @@ def use_kernels_for_the_cpu() -> None:
     torch._C._get_privateuse1_backend_name = lambda: "cpu"  # whose tensors it takes, besides those of GPUs
 
 
-def synchronised(_: Any) -> None:
+@harness.on_ranks(workers=2, init=False)
+def test_its_statistics_are_those_of_the_whole_batch(bps: Any) -> None:
     import bps_rdma.torch as bps
 
     dist.init_process_group("bps")
@@ -106,7 +107,3 @@ def synchronised(_: Any) -> None:
         for one, other in zip(model.buffers(), expected.buffers(), strict=True):
             torch.testing.assert_close(one, other, msg=kind)
     dist.destroy_process_group()
-
-
-def test_its_statistics_are_those_of_the_whole_batch():
-    harness.run(synchronised, workers=2, init=False)

@@ -110,7 +110,8 @@ def test_training_reaches_about_the_same_loss(compression: str) -> None:
     assert compressed[0] < plain[0] + untrained / 100, (plain, compressed)
 
 
-def operations(bps: Any) -> None:
+@harness.on_ranks(workers=2, env=TCP)
+def test_operations_take_methods(bps: Any) -> None:
     from bps_rdma.torch import push_pull
 
     tensor = torch.randn(4096, generator=torch.Generator().manual_seed(bps.rank()), requires_grad=True)
@@ -126,10 +127,6 @@ def operations(bps: Any) -> None:
     with pytest.raises(bps.InvalidArgumentError, match="says nothing of how"):
         push_pull(tensor, name="x", compression=3)
     bps.barrier()
-
-
-def test_operations_take_methods() -> None:
-    harness.run(operations, workers=2, env=TCP)
 
 
 def in_other_orders(bps: Any) -> None:

@@ -88,15 +88,12 @@ def test_gradients_are_rounded_once() -> None:
     harness.run(with_every_strategy, trained, **harness.on_hosts("aabb"))
 
 
-def refused(bps: Any) -> None:
+@harness.on_ranks(workers=1)
+def test_compression_is_refused(bps: Any) -> None:
     from bps_rdma.torch import DistributedDataParallel
 
     with pytest.raises(InvalidArgumentError, match="not exact"):
         DistributedDataParallel(nn.Linear(2, 2), compression="int8", exact=True)
-
-
-def test_compression_is_refused() -> None:
-    harness.run(refused, workers=1)
 
 
 def with_flushed_subnormals(bps: Any) -> None:

@@ -27,7 +27,9 @@ def same(found: Any, right: torch.Tensor) -> None:
     assert torch.equal(*as_bytes)
 
 
-def everything(bps: Any, on_device: bool) -> None:
+@pytest.mark.parametrize("on_device", [False, True])
+@harness.on_ranks(workers=3)
+def test_messages(bps: Any, on_device: bool) -> None:
     rank, size = bps.rank(), bps.size()
     if on_device:
         install(immediate=True)
@@ -81,11 +83,8 @@ def everything(bps: Any, on_device: bool) -> None:
 
 
 @pytest.mark.parametrize("on_device", [False, True])
-def test_messages(on_device):
-    harness.run(everything, on_device, workers=3)
-
-
-def grouped(bps: Any, on_device: bool) -> None:
+@harness.on_ranks(workers=2)
+def test_many_tensors_at_once(bps: Any, on_device: bool) -> None:
     rank, size = bps.rank(), bps.size()
     if on_device:
         install(immediate=True)
@@ -110,8 +109,3 @@ def grouped(bps: Any, on_device: bool) -> None:
             bps_torch.push_pull_many([first, wrong], inplace=True)
     bps_torch.push_pull_many([first], average=False, inplace=True)
     assert first.tolist() == [total] * 3, "nothing was sent of what was refused"
-
-
-@pytest.mark.parametrize("on_device", [False, True])
-def test_many_tensors_at_once(on_device):
-    harness.run(grouped, on_device, workers=2)

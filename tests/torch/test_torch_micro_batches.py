@@ -145,7 +145,8 @@ def test_one_digest_for_all_worlds() -> None:
     assert len({one for results in found for result in results for one in result}) == 1
 
 
-def uneven(bps: Any) -> None:
+@harness.on_ranks(workers=2)
+def test_ranks_may_differ_and_gradients_may_be_changed(bps: Any) -> None:
     """Ranks that accumulate and ranks that do not; parameters that some use; gradients that the caller changes."""
     from bps_rdma.torch import DistributedDataParallel
 
@@ -181,10 +182,6 @@ def uneven(bps: Any) -> None:
         assert model[1].weight.grad is not None
 
 
-def test_ranks_may_differ_and_gradients_may_be_changed() -> None:
-    harness.run(uneven, workers=2)
-
-
 def barrier(bps: Any) -> str:
     from bps_rdma.torch import CrossBarrier
 
@@ -207,7 +204,8 @@ def test_cross_barrier() -> None:
     assert set(harness.run(barrier, workers=2)) == {hashlib.sha256(weights).hexdigest()}
 
 
-def overflowed(bps: Any) -> None:
+@harness.on_ranks(workers=2)
+def test_overflow(bps: Any) -> None:
     """A whole tensor of infinities and NaN, as after an overflow, costs no more memory than any other."""
     total = bps.ExactSum(np.zeros(100_000, np.float32), name="overflow")
     for value in (1.0, np.inf, -np.inf if bps.rank() == 0 else 3.0):
@@ -223,7 +221,3 @@ def overflowed(bps: Any) -> None:
         total.add(np.full(100_000, value, np.float32))
     assert len(total._sum.beyond()) == (100_000 if bps.rank() == 0 else 0)
     assert (total.push_pull() == np.inf).all()
-
-
-def test_overflow() -> None:
-    harness.run(overflowed, workers=2)

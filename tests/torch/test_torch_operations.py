@@ -60,7 +60,8 @@ def test_every_form_has_every_reduction(workers: int) -> None:
     harness.run(reductions, workers=workers)
 
 
-def compressed(bps: Any) -> None:
+@harness.on_ranks(workers=2, env=TCP)
+def test_every_form_can_be_compressed_or_exact(bps: Any) -> None:
     """Compressed and exact sums are the same in all forms, bit for bit."""
     rank, size = bps.rank(), bps.size()
     own = contribution(rank, 4096)
@@ -87,11 +88,8 @@ def compressed(bps: Any) -> None:
         bps_torch.push_pull_inplace(own, compression=bps_torch.Int8(), exact=True)
 
 
-def test_every_form_can_be_compressed_or_exact() -> None:
-    harness.run(compressed, workers=2, env=TCP)
-
-
-def moved(bps: Any) -> None:
+@harness.on_ranks(workers=3)
+def test_numbers_that_are_only_moved(bps: Any) -> None:
     rank, size = bps.rank(), bps.size()
     for dtype in (torch.float32, torch.int64, torch.bool, torch.complex64, torch.int16):
         part = torch.arange(6).view(2, 3).to(dtype) + torch.tensor(rank).to(dtype)
@@ -127,11 +125,8 @@ def moved(bps: Any) -> None:
         bps_torch.reduce_scatter(torch.ones(3), out=torch.ones(7))
 
 
-def test_numbers_that_are_only_moved() -> None:
-    harness.run(moved, workers=3)
-
-
-def groups(bps: Any) -> None:
+@harness.on_ranks(workers=3)
+def test_groups_of_either_kind(bps: Any) -> None:
     """Of either kind, in every call."""
     rank = bps.rank()
     dist.init_process_group("gloo")
@@ -159,11 +154,8 @@ def groups(bps: Any) -> None:
     dist.destroy_process_group()
 
 
-def test_groups_of_either_kind() -> None:
-    harness.run(groups, workers=3)
-
-
-def kept(bps: Any) -> None:
+@harness.on_ranks(workers=2, env=TCP)
+def test_what_is_kept(bps: Any) -> None:
     """Weights that servers keep, what compression remembers, and memory that other processes map."""
     rank = bps.rank()
     weights = bps_torch.empty((2, 3), torch.float64)
@@ -193,10 +185,6 @@ def kept(bps: Any) -> None:
     assert bps_torch.metrics()["total"]["compressed_bytes"] > 0
     assert bps_torch.empty(0).shape == (0,)
     assert bps_torch.empty((), "bool").dtype == torch.bool
-
-
-def test_what_is_kept() -> None:
-    harness.run(kept, workers=2, env=TCP)
 
 
 def late(bps: Any) -> list[str]:
@@ -229,7 +217,8 @@ def test_every_call_has_a_deadline_of_its_own() -> None:
         assert "rank 1" in one, one
 
 
-def threads(bps: Any) -> None:
+@harness.on_ranks(workers=2)
+def test_calls_from_several_threads(bps: Any) -> None:
     """Several threads, each with tensors and names of its own. Handles that are dropped change nothing for others."""
     rank, size = bps.rank(), bps.size()
     wrong: list[Any] = []
@@ -252,10 +241,6 @@ def threads(bps: Any) -> None:
     assert not wrong
 
 
-def test_calls_from_several_threads() -> None:
-    harness.run(threads, workers=2)
-
-
 def lost(bps: Any, call: str) -> str:
     if bps.rank() == 1:
         await_mark("never")
@@ -274,7 +259,8 @@ def test_a_lost_rank_ends_every_operation(call: str) -> None:
     assert "1" in told
 
 
-def moved_memory(bps: Any) -> None:
+@harness.on_ranks(workers=2)
+def test_a_prepared_tensor_whose_memory_has_moved_is_refused(bps: Any) -> None:
     def resize(tensor: torch.Tensor) -> None:
         tensor.resize_(1_000_000)
 
@@ -292,7 +278,3 @@ def moved_memory(bps: Any) -> None:
         move(tensor)
         with pytest.raises(bps.InvalidArgumentError, match=f"'byteps.moved {number}'.*(other memory|was freed)"):
             prepared()
-
-
-def test_a_prepared_tensor_whose_memory_has_moved_is_refused() -> None:
-    harness.run(moved_memory, workers=2)

@@ -93,7 +93,8 @@ def test_mixed_precision_with_compressed_gradients():
     harness.run(compressed, workers=2, env=env, rank_env=each)
 
 
-def diloco(bps: Any) -> None:
+@harness.on_ranks(workers=2)
+def test_mixed_precision_with_diloco(bps: Any) -> None:
     """A rank that skips a step has made it as far as the others are concerned."""
     from bps_rdma.torch import DiLoCo
 
@@ -105,10 +106,6 @@ def diloco(bps: Any) -> None:
     assert optimizer.steps == 8
     assert training.same_everywhere(bps, model)
     assert all(bool(p.isfinite().all()) for p in model.parameters())
-
-
-def test_mixed_precision_with_diloco():
-    harness.run(diloco, workers=2)
 
 
 # ---- Changes by hand
@@ -141,7 +138,8 @@ def norm(model: nn.Module) -> Any:
 TOUCHES = [by_norm, by_value, divided, replaced, norm]
 
 
-def touched(bps: Any) -> None:
+@harness.on_ranks(workers=2)
+def test_gradients_are_means_when_backward_returns(bps: Any) -> None:
     begin, end = training.share(bps.rank(), bps.size())
     for name, wrap in wraps(bps).items():
         for touch in TOUCHES:
@@ -162,11 +160,8 @@ def touched(bps: Any) -> None:
             assert training.distance(alone, model) < 1e-5, (name, touch.__name__)
 
 
-def test_gradients_are_means_when_backward_returns():
-    harness.run(touched, workers=2)
-
-
-def within_checkpoints(bps: Any) -> None:
+@harness.on_ranks(workers=2)
+def test_a_model_in_checkpoints(bps: Any) -> None:
     """Every parameter gets its gradient in a backward inside of another one, which is over later."""
     from bps_rdma.torch import DistributedOptimizer
 
@@ -197,11 +192,8 @@ def within_checkpoints(bps: Any) -> None:
     assert training.distance(alone, model) < 1e-6
 
 
-def test_a_model_in_checkpoints():
-    harness.run(within_checkpoints, workers=2)
-
-
-def accumulated(bps: Any) -> None:
+@harness.on_ranks(workers=2)
+def test_backward_passes_that_nobody_announced(bps: Any) -> None:
     """Several backward passes without a word about it, losses one after the other, and a GAN's two optimizers."""
     from bps_rdma.torch import DistributedOptimizer
 
@@ -225,11 +217,8 @@ def accumulated(bps: Any) -> None:
         assert training.distance(alone, ones[1]) < 1e-5
 
 
-def test_backward_passes_that_nobody_announced():
-    harness.run(accumulated, workers=2)
-
-
-def adversaries(bps: Any) -> None:
+@harness.on_ranks(workers=2)
+def test_two_models_against_each_other(bps: Any) -> None:
     from bps_rdma.torch import DistributedDataParallel, DistributedOptimizer
 
     begin, end = training.share(bps.rank(), bps.size())
@@ -273,14 +262,11 @@ def adversaries(bps: Any) -> None:
             assert training.same_everywhere(bps, m)
 
 
-def test_two_models_against_each_other():
-    harness.run(adversaries, workers=2)
-
-
 # ---- What cannot be shown
 
 
-def hidden(bps: Any) -> None:
+@harness.on_ranks(workers=2)
+def test_cross_barrier_refuses_to_show_gradients(bps: Any) -> None:
     import bps_rdma
     from bps_rdma.torch import CrossBarrier
 
@@ -313,10 +299,6 @@ def hidden(bps: Any) -> None:
     with pytest.raises(bps_rdma.BpsError, match="gradient of"):
         optimizer.step()
     bps.barrier()  # what the other rank starts fails when this one has left
-
-
-def test_cross_barrier_refuses_to_show_gradients():
-    harness.run(hidden, workers=2)
 
 
 def in_backward(bps: Any) -> None:

@@ -15,7 +15,9 @@ from bps_rdma import _core
 ENV = {"BPS_TIMEOUT": str(60 * harness.PATIENCE), "BPS_SHUTDOWN_TIMEOUT": str(60 * harness.PATIENCE)}
 
 
-def blocks(bps: Any, face: str) -> None:
+@pytest.mark.parametrize("face", ["bps_rdma", "bps_rdma.torch"])
+@harness.on_ranks(workers=2, init=False)
+def test_a_block_leaves_the_job_that_it_joined(bps: Any, face: str) -> None:
     import importlib
 
     face_of = importlib.import_module(face)
@@ -32,11 +34,6 @@ def blocks(bps: Any, face: str) -> None:
         pass
     assert bps.is_initialized(), "the block did not join"
     bps.shutdown()
-
-
-@pytest.mark.parametrize("face", ["bps_rdma", "bps_rdma.torch"])
-def test_a_block_leaves_the_job_that_it_joined(face: str) -> None:
-    harness.run(blocks, face, workers=2, init=False)
 
 
 def raises(bps: Any) -> str:
@@ -60,7 +57,8 @@ def test_an_exception_that_leaves_a_block_is_told_to_the_others() -> None:
     assert "no such sample" in first
 
 
-def exits(bps: Any) -> None:
+@harness.on_ranks(workers=2, init=False, env=ENV)
+def test_an_exit_from_a_block_leaves_as_others_do(bps: Any) -> None:
     def block() -> None:
         with bps.init():
             bps.push_pull(np.ones(10, np.float32), name="w")
@@ -69,10 +67,6 @@ def exits(bps: Any) -> None:
     with pytest.raises(SystemExit):
         block()
     assert not bps.is_initialized()
-
-
-def test_an_exit_from_a_block_leaves_as_others_do() -> None:
-    harness.run(exits, workers=2, init=False, env=ENV)
 
 
 def test_the_type_of_settings_has_all_of_them() -> None:
@@ -93,7 +87,8 @@ def test_a_setting_may_be_an_object() -> None:
     assert sum(harness.run(compressed, workers=2, init=False)) > 0
 
 
-def places(bps: Any) -> None:
+@harness.on_ranks(workers=3)
+def test_a_group_knows_the_place_of_this_rank(bps: Any) -> None:
     rank = bps.rank()
     assert bps.Group(0, (0, 1, 2)).rank == rank
     if rank != 1:
@@ -101,10 +96,6 @@ def places(bps: Any) -> None:
     else:
         with pytest.raises(ValueError, match="not in"):
             _ = bps.Group(7, (0, 2)).rank
-
-
-def test_a_group_knows_the_place_of_this_rank() -> None:
-    harness.run(places, workers=3)
 
 
 def test_handles_are_generic() -> None:

@@ -49,17 +49,14 @@ class Several(PythonHandle[None]):
         return self.blocker().completion_fd()
 
 
-def goes_on(_: Any) -> None:
+@harness.on_ranks(workers=1)
+def test_a_thread_survives_that_others_drop_what_it_waits_for(bps: Any) -> None:
     progress = Progress()
     for _ in range(3):  # once it asks about the next one, it has survived the closed descriptor of the one before
         one = Several()
         progress.add(one)
         assert one.asked.acquire(timeout=60)
     progress.close()
-
-
-def test_a_thread_survives_that_others_drop_what_it_waits_for():
-    harness.run(goes_on, workers=1)
 
 
 @pytest.fixture

@@ -74,7 +74,8 @@ def test_a_gathered_part_may_be_changed_or_lie_in_the_result(transport):
     harness.run(gathered_and_changed, workers=3, env={"BPS_TRANSPORT": transport})
 
 
-def moves_with_any_reduction(bps: Any) -> None:
+@harness.on_ranks(workers=2)
+def test_what_is_only_moved_is_not_reduced(bps: Any) -> None:
     from bps_rdma.operations import OperationOptions, ReduceOp, start
 
     for op in (ReduceOp.average, ReduceOp.product):
@@ -88,10 +89,6 @@ def moves_with_any_reduction(bps: Any) -> None:
             arguments = (own, 1) if method is start.store else (own,)
             method(*arguments, options._replace(name=f"kept by {op.name}")).wait()
             np.testing.assert_array_equal(own, [4] * 4)
-
-
-def test_what_is_only_moved_is_not_reduced():
-    harness.run(moves_with_any_reduction, workers=2)
 
 
 def pull_waits(bps: Any) -> float:
@@ -148,7 +145,8 @@ def test_shard_bounds_cut_as_torch_chunk(count, parts):
     assert len({size for size in sizes if size not in (0, sizes[0])}) <= 1, "only one part is shorter"
 
 
-def overlaps(bps: Any) -> None:
+@harness.on_ranks(workers=2)
+def test_results_that_would_overwrite_what_is_still_sent_are_refused(bps: Any) -> None:
     rank, size = bps.rank(), bps.size()
     memory = np.arange(1001, dtype=np.float32)
     array, shifted = memory[:-1], memory[1:]
@@ -165,10 +163,6 @@ def overlaps(bps: Any) -> None:
     assert bps.prepare("push_pull", array, "p", average=False, out=array)().tolist() == [size * i for i in range(1000)]
     part = bps.reduce_scatter(array, "r", average=False, out=array[begin:end])
     assert part.tolist() == [size * size * i for i in range(begin, end)]
-
-
-def test_results_that_would_overwrite_what_is_still_sent_are_refused():
-    harness.run(overlaps, workers=2)
 
 
 def names_two_roots(bps: Any) -> None:

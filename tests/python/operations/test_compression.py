@@ -70,7 +70,9 @@ def test_what_a_round_loses_comes_with_the_next_ones(method: str, servers: int |
     harness.run(fed_back, method, workers=2, servers=servers, env=TCP)
 
 
-def sparse(bps: Any, text: str) -> None:
+@pytest.mark.parametrize("text", ["topk:k=0.05,feedback=1", "randomk:k=0.05,feedback=1", "onebit:feedback=1"])
+@harness.on_ranks(workers=2, servers=1, env=TCP)
+def test_sparse_methods_send_everything_in_the_end(bps: Any, text: str) -> None:
     gradients = [gradient(rank, 0) for rank in range(bps.size())]
     exact = np.mean([one.astype(np.float64) for one in gradients], axis=0)
     total = np.zeros(COUNT)
@@ -83,12 +85,8 @@ def sparse(bps: Any, text: str) -> None:
     assert late < early / 3, (early, late)
 
 
-@pytest.mark.parametrize("text", ["topk:k=0.05,feedback=1", "randomk:k=0.05,feedback=1", "onebit:feedback=1"])
-def test_sparse_methods_send_everything_in_the_end(text: str) -> None:
-    harness.run(sparse, text, workers=2, servers=1, env=TCP)
-
-
-def with_momentum(bps: Any) -> None:
+@harness.on_ranks(workers=1, servers=1, env=TCP)
+def test_momentum_is_nesterovs(bps: Any) -> None:
     momentum = np.zeros(COUNT, np.float32)
     for step in range(5):
         g = gradient(bps.rank(), step)
@@ -100,10 +98,6 @@ def with_momentum(bps: Any) -> None:
         momentum[~np.isfinite(momentum)] = 0  # a round that overflows spoils no later one
         expected = by_partition("bf16", by_partition("bf16", sent, 0, 0, 0), 0, 0, 0)
         assert (array == expected).all(), step
-
-
-def test_momentum_is_nesterovs() -> None:
-    harness.run(with_momentum, workers=1, servers=1, env=TCP)
 
 
 def everywhere(bps: Any) -> bytes:
@@ -126,7 +120,8 @@ def test_on_one_host_only_if_that_is_asked_for(env: dict[str, str], servers: int
     assert len(set(harness.run(everywhere, workers=2, servers=servers, env=env | small))) == 1
 
 
-def other_operations(bps: Any) -> None:
+@harness.on_ranks(workers=2, env=TCP)
+def test_only_sums_are_compressed(bps: Any) -> None:
     bps.declare("t", shape=COUNT, dtype=np.float32, compression="int8")
     array = gradient(1, 0) if bps.rank() == 1 else np.zeros(COUNT, np.float32)
     bps.broadcast(array, root=1, name="t")
@@ -144,11 +139,8 @@ def other_operations(bps: Any) -> None:
     bps.barrier()
 
 
-def test_only_sums_are_compressed() -> None:
-    harness.run(other_operations, workers=2, env=TCP)
-
-
-def specials(bps: Any) -> None:
+@harness.on_ranks(workers=2, env=TCP)
+def test_specials(bps: Any) -> None:
     for method in DENSE:
         for count in (0, 1, 17, 4096, 4097):
             array = np.ones(count, np.float32)
@@ -168,11 +160,8 @@ def specials(bps: Any) -> None:
         assert (unaligned == 2 * bps.size()).all()
 
 
-def test_specials() -> None:
-    harness.run(specials, workers=2, env=TCP)
-
-
-def prepared(bps: Any) -> None:
+@harness.on_ranks(workers=2, env=TCP)
+def test_prepared_operations(bps: Any) -> None:
     array = np.empty(COUNT, np.float32)
     operation = bps.prepare("push_pull", array, average=False, name="p", compression="int8")
     for step in range(20):
@@ -181,10 +170,6 @@ def prepared(bps: Any) -> None:
         exact = sum(gradient(rank, step).astype(np.float64) for rank in range(bps.size()))
         assert np.abs(array - exact).max() < 0.15
     assert bps.metrics()["total"]["compressed_bytes"] > 0
-
-
-def test_prepared_operations() -> None:
-    harness.run(prepared, workers=2, env=TCP)
 
 
 # Full windows, several loops, small staging memory: whatever could not be sent at once is not encoded twice.
@@ -218,7 +203,8 @@ def test_the_setting_compresses_large_float32_tensors() -> None:
     harness.run(by_default, workers=2, servers=1, env=TCP | env)
 
 
-def refused(bps: Any) -> None:
+@harness.on_ranks(workers=2, env=TCP)
+def test_what_cannot_be_done_is_refused(bps: Any) -> None:
     array = np.ones(COUNT, np.float32)
     for wrong, what in (
         ("zip", "no compression method 'zip'"),
@@ -267,19 +253,12 @@ def refused(bps: Any) -> None:
     bps.barrier()
 
 
-def test_what_cannot_be_done_is_refused() -> None:
-    harness.run(refused, workers=2, env=TCP)
-
-
-def disagrees(bps: Any) -> None:
+@harness.on_ranks(workers=2, env=TCP)
+def test_ranks_must_agree(bps: Any) -> None:
     array = np.ones(COUNT, np.float32)
     with pytest.raises(bps.MismatchError, match="compressed by 'int8'"):
         bps.push_pull(array, name="d", compression="int8" if bps.rank() == 0 else "none")
     bps.barrier()
-
-
-def test_ranks_must_agree() -> None:
-    harness.run(disagrees, workers=2, env=TCP)
 
 
 def in_the_next_view(bps: Any) -> None:

@@ -100,7 +100,8 @@ def test_nothing_is_lost() -> None:
     harness.run(conserved, **harness.on_hosts("aab"), env=SMALL)
 
 
-def refused(bps: Any) -> None:
+@harness.on_ranks(**harness.on_hosts("ab"), env=SMALL)
+def test_bad_input_is_refused(bps: Any) -> None:
     array = np.ones(COUNT, np.float32)
     bps.push_pull(array, name="plain")
     with pytest.raises(InvalidArgumentError, match="not compressed"):
@@ -123,17 +124,10 @@ def refused(bps: Any) -> None:
     bps.barrier()  # none leaves while another one still calls
 
 
-def test_bad_input_is_refused() -> None:
-    harness.run(refused, **harness.on_hosts("ab"), env=SMALL)
-
-
-def disagreeing(bps: Any) -> None:
+@harness.on_ranks(workers=2, servers=1, env=SMALL)
+def test_ranks_must_agree(bps: Any) -> None:
     array = np.ones(COUNT, np.float32)
     bps.declare("g", array, compression="int8:feedback=1")
     with pytest.raises(MismatchError):
         bps.feedback_state(array, "g") if bps.rank() == 0 else bps.push_pull(array, name="g")
     bps.barrier()  # a rank that leaves would be the reason for the other one
-
-
-def test_ranks_must_agree() -> None:
-    harness.run(disagreeing, workers=2, servers=1, env=SMALL)

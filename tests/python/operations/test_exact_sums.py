@@ -86,7 +86,8 @@ def test_setting() -> None:
     assert set(harness.run(by_setting, workers=8, env={"BPS_EXACT": "1"})) == {digest(expected("float32"))}
 
 
-def refused(bps: Any) -> None:
+@harness.on_ranks(workers=2)
+def test_bad_input_is_refused(bps: Any) -> None:
     array = np.ones(4, np.float32)
     with pytest.raises(InvalidArgumentError, match="not exact"):
         bps.push_pull(array, exact=True, compression="int8")
@@ -118,18 +119,11 @@ def refused(bps: Any) -> None:
     assert np.signbit(total.push_pull()).all()
 
 
-def test_bad_input_is_refused() -> None:
-    harness.run(refused, workers=2)
-
-
-def disagreeing(bps: Any) -> None:
+@harness.on_ranks(workers=2)
+def test_ranks_must_agree(bps: Any) -> None:
     with pytest.raises(MismatchError):
         bps.push_pull(np.ones(4, np.float32), name="g", exact=bps.rank() == 0)
     bps.barrier()  # a rank that leaves would be the reason for the other one
-
-
-def test_ranks_must_agree() -> None:
-    harness.run(disagreeing, workers=2)
 
 
 def test_both_settings_are_refused() -> None:
@@ -157,7 +151,8 @@ def test_sums_of_gradients_take_no_repairs() -> None:
     assert len(total._sum.beyond()) < COUNT // 100
 
 
-def overflown(bps: Any) -> None:
+@harness.on_ranks(workers=2)
+def test_what_is_not_finite_takes_no_memory(bps: Any) -> None:
     """A gradient of nothing but infinities and NaN takes little more memory than one of numbers."""
     count = 300_000
     gradient = np.full(count, np.inf, np.float32)
@@ -175,10 +170,6 @@ def overflown(bps: Any) -> None:
     assert np.isposinf(result[6::3]).all()
     assert np.isnan(result[4::3]).all()
     assert np.isnan(result[5::3]).all()  # infinities of both signs
-
-
-def test_what_is_not_finite_takes_no_memory() -> None:
-    harness.run(overflown, workers=2)
 
 
 def test_elements_beyond_the_sum_are_refused() -> None:
@@ -199,7 +190,8 @@ def test_elements_beyond_the_sum_are_refused() -> None:
         )
 
 
-def many_halves(bps: Any) -> None:
+@harness.on_ranks(workers=2)
+def test_float16_with_as_many_terms_as_float64_holds(bps: Any) -> None:
     """8,196 terms of float16 at both ends of its range: their sum is exact in float64, and no accumulator is needed."""
     count, elements = 8196, 64
     random = np.random.default_rng(8)
@@ -214,7 +206,3 @@ def many_halves(bps: Any) -> None:
     units = (terms.astype(np.float64) * 2**24).astype(np.int64).sum(axis=0).tolist()  # below 2^53
     result = total.push_pull()
     assert result.tolist() == [float(rounded(Fraction(unit, 2**24), "float16")) for unit in units]
-
-
-def test_float16_with_as_many_terms_as_float64_holds() -> None:
-    harness.run(many_halves, workers=2)

@@ -21,7 +21,8 @@ from reference.values import pushed, summed
 import bps_rdma
 
 
-def polls(bps: Any) -> None:
+@harness.on_ranks(workers=2)
+def test_poll_and_synchronize(bps: Any) -> None:
     array = np.full(1000, bps.rank() + 1.0)
     if bps.rank() == 1:
         await_mark("pending", 0)
@@ -44,11 +45,8 @@ def polls(bps: Any) -> None:
         assert caught.value.hint
 
 
-def test_poll_and_synchronize():
-    harness.run(polls, workers=2)
-
-
-def waits_for_several(bps: Any) -> None:
+@harness.on_ranks(workers=2)
+def test_wait_for_several(bps: Any) -> None:
     rank, size = bps.rank(), bps.size()
     handles = [bps.push_pull_async(pushed(99, "int32", rank, 0, i), False, f"n{i}") for i in range(50)]
     order = list(range(50))[:: 1 if rank else -1]
@@ -64,10 +62,6 @@ def waits_for_several(bps: Any) -> None:
         bps.wait([taken, good])
     with pytest.raises(bps.UnknownHandleError):
         bps.synchronize(good)  # wait() took it
-
-
-def test_wait_for_several():
-    harness.run(waits_for_several, workers=2)
 
 
 @pytest.mark.parametrize("what", [7, None, "handle", object(), np.ones(3)])
@@ -117,7 +111,8 @@ def test_await_and_gather(transport):
     harness.run(awaits, workers=2, env={"BPS_TRANSPORT": transport})
 
 
-def awaited_by_two(bps: Any) -> None:
+@harness.on_ranks(workers=2)
+def test_two_tasks_that_await_one_handle_both_go_on(bps: Any) -> None:
     if bps.rank() == 1:
         bps.barrier()
     handle = bps.push_pull_async(np.ones(3), average=False, name="x")
@@ -136,10 +131,6 @@ def awaited_by_two(bps: Any) -> None:
     refused = [found for found in results if isinstance(found, bps.UnknownHandleError)]
     taken = [found.tolist() for found in results if isinstance(found, np.ndarray)]
     assert (len(refused), taken) == (1, [[2] * 3])
-
-
-def test_two_tasks_that_await_one_handle_both_go_on():
-    harness.run(awaited_by_two, workers=2)
 
 
 def awaits_a_loss(bps: Any) -> str:
@@ -257,7 +248,8 @@ def test_dropping_a_handle_keeps_the_memory_safe(transport):
     harness.run(forgets, workers=2, env={"BPS_TRANSPORT": transport})
 
 
-def releases(bps: Any) -> None:
+@harness.on_ranks(workers=2)
+def test_finished_arrays_are_released(bps: Any) -> None:
     """What is over is not kept: neither by the handle that was waited for, nor for ever when it was dropped."""
     array = np.ones(1000)
     before = sys.getrefcount(array)
@@ -269,10 +261,6 @@ def releases(bps: Any) -> None:
         time.sleep(0.01)
         bps.push_pull(np.ones(2), name="y")  # a later operation releases the earlier ones
     assert sys.getrefcount(array) == before
-
-
-def test_finished_arrays_are_released():
-    harness.run(releases, workers=2)
 
 
 def from_many_threads(bps: Any) -> None:
@@ -330,7 +318,8 @@ def test_handles_in_a_world_of_one(alone):
     assert isinstance(handles[0], bps_rdma.Handle)
 
 
-def shared(bps: Any) -> None:
+@harness.on_ranks(workers=2)
+def test_several_threads_wait_for_one_handle(bps: Any) -> None:
     """Several threads wait for each handle: one gets the result, the others are told that it has been taken."""
     for number in range(100):
         handle = bps.push_pull_async(np.ones(100), average=False, name="shared")
@@ -353,7 +342,3 @@ def shared(bps: Any) -> None:
         assert len(outcomes) == 3, f"round {number}: a thread did not come back"
         assert len(results) == 1
         assert (results[0] == bps.size()).all()
-
-
-def test_several_threads_wait_for_one_handle():
-    harness.run(shared, workers=2)

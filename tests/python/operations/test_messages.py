@@ -199,7 +199,8 @@ def test_ranks_that_name_other_roots_or_sizes():
         assert "nothing" in text
 
 
-def wrong_arguments(bps: Any) -> None:
+@harness.on_ranks(workers=2)
+def test_wrong_arguments_are_refused_before_anything_is_sent(bps: Any) -> None:
     rank = bps.rank()
     array = np.ones(4)
     for call in (
@@ -222,10 +223,6 @@ def wrong_arguments(bps: Any) -> None:
         with pytest.raises(bps.InvalidArgumentError):
             call()
     bps.send(array, dst=1) if rank == 0 else bps.recv(array, src=0)
-
-
-def test_wrong_arguments_are_refused_before_anything_is_sent():
-    harness.run(wrong_arguments, workers=2)
 
 
 # ---- Ranks that do not come, and that die
@@ -263,7 +260,8 @@ def test_a_deadline_ends_a_message_on_both_ranks(count, who, transport):
         assert "send 0->1 'w'" in text
 
 
-def nobody_sends(bps: Any) -> None:
+@harness.on_ranks(workers=3)
+def test_nobody_sends_in_time(bps: Any) -> None:
     """Who takes from anybody has a deadline, too, and loses nothing by it."""
     got = np.zeros(3)
     if bps.rank() == 0:
@@ -279,10 +277,6 @@ def nobody_sends(bps: Any) -> None:
         if bps.rank() == 1:
             bps.send(np.ones(4), dst=0, tag=1)
     bps.barrier()
-
-
-def test_nobody_sends_in_time():
-    harness.run(nobody_sends, workers=3)
 
 
 CALLS: dict[str, Callable[[Any], Any]] = {
@@ -399,7 +393,8 @@ def test_ctrl_c_interrupts_a_wait(count):
         assert job.results()[0] - sent < 20 * harness.PATIENCE
 
 
-def from_threads(bps: Any) -> None:
+@harness.on_ranks(workers=2)
+def test_threads_send_at_the_same_time(bps: Any) -> None:
     """Each thread has messages of its own name; those of one name from several threads stay whole."""
     rank = bps.rank()
     failed: list[BaseException] = []
@@ -421,7 +416,3 @@ def from_threads(bps: Any) -> None:
     for thread in threads:
         thread.join()
     assert not failed
-
-
-def test_threads_send_at_the_same_time():
-    harness.run(from_threads, workers=2)

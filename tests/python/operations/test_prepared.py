@@ -86,7 +86,12 @@ def test_operations_that_move(servers, loops):
     harness.run(moves, workers=2, servers=servers, env={"BPS_PUSH_THREAD": str(loops)})
 
 
-def in_two_steps(bps: Any) -> None:
+async def awaited(operation: Any) -> Any:
+    return await operation.start()
+
+
+@harness.on_ranks(workers=2)
+def test_start_and_wait(bps: Any) -> None:
     array = np.full(100, bps.rank() + 1.0)
     other = np.full(300_000, 1.0)
     operation = bps.prepare("push_pull", array, average=False, name="x")
@@ -118,15 +123,8 @@ def in_two_steps(bps: Any) -> None:
     assert bps.synchronize(operation.start()) is array
 
 
-async def awaited(operation: Any) -> Any:
-    return await operation.start()
-
-
-def test_start_and_wait():
-    harness.run(in_two_steps, workers=2)
-
-
-def outlives_its_job(bps: Any) -> None:
+@harness.on_ranks(workers=2)
+def test_a_later_job_has_operations_of_its_own(bps: Any) -> None:
     array = np.ones(10)
     operation = bps.prepare("push_pull", array, average=False, name="x")
     assert operation()[0] == 2
@@ -142,11 +140,8 @@ def outlives_its_job(bps: Any) -> None:
     assert again()[0] == 4
 
 
-def test_a_later_job_has_operations_of_its_own():
-    harness.run(outlives_its_job, workers=2)
-
-
-def comes_late(bps: Any) -> None:
+@harness.on_ranks(workers=2)
+def test_a_deadline_ends_one_start_only(bps: Any) -> None:
     array = np.ones(10)
     operation = bps.prepare("push_pull", array, average=False, name="x", timeout=0.5 * harness.PATIENCE)
     assert operation()[0] == 2
@@ -161,10 +156,6 @@ def comes_late(bps: Any) -> None:
     for _ in range(3):
         array[:] = 1
         assert operation()[0] == 2
-
-
-def test_a_deadline_ends_one_start_only():
-    harness.run(comes_late, workers=2)
 
 
 def loses_a_peer(bps: Any) -> None:
@@ -222,7 +213,8 @@ def test_the_call_after_the_end_of_a_view_goes_into_the_next(is_deaf):
         assert job.values(but=[2])[:2] == [["aborted", "prepare it again", "sums"]] * 2
 
 
-def is_interrupted(bps: Any) -> None:
+@harness.on_ranks(workers=2)
+def test_an_interrupt_ends_the_call_for_all(bps: Any) -> None:
     array = np.ones(10)
     operation = bps.prepare("push_pull", array, average=False, name="x")
     assert operation()[0] == 2
@@ -248,11 +240,8 @@ def is_interrupted(bps: Any) -> None:
     assert operation()[0] == 2
 
 
-def test_an_interrupt_ends_the_call_for_all():
-    harness.run(is_interrupted, workers=2)
-
-
-def is_used_by_two_threads(bps: Any) -> None:
+@harness.on_ranks(workers=2)
+def test_one_thread_at_a_time(bps: Any) -> None:
     array = np.ones(10)
     operation = bps.prepare("push_pull", array, average=False, name="x")
     if bps.rank() == 1:
@@ -275,11 +264,8 @@ def is_used_by_two_threads(bps: Any) -> None:
     assert array[0] == 2
 
 
-def test_one_thread_at_a_time():
-    harness.run(is_used_by_two_threads, workers=2)
-
-
-def keeps_its_memory(bps: Any) -> None:
+@harness.on_ranks(workers=2)
+def test_memory(bps: Any) -> None:
     operation = bps.prepare("push_pull", np.ones(100_000), average=False, name="x")
     fresh = [np.full(100_000, 7.0) for _ in range(3)]  # where the array would lie if it were gone
     gc.collect()
@@ -306,10 +292,6 @@ def keeps_its_memory(bps: Any) -> None:
     with pytest.raises(bps.InvalidArgumentError, match="forget"):
         forgotten()
     assert bps.prepare("push_pull", array, average=False, name="z")()[0] == 16
-
-
-def test_memory():
-    harness.run(keeps_its_memory, workers=2)
 
 
 def forks(bps: Any) -> int:
@@ -339,7 +321,8 @@ def test_a_forked_process_has_none():
     assert harness.run(forks, workers=2) == [0, 0]
 
 
-def is_refused(bps: Any) -> None:
+@harness.on_ranks(workers=1)
+def test_what_cannot_be_prepared(bps: Any) -> None:
     array = np.ones(10)
     for arguments, options, error in (
         (("all_to_all", array), {}, bps.InvalidArgumentError),
@@ -354,10 +337,6 @@ def is_refused(bps: Any) -> None:
         with pytest.raises(error) as caught:
             bps.prepare(*arguments, name="refused", **options)
         assert caught.value.hint
-
-
-def test_what_cannot_be_prepared():
-    harness.run(is_refused, workers=1)
 
 
 def test_without_a_job():
@@ -380,7 +359,8 @@ def test_many_rounds(loops):
     assert harness.run(runs_often, workers=2, env={"BPS_PUSH_THREAD": str(loops)}) == [3000, 3000]
 
 
-def meets(bps: Any) -> None:
+@harness.on_ranks(workers=2, env={"BPS_TIMEOUT": "20"})
+def test_what_only_moves_numbers_meets_without_compression(bps: Any) -> None:
     """A prepared call and an ordinary one without names meet, whatever the prepared one says of compression."""
     rank = bps.rank()
     array = np.full(3, rank, np.float32)
@@ -389,7 +369,3 @@ def meets(bps: Any) -> None:
             prepared = bps.prepare(kind, array.copy(), compression=compression)
             found = prepared() if rank == 0 else getattr(bps, kind)(array.copy())
             assert np.array_equal(found, np.repeat([0, 1], 3) if kind == "all_gather" else np.zeros(3))
-
-
-def test_what_only_moves_numbers_meets_without_compression():
-    harness.run(meets, workers=2, env={"BPS_TIMEOUT": "20"})

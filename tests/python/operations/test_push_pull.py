@@ -164,7 +164,8 @@ class OnlyDlpack:
         return self.array.__dlpack_device__()
 
 
-def many_kinds_of_arrays(bps: Any) -> None:
+@harness.on_ranks(workers=2)
+def test_many_kinds_of_arrays(bps: Any) -> None:
     one = bps.rank() + 1
 
     plain = bytearray([one] * 10)
@@ -198,10 +199,6 @@ def many_kinds_of_arrays(bps: Any) -> None:
     shared[...] = one
     bps.push_pull_inplace(shared[1], average=False, name="a row of empty()")
     assert shared.tolist() == [[one] * 3, [3.0] * 3]
-
-
-def test_many_kinds_of_arrays():
-    harness.run(many_kinds_of_arrays, workers=2)
 
 
 def torch_tensors(bps: Any) -> None:
@@ -247,7 +244,8 @@ def test_torch_tensors_of_every_dtype():
     harness.run(torch_tensors, workers=3)
 
 
-def without_names(bps: Any) -> None:
+@harness.on_ranks(workers=3)
+def test_calls_without_a_name_match_by_their_order(bps: Any) -> None:
     size, rank = bps.size(), bps.rank()
     for round_ in range(20):
         first = bps.push_pull_async(np.full(3, rank + round_, np.int32), average=False)
@@ -257,7 +255,3 @@ def without_names(bps: Any) -> None:
         # Already taken by wait(), in its own order.
     total = bps.push_pull(np.ones(7, np.float32))
     assert total.tolist() == [1.0] * 7, "average is the default"
-
-
-def test_calls_without_a_name_match_by_their_order():
-    harness.run(without_names, workers=3)

@@ -87,7 +87,8 @@ def test_sums_are_those_of_the_functions(where: dict[str, Any]) -> None:
     harness.run(used, **where, env=SMALL)
 
 
-def left_running(bps: Any) -> None:
+@harness.on_ranks(workers=2, env=SMALL)
+def test_python_may_end(bps: Any) -> None:
     """Python ends while loops are in the functions: no call waits for them with the GIL."""
     register("cut", encode, decode, block=1, block_bytes=2)
     bps.barrier()
@@ -95,10 +96,6 @@ def left_running(bps: Any) -> None:
         bps.push_pull_async(values(bps.rank(), step), name=f"{step}", compression="cut:everywhere=1")
     bps.barrier()  # all have started theirs
     bps.shutdown()
-
-
-def test_python_may_end() -> None:
-    harness.run(left_running, workers=2, env=SMALL)
 
 
 def failing(bps: Any, function: str, fails: str) -> None:
@@ -212,7 +209,8 @@ def test_dedicated_servers_refuse() -> None:
     harness.run(refused, workers=2, servers=1, env=SMALL)
 
 
-def forgotten(bps: Any) -> None:
+@harness.on_ranks(workers=2)
+def test_ranks_must_register_alike(bps: Any) -> None:
     if bps.rank() == 0:
         register("cut", encode, decode, block=1, block_bytes=2)
     else:
@@ -221,10 +219,6 @@ def forgotten(bps: Any) -> None:
     with pytest.raises(MismatchError):
         bps.push_pull(values(0, 0), name="g", compression="cut" if bps.rank() == 0 else "int8")
     bps.barrier()  # a rank that leaves would be the reason for the other one
-
-
-def test_ranks_must_register_alike() -> None:
-    harness.run(forgotten, workers=2)
 
 
 def test_what_makes_no_sense_is_refused() -> None:

@@ -8,6 +8,7 @@ nothing: a rank is up in milliseconds instead of a second. Dedicated servers and
 from __future__ import annotations
 
 import functools
+import inspect
 import pickle
 import secrets
 import signal
@@ -207,6 +208,25 @@ def run(body: Body, *args: Any, timeout: float = _DEADLINE_S, **options: Any) ->
     """Runs a job to its end; returns what the ranks returned. Options as for start()."""
     with start(body, *args, **options) as job:
         return job.results(timeout)
+
+
+def on_ranks(**options: Any) -> Callable[[Body], Callable[..., None]]:
+    """Makes a test of what each rank of a job does: `def test_sums(bps)`. Options as for start().
+
+    What follows `bps` are fixtures and parameters of the test. Each of the ranks calls the function beneath.
+    """
+
+    def decorate(body: Body) -> Callable[..., None]:
+        taken = [*inspect.signature(body).parameters.values()][1:]
+
+        @functools.wraps(body)
+        def test(**given: Any) -> None:
+            run(test, *(given[one.name] for one in taken), **options)
+
+        test.__signature__ = inspect.Signature(taken)  # type: ignore[attr-defined]
+        return test
+
+    return decorate
 
 
 def scripts(
