@@ -23,7 +23,7 @@ TOLERANCE = 0.10
 CASES = {
     "operation": "push_pull of one partition by 2 workers: start, push, sum, answer, end",
     "partition": "partition of a large tensor of 2 workers: push, sum, answer",
-    "descriptor": "descriptor through a ring in shared memory",
+    "posting": "posting through a ring in shared memory",
     "credits": "control message with 8 landing slots, encoded and decoded",
     "queue": "operation into and out of a send queue of 1,000 operations",
 }

@@ -5,7 +5,7 @@
 //   path_bench operation N     N push_pulls of one partition of 64 bytes on each worker
 //   path_bench partition N     N partitions in operations of 256
 //   path_bench traced N        the same with a trace, whose events are taken out of the rings after each operation
-//   path_bench descriptor N    N descriptors through a ring in shared memory
+//   path_bench posting N    N postings through a ring in shared memory
 //   path_bench credits N       N control messages of 8 landing slots, written and read
 //   path_bench queue N         N operations through a send queue of 1,000
 #include <cstdio>
@@ -20,7 +20,7 @@
 #include "server/server_loop.h"
 #include "tensor/push_header.h"
 #include "transport/local/self_transport.h"
-#include "transport/shm/descriptor_ring.h"
+#include "transport/shm/posting_ring.h"
 #include "worker/send_queue.h"
 #include "worker/worker_loop.h"
 
@@ -143,9 +143,9 @@ void traced(long count) {
   for (long i = 0; i < count; i += kInOne) job.round();
 }
 
-void descriptors(long count) {
-  const auto memory = std::make_unique<transport::shm::DescriptorRing>();
-  std::memset(static_cast<void*>(memory.get()), 0, sizeof(transport::shm::DescriptorRing));
+void postings(long count) {
+  const auto memory = std::make_unique<transport::shm::PostingRing>();
+  std::memset(static_cast<void*>(memory.get()), 0, sizeof(transport::shm::PostingRing));
   transport::shm::RingProducer out(memory.get());
   transport::shm::RingConsumer in(memory.get());
   const tensor::PushHeader header{};
@@ -154,7 +154,7 @@ void descriptors(long count) {
   for (long i = 0; i < count; ++i) {
     if (out.room() == 0) std::abort();
     transport::shm::RingEntry& added = out.add();
-    added.kind = transport::shm::EntryKind::kDescriptor;
+    added.kind = transport::shm::EntryKind::kPosting;
     added.header_size = sizeof header;
     std::memcpy(added.header.data(), &header, sizeof header);
     out.publish();
@@ -198,13 +198,13 @@ int main(int argc, char** argv) {
   struct {
     std::string_view name;
     void (*run)(long);
-  } constexpr kCases[] = {{"operation", operations},   {"partition", partitions}, {"traced", traced},
-                          {"descriptor", descriptors}, {"credits", credits},      {"queue", queue}};
+  } constexpr kCases[] = {{"operation", operations}, {"partition", partitions}, {"traced", traced},
+                          {"posting", postings},     {"credits", credits},      {"queue", queue}};
   for (const auto& one : kCases) {
     if (what != one.name || count <= 0) continue;
     one.run(count);
     return 0;
   }
-  std::fprintf(stderr, "usage: path_bench operation|partition|traced|descriptor|credits|queue N\n");
+  std::fprintf(stderr, "usage: path_bench operation|partition|traced|posting|credits|queue N\n");
   return 2;
 }

@@ -60,8 +60,8 @@ class RoundEngine {
   // ---- The data path, from the sessions
 
   void on_write(WorkerSession& session, transport::DataEndpoint& from, std::uint32_t immediate, std::uint64_t landed);
-  void on_descriptor(WorkerSession& session, transport::DataEndpoint& from, std::span<const std::byte> header,
-                     const transport::RemoteSpan& span);
+  void on_posting(WorkerSession& session, transport::DataEndpoint& from, std::span<const std::byte> header,
+                  const transport::RemoteSpan& span);
   void on_written(std::uint64_t token) { ends_.on_written(token); }
   void on_landed(WorkerSession& session, std::span<const std::uint32_t> immediates) {
     ends_.on_landed(session, immediates);

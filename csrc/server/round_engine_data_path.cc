@@ -39,8 +39,8 @@ void RoundEngine::on_write(WorkerSession& session, transport::DataEndpoint& from
   if (window.has_run_out(*slot)) queue_.note_empty_window();
 }
 
-void RoundEngine::on_descriptor(WorkerSession& session, transport::DataEndpoint& from, std::span<const std::byte> bytes,
-                                const transport::RemoteSpan& span) {
+void RoundEngine::on_posting(WorkerSession& session, transport::DataEndpoint& from, std::span<const std::byte> bytes,
+                             const transport::RemoteSpan& span) {
   if (bytes.size() != sizeof(tensor::PushHeader)) {
     counters_.stale.add();
     return;

@@ -66,9 +66,9 @@ void WorkerSession::on_write(transport::DataEndpoint& from, std::uint32_t immedi
   context_.rounds.on_write(*this, from, immediate, landed);
 }
 
-void WorkerSession::on_descriptor(transport::DataEndpoint& from, std::span<const std::byte> header,
-                                  const transport::RemoteSpan& span) {
-  context_.rounds.on_descriptor(*this, from, header, span);
+void WorkerSession::on_posting(transport::DataEndpoint& from, std::span<const std::byte> header,
+                               const transport::RemoteSpan& span) {
+  context_.rounds.on_posting(*this, from, header, span);
 }
 
 void WorkerSession::on_written(transport::DataEndpoint&, std::uint64_t token) {

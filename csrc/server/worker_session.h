@@ -114,8 +114,8 @@ class WorkerSession final : public transport::ControlSink, public transport::Dat
   std::size_t allows_write(transport::DataEndpoint& from, const transport::RemoteSpan& where,
                            std::uint32_t immediate) override;
   void on_write(transport::DataEndpoint& from, std::uint32_t immediate, std::uint64_t landed) override;
-  void on_descriptor(transport::DataEndpoint& from, std::span<const std::byte> header,
-                     const transport::RemoteSpan& span) override;
+  void on_posting(transport::DataEndpoint& from, std::span<const std::byte> header,
+                  const transport::RemoteSpan& span) override;
   void on_written(transport::DataEndpoint& to, std::uint64_t token) override;
   void on_message(transport::ControlEndpoint& from, std::span<const std::byte> message) override;
   void on_lost(transport::Endpoint& peer, const std::string& why) override;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The data plane of a connection: bulk writes into the peer's registered memory, each followed by an immediate.
 //
-// Ordering: none between writes or descriptors. A write's immediate is delivered after that write's own bytes are
+// Ordering: none between writes or postings. A write's immediate is delivered after that write's own bytes are
 //           visible, and that is the only promise; callers make every partition self-contained.
 // Errors:   write() and post() accept a prefix of what they are given, none of it while the window is full or after the
 //           peer is lost. They never block and never throw.
@@ -43,8 +43,8 @@ struct WriteOp {
 };
 inline constexpr const char* kNoRoom = "it has granted less room than a write takes";
 
-// Names memory that a peer on the same host reads in place.
-struct Descriptor {
+// What is posted: it names memory that a peer on the same host reads in place.
+struct Posting {
   std::span<const std::byte> header{};  // at most kMaxHeader bytes, copied
   const Region* source = nullptr;       // must stay untouched until the peer answers; null when length is 0
   std::uint64_t source_offset = 0;
@@ -59,7 +59,7 @@ class DirectAccess {
   virtual bool peer_reaches(const Region& region) const = 0;
   // True when it maps the region, and so works on it where it lies; otherwise each access is a system call that copies.
   virtual bool peer_maps(const Region& region) const = 0;
-  virtual std::size_t post(std::span<const Descriptor> descriptors) = 0;
+  virtual std::size_t post(std::span<const Posting> postings) = 0;
 
   // Where a span of the peer's memory is mapped here, or nullptr when it can only be copied. Checks the span against
   // what the peer announced: a span out of bounds is nullptr here and kProtocol below.
@@ -115,7 +115,7 @@ class DataSink {
   // A write has come in, of which `landed` bytes are here, header and payload together: as the transport knows it, and
   // not as its peer says. DataEndpoint::is_whole() compares it with what is due.
   virtual void on_write(DataEndpoint& from, std::uint32_t immediate, std::uint64_t landed) = 0;
-  virtual void on_descriptor(DataEndpoint& from, std::span<const std::byte> header, const RemoteSpan& span) = 0;
+  virtual void on_posting(DataEndpoint& from, std::span<const std::byte> header, const RemoteSpan& span) = 0;
   virtual void on_written(DataEndpoint& to, std::uint64_t token) = 0;
   virtual void on_lost(Endpoint& peer, const std::string& why) = 0;
 

@@ -193,7 +193,7 @@ void Sender::describe(ServerConnection& server, std::size_t n, std::uint32_t ind
     entry.unsent_bytes = true;
   } else {
     const transport::Region* answer = staged != nullptr ? staged->region.get() : transfer.output.get();
-    batch_.descriptors[n] = {tensor::bytes_of(batch_.headers[n]), source, source_offset, length,
+    batch_.postings[n] = {tensor::bytes_of(batch_.headers[n]), source, source_offset, length,
                              placement.wants_data() ? answer : nullptr};
   }
 }
@@ -250,7 +250,7 @@ std::size_t Sender::post(ServerConnection& server) {
     }
     return accepted;
   }
-  return endpoint.direct()->post({batch_.descriptors.data(), batch_.size});
+  return endpoint.direct()->post({batch_.postings.data(), batch_.size});
 }
 
 bool Sender::repeat(ServerConnection& server) {

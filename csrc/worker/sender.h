@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The way out of a worker loop: takes the most urgent partition for a server that has room, and writes it into a
-// landing slot, or posts a descriptor to a server on the same host that reads it in place.
+// landing slot, or posts it to a server on the same host, which reads it in place.
 //
 // Partitions go out in batches that cost one doorbell. What could fail was set up before an operation entered the send
 // queue, so that nothing here registers or throws, and only a table allocates, when it grows to a new largest size.
@@ -44,7 +44,7 @@ class Sender {
     static constexpr std::size_t kMost = 16;
     std::array<tensor::PushHeader, kMost> headers;
     std::array<transport::WriteOp, kMost> writes;
-    std::array<transport::Descriptor, kMost> descriptors;
+    std::array<transport::Posting, kMost> postings;
     std::array<tensor::SlotCredit, kMost> slots;
     std::array<std::uint32_t, kMost> entries;
     std::size_t size = 0;

@@ -79,9 +79,8 @@ void ServerConnection::on_written(transport::DataEndpoint&, std::uint64_t token)
   receiver_.partitions().note_unread(*this, static_cast<std::uint32_t>(token));
 }
 
-void ServerConnection::on_descriptor(transport::DataEndpoint&, std::span<const std::byte>,
-                                     const transport::RemoteSpan&) {
-  receiver_.count_stale();  // only workers post descriptors
+void ServerConnection::on_posting(transport::DataEndpoint&, std::span<const std::byte>, const transport::RemoteSpan&) {
+  receiver_.count_stale();  // only workers post
 }
 
 void ServerConnection::on_message(transport::ControlEndpoint&, std::span<const std::byte> message) {

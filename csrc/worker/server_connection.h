@@ -103,8 +103,8 @@ class ServerConnection final : public transport::ControlSink, public transport::
   // Lets no more of an answer land, and says how much of it has.
   std::uint64_t stop_landing(std::uint32_t immediate);
   void on_write(transport::DataEndpoint& from, std::uint32_t immediate, std::uint64_t landed) override;
-  void on_descriptor(transport::DataEndpoint& from, std::span<const std::byte> header,
-                     const transport::RemoteSpan& span) override;
+  void on_posting(transport::DataEndpoint& from, std::span<const std::byte> header,
+                  const transport::RemoteSpan& span) override;
   void on_written(transport::DataEndpoint& to, std::uint64_t token) override;
   void on_message(transport::ControlEndpoint& from, std::span<const std::byte> message) override;
   void on_lost(transport::Endpoint& peer, const std::string& why) override;

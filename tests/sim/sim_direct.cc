@@ -19,11 +19,11 @@ bool SimData::peer_maps(const transport::Region& region) const {
   return is_mapped(network_.conditions, region.bytes());
 }
 
-std::size_t SimData::post(std::span<const transport::Descriptor> descriptors) {
+std::size_t SimData::post(std::span<const transport::Posting> postings) {
   if (is_lost()) return 0;
-  std::size_t room = descriptors.size();
+  std::size_t room = postings.size();
   if (network_.random.chance(network_.conditions.refuse)) room = network_.random.below(room + 1);
-  for (const transport::Descriptor& what : descriptors.first(room)) {
+  for (const transport::Posting& what : postings.first(room)) {
     Posted posted{.header = {what.header.begin(), what.header.end()}, .span = {}};
     if (what.length > 0) posted.span = what.source->remote(what.source_offset, what.length);
     transport_->counters().data_writes.add();

@@ -199,8 +199,8 @@ int SimData::poll() {
   while (!posted_.empty() && !is_loss_told() && !here().severed) {
     const Posted posted = std::move(posted_.front());
     posted_.pop_front();
-    network_.trace.note("descriptor", here().machine, there().machine, posted.span.length);
-    sink->on_descriptor(*this, posted.header, posted.span);
+    network_.trace.note("posting", here().machine, there().machine, posted.span.length);
+    sink->on_posting(*this, posted.header, posted.span);
     ++found;
   }
   while (!landed_.empty() && !is_loss_told() && !here().severed) {

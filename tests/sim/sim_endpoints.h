@@ -133,7 +133,7 @@ class SimData final : public SimEndpoint<SimData, transport::DataEndpoint>, publ
   void share_memory() { direct_ = this; }
   bool peer_reaches(const transport::Region&) const override { return true; }
   bool peer_maps(const transport::Region& region) const override;
-  std::size_t post(std::span<const transport::Descriptor> descriptors) override;
+  std::size_t post(std::span<const transport::Posting> postings) override;
   std::byte* map(const transport::RemoteSpan& span) override;
   Status get(const transport::RemoteSpan& span, std::byte* into) override;
   Status put(const transport::RemoteSpan& span, const std::byte* from) override;

@@ -64,9 +64,9 @@ class FaultData final : public DataEndpoint, public DirectAccess, public DataSin
     flush(false);
     return accepted;
   }
-  std::size_t post(std::span<const Descriptor> descriptors) override {
-    const std::size_t accepted = how_many(descriptors.size());
-    for (const Descriptor& o : descriptors.first(accepted)) {
+  std::size_t post(std::span<const Posting> postings) override {
+    const std::size_t accepted = how_many(postings.size());
+    for (const Posting& o : postings.first(accepted)) {
       Held held;
       held.post = o;
       keep(held, o.header);
@@ -93,8 +93,8 @@ class FaultData final : public DataEndpoint, public DirectAccess, public DataSin
   void on_write(DataEndpoint&, std::uint32_t immediate, std::uint64_t landed) override {
     if (!is_lost()) sink->on_write(*this, immediate, landed);
   }
-  void on_descriptor(DataEndpoint&, std::span<const std::byte> header, const RemoteSpan& span) override {
-    if (!is_lost()) sink->on_descriptor(*this, header, span);
+  void on_posting(DataEndpoint&, std::span<const std::byte> header, const RemoteSpan& span) override {
+    if (!is_lost()) sink->on_posting(*this, header, span);
   }
   void on_written(DataEndpoint&, std::uint64_t token) override { sink->on_written(*this, token); }
   void on_lost(Endpoint&, const std::string& why) override {
@@ -135,7 +135,7 @@ class FaultData final : public DataEndpoint, public DirectAccess, public DataSin
   struct Held {
     bool is_write = false;
     WriteOp write{};
-    Descriptor post{};
+    Posting post{};
     std::array<std::byte, kMaxHeader> header{};
     std::size_t header_size = 0;
   };

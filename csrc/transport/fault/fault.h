@@ -23,7 +23,7 @@ struct FaultPlan {
   double refuse = 0;             // chance that a post accepts nothing
   double partial = 0;            // chance that it accepts a random prefix
   double hold = 0;               // chance that an accepted write or post is held back and overtaken
-  std::uint64_t lose_after = 0;  // data writes and descriptors after which an endpoint is lost; 0: never
+  std::uint64_t lose_after = 0;  // data writes and postings after which an endpoint is lost; 0: never
 
   bool any() const { return refuse > 0 || partial > 0 || hold > 0 || lose_after > 0; }
   // "refuse=0.1,hold=0.5,seed=7"; empty: none. Throws kInvalidArgument.

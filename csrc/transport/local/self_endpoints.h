@@ -80,14 +80,14 @@ class SelfData final : public DataEndpoint, public DirectAccess, public Paired<S
     }
     return ops.size();
   }
-  std::size_t post(std::span<const Descriptor> descriptors) override {
+  std::size_t post(std::span<const Posting> postings) override {
     if (other_ == nullptr || is_lost()) return 0;
-    for (const Descriptor& what : descriptors) {
-      other_->queued_.descriptors.emplace_back(what);
+    for (const Posting& what : postings) {
+      other_->queued_.postings.emplace_back(what);
       counters_.data_writes.add();
       counters_.data_bytes.add(what.length);
     }
-    return descriptors.size();
+    return postings.size();
   }
 
   bool peer_reaches(const Region&) const override { return true; }
@@ -110,8 +110,8 @@ class SelfData final : public DataEndpoint, public DirectAccess, public Paired<S
 
   int deliver() {
     int count = 0;
-    count += deliver(queued_.descriptors, delivering_.descriptors, [this](const Posted& posted) {
-      if (!is_lost()) sink->on_descriptor(*this, {posted.header.data(), posted.header_size}, posted.span);
+    count += deliver(queued_.postings, delivering_.postings, [this](const Posted& posted) {
+      if (!is_lost()) sink->on_posting(*this, {posted.header.data(), posted.header_size}, posted.span);
     });
     count += deliver(queued_.writes, delivering_.writes, [this](const Written& one) {
       if (!is_lost()) sink->on_write(*this, one.immediate, one.length);
@@ -119,12 +119,12 @@ class SelfData final : public DataEndpoint, public DirectAccess, public Paired<S
     count += deliver(queued_.written, delivering_.written, [this](auto token) { sink->on_written(*this, token); });
     return count;
   }
-  bool idle() const { return queued_.descriptors.empty() && queued_.writes.empty() && queued_.written.empty(); }
+  bool idle() const { return queued_.postings.empty() && queued_.writes.empty() && queued_.written.empty(); }
 
  private:
   friend class Paired<SelfData>;
   struct Posted {
-    explicit Posted(const Descriptor& what) : header_size(what.header.size()) {
+    explicit Posted(const Posting& what) : header_size(what.header.size()) {
       copy_bytes(what.header, header.data());
       if (what.length > 0) span = what.source->remote(what.source_offset, what.length);
     }
@@ -137,7 +137,7 @@ class SelfData final : public DataEndpoint, public DirectAccess, public Paired<S
     std::uint64_t length;
   };
   struct Queues {
-    std::vector<Posted> descriptors;
+    std::vector<Posted> postings;
     std::vector<Written> writes;
     std::vector<std::uint64_t> written;
   };

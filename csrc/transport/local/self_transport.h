@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A process's way to its own server: both ends live on one loop, so a descriptor is a pointer in a queue and nothing
+// A process's way to its own server: both ends live on one loop, so a posting is a pointer in a queue and nothing
 // more.
 //
 // connect_control() and connect_data() return the caller's end and leave the other one in incoming(), from where it is

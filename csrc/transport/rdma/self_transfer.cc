@@ -27,7 +27,7 @@ class End final : public ControlSink, public DataSink {
   void on_write(DataEndpoint&, std::uint32_t, std::uint64_t) override {
     note([this] { ++writes; });
   }
-  void on_descriptor(DataEndpoint&, std::span<const std::byte>, const RemoteSpan&) override {}
+  void on_posting(DataEndpoint&, std::span<const std::byte>, const RemoteSpan&) override {}
   void on_written(DataEndpoint&, std::uint64_t) override {}
   void on_message(ControlEndpoint& from, std::span<const std::byte> message) override {
     if (echoes) (void)from.send(message);

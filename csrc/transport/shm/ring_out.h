@@ -12,13 +12,13 @@
 
 #include "core/clock.h"
 #include "core/fd.h"
-#include "transport/shm/descriptor_ring.h"
+#include "transport/shm/posting_ring.h"
 
 namespace bps::transport::shm {
 
 class RingOut {
  public:
-  RingOut(DescriptorRing* ring, Fd doorbell) : ring_(ring), doorbell_(std::move(doorbell)) {}
+  RingOut(PostingRing* ring, Fd doorbell) : ring_(ring), doorbell_(std::move(doorbell)) {}
 
   std::uint32_t room() { return ring_.room(); }
   RingEntry& add() { return ring_.add(); }  // needs room()

@@ -10,11 +10,11 @@
 #include "core/event_loop.h"
 #include "core/turn_budget.h"
 #include "transport/shm/announcements.h"
-#include "transport/shm/descriptor_ring.h"
 #include "transport/shm/local_socket.h"
 #include "transport/shm/options.h"
 #include "transport/shm/peer_memory.h"
 #include "transport/shm/peer_process.h"
+#include "transport/shm/posting_ring.h"
 #include "transport/shm/record.h"
 #include "transport/shm/ring_out.h"
 #include "transport/shm/shared_memory.h"
@@ -38,7 +38,7 @@ class ShmData final : public DataEndpoint, public DirectAccess {
   bool is_flushed() const override { return is_lost() || !out_ || out_->is_drained(); }
   bool peer_reaches(const Region& region) const override;
   bool peer_maps(const Region& region) const override;
-  std::size_t post(std::span<const Descriptor> descriptors) override;
+  std::size_t post(std::span<const Posting> postings) override;
   std::byte* map(const RemoteSpan& span) override;
   Status get(const RemoteSpan& span, std::byte* into) override;
   Status put(const RemoteSpan& span, const std::byte* from) override;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The hot part of shm: descriptors out, descriptors in, and the peer's memory.
+// The hot part of shm: postings out, postings in, and the peer's memory.
 #include <cerrno>
 #include <cstring>
 
@@ -11,7 +11,7 @@ namespace {
 
 // Enough to amortise a poll, small enough that other endpoints of the loop get their turn.
 constexpr int kPollBudget = 64;
-// A server sums what a descriptor names before the next one is looked at. After so many bytes the loop looks at what
+// A server sums what a posting names before the next one is looked at. After so many bytes the loop looks at what
 // has come meanwhile: an urgent operation, or the answer to one, should not wait until a whole window is summed.
 constexpr std::uint64_t kPollBytes = 256 << 10;
 constexpr int kMostAwaited = 1 << 14;  // records that the socket's buffer holds
@@ -113,15 +113,15 @@ std::size_t ShmData::write(std::span<const WriteOp> ops) {
   return accepted;
 }
 
-std::size_t ShmData::post(std::span<const Descriptor> descriptors) {
+std::size_t ShmData::post(std::span<const Posting> postings) {
   if (is_lost() || !out_) return 0;
   std::size_t accepted = 0;
-  for (const Descriptor& o : descriptors) {
+  for (const Posting& o : postings) {
     if (out_->room() == 0) break;
     if (o.length > 0 && !announce(*o.source)) break;
     if (o.answer != nullptr && !announce(*o.answer)) break;
     RingEntry& entry = out_->add();
-    entry.kind = EntryKind::kDescriptor;
+    entry.kind = EntryKind::kPosting;
     entry.span = o.length > 0 ? o.source->remote(o.source_offset, o.length) : RemoteSpan{};
     entry.header_size = static_cast<std::uint32_t>(o.header.size());
     copy_bytes(o.header, entry.header.data());
@@ -148,8 +148,8 @@ int ShmData::poll() {
   for (int i = 0; i < kPollBudget && bytes < kPollBytes && !is_lost() && in_->take(entry, broken); ++i, ++found) {
     if (entry.kind == EntryKind::kWrite) {
       sink->on_write(*this, entry.immediate, entry.span.length);
-    } else if (entry.kind == EntryKind::kDescriptor && entry.header_size <= kMaxHeader) {
-      sink->on_descriptor(*this, {entry.header.data(), entry.header_size}, entry.span);
+    } else if (entry.kind == EntryKind::kPosting && entry.header_size <= kMaxHeader) {
+      sink->on_posting(*this, {entry.header.data(), entry.header_size}, entry.span);
       bytes += entry.span.length;
     } else {
       broken = true;

@@ -134,7 +134,7 @@ ShmData::~ShmData() {
 // `doorbell`: the peer's.
 void ShmData::set_rings(std::shared_ptr<SharedMemory> rings, bool caller, Fd doorbell) {
   rings_ = std::move(rings);
-  auto* const first = reinterpret_cast<DescriptorRing*>(rings_->bytes().data());
+  auto* const first = reinterpret_cast<PostingRing*>(rings_->bytes().data());
   out_.emplace(first + (caller ? 0 : 1), std::move(doorbell));
   in_.emplace(first + (caller ? 1 : 0));
 }
@@ -144,12 +144,12 @@ ShmRecord ShmData::probe_record(ShmRecord::Kind kind) const {
   record.kind = kind;
   record.base = reinterpret_cast<std::uint64_t>(probe_.data());
   record.probe = probe_;
-  record.size = 2 * sizeof(DescriptorRing);
+  record.size = 2 * sizeof(PostingRing);
   return record;
 }
 
 void ShmData::connect(const Deadline& deadline, const std::string& whom) {
-  auto rings = SharedMemory::create(2 * sizeof(DescriptorRing));
+  auto rings = SharedMemory::create(2 * sizeof(PostingRing));
   const ShmRecord setup = probe_record(ShmRecord::kSetup);
   const int fds[] = {rings->fd(), loop_.doorbell()};
   std::optional<ShmRecord> reply;
@@ -204,7 +204,7 @@ bool ShmData::take_record() {
 bool ShmData::take_record(const ShmRecord& record, std::vector<Fd>& fds) try {
   switch (record.kind) {
     case ShmRecord::kSetup: {
-      if (rings_ || fds.size() != 2 || record.size != 2 * sizeof(DescriptorRing)) return false;
+      if (rings_ || fds.size() != 2 || record.size != 2 * sizeof(PostingRing)) return false;
       set_rings(SharedMemory::map(std::move(fds[0]), record.size), false, std::move(fds[1]));
       ShmRecord reply = probe_record(ShmRecord::kReply);
       // The kernel's rule for one user's processes is symmetric.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Processes of one host: control messages over a Unix socket, data as descriptors in shared rings.
+// Processes of one host: control messages over a Unix socket, data as postings in shared rings.
 //
-// A data endpoint is a ring of descriptors in each direction, and the knowledge of the peer's regions. Regions in
+// A data endpoint is a ring of postings in each direction, and the knowledge of the peer's regions. Regions in
 // SharedMemory are mapped by the peer on first use; other regions the peer reads and writes by cross-memory copies
 // (process_vm_readv) where the kernel allows it, which a probe at set-up finds out. The endpoint's Unix socket carries
 // the announcements of regions and shows when the peer is gone. Before a lost peer's mappings of our memory may be
@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "core/event_loop.h"
-#include "transport/shm/descriptor_ring.h"
 #include "transport/shm/options.h"
+#include "transport/shm/posting_ring.h"
 #include "transport/shm/shared_memory.h"
 #include "transport/socket_control.h"
 #include "transport/transport.h"

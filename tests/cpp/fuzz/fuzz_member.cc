@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // libFuzzer: a member of the job that sends what it likes: well-framed control messages, pushes with any header, and
-// writes to any place, over tcp and as descriptors of shared memory, to a server and to the relay of its host. It does
+// writes to any place, over tcp and as postings of shared memory, to a server and to the relay of its host. It does
 // so over many rounds of the others, one at a time and in floods, until it has used up what the server keeps for it.
 // The others never notice: each of their rounds has the right sum, is delivered once, and nothing else of theirs is
 // written.
@@ -69,7 +69,7 @@ struct DirectData final : DataEndpoint, DirectAccess {
   }
   bool peer_reaches(const Region&) const override { return true; }
   bool peer_maps(const Region&) const override { return true; }
-  std::size_t post(std::span<const Descriptor>) override { return 0; }
+  std::size_t post(std::span<const Posting>) override { return 0; }
   std::byte* map(const RemoteSpan& span) override {
     const auto bytes = std::as_writable_bytes(std::span(tensor));
     const bool inside =
@@ -239,7 +239,7 @@ class Job {
     send(rank, message_);
   }
   void describe(std::uint32_t rank, std::span<const std::byte> header, const RemoteSpan& span) {
-    if (transport_.direct) transport_.ends[rank]->sink->on_descriptor(*transport_.ends[rank], header, span);
+    if (transport_.direct) transport_.ends[rank]->sink->on_posting(*transport_.ends[rank], header, span);
   }
   // What the member's memory begins with.
   void fill(std::uint32_t rank, std::span<const std::byte> bytes) {
@@ -528,7 +528,7 @@ void misbehave(Job& job, Input& input) {
       const auto length = input.take<std::uint16_t>();
       return job.write(kBad, {tcp::TcpFrame::kMagic, slot.slot, slot.key, slot.address, length}, input.take_bytes(64));
     }
-    case 3: {  // any frame, any descriptor
+    case 3: {  // any frame, any posting
       const auto frame = input.take<tcp::TcpFrame>();
       job.describe(kBad, input.take_bytes(input.take<std::uint8_t>() % 80), {frame.key, frame.address, frame.length});
       return job.write(kBad, frame, input.take_bytes(64));

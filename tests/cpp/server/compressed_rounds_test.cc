@@ -97,7 +97,7 @@ TEST_P(CompressedHalvesTest, AMemberOfThisHostGetsTheResultRoundedOnce) {
   transport::RemoteSpan span{.key = 0, .address = reinterpret_cast<std::uint64_t>(memory[0].data())};
   span.length = kFloats * size_of(dtype);
   const tensor::PushHeader plain = of_halves(0, kPlain, ReduceOp::kAverage);
-  sessions[0]->on_descriptor(data(0), tensor::bytes_of(plain), span);
+  sessions[0]->on_posting(data(0), tensor::bytes_of(plain), span);
   land_halves(1, ReduceOp::kAverage);
   land_halves(2, ReduceOp::kAverage);
   const std::vector<float> result = decoded(data(1).writes.at(0));
@@ -296,12 +296,12 @@ TEST_F(CompressedRoundsTest, APostedPayloadHasTheLengthOfItsCode) {
   std::vector<std::byte> bytes = payload(1, "int8:everywhere=1");
   for (const std::size_t length : {bytes.size() - 1, std::size_t{10}}) {
     const transport::RemoteSpan span{0, reinterpret_cast<std::uint64_t>(bytes.data()), length};
-    sessions[0]->on_descriptor(data(0), tensor::bytes_of(header(0, kCompressed)), span);
+    sessions[0]->on_posting(data(0), tensor::bytes_of(header(0, kCompressed)), span);
     ASSERT_EQ(failures(0).size(), 1U);
     control(0).messages.clear();
   }
   const transport::RemoteSpan span{0, reinterpret_cast<std::uint64_t>(bytes.data()), bytes.size()};
-  sessions[0]->on_descriptor(data(0), tensor::bytes_of(header(0, kCompressed)), span);
+  sessions[0]->on_posting(data(0), tensor::bytes_of(header(0, kCompressed)), span);
   land(1, "int8:everywhere=1");
   land(2, "int8:everywhere=1");
   // The answer of the first one is a code, too, in the memory that it named.

@@ -49,11 +49,11 @@ class FakeData final : public transport::DataEndpoint, public transport::DirectA
   void put_on_same_host() { direct_ = this; }
   bool peer_reaches(const transport::Region&) const override { return true; }
   bool peer_maps(const transport::Region&) const override { return true; }
-  std::size_t post(std::span<const transport::Descriptor> descriptors) override {
-    if (!takes_descriptors) return 0;
-    posted += descriptors.size();
-    for (const auto& one : descriptors) headers.emplace_back(one.header.begin(), one.header.end());
-    return descriptors.size();
+  std::size_t post(std::span<const transport::Posting> postings) override {
+    if (!takes_postings) return 0;
+    posted += postings.size();
+    for (const auto& one : postings) headers.emplace_back(one.header.begin(), one.header.end());
+    return postings.size();
   }
   std::byte* map(const transport::RemoteSpan&) override { return nullptr; }
   Status get(const transport::RemoteSpan& span, std::byte* into) override {
@@ -83,12 +83,12 @@ class FakeData final : public transport::DataEndpoint, public transport::DirectA
 
   std::size_t room = 1000;  // writes that it still accepts
   bool reachable = true;
-  bool takes_descriptors = false;
+  bool takes_postings = false;
   std::size_t posted = 0;
   bool fenced = true;
   int fences = 0;
   std::vector<transport::WriteOp> writes;
-  std::vector<Bytes> headers;                                 // of the writes and descriptors: they need not stay
+  std::vector<Bytes> headers;                                 // of the writes and postings: they need not stay
   std::vector<std::pair<std::uint32_t, std::uint64_t>> rest;  // immediates and bytes of what the peer has posted
 
  private:

@@ -99,7 +99,7 @@ class RoundEngineTest : public ::testing::Test, public SessionOwner {
     if ((what.flags & tensor::kHasPayload) != 0) {
       span = {.key = 0, .address = reinterpret_cast<std::uint64_t>(memory[worker].data()), .length = kBytes};
     }
-    sessions[worker]->on_descriptor(data(worker), tensor::bytes_of(what), span);
+    sessions[worker]->on_posting(data(worker), tensor::bytes_of(what), span);
   }
   float sum_in_slot(const transport::WriteOp& answer) {
     float first = 0;

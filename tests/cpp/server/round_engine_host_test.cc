@@ -349,8 +349,8 @@ TEST_F(RoundEngineHostTest, AnExactSumThatIsLongerThanAnyIsRefusedBeforeMemoryIs
     head[0] = claimed;
     auto push = of_network(0, kPush | kPull | tensor::kUnrounded);
     push.op = ReduceOp::kExactSum;
-    sessions[0]->on_descriptor(data(0), tensor::bytes_of(push),
-                               {0, reinterpret_cast<std::uint64_t>(head.data()), claimed});
+    sessions[0]->on_posting(data(0), tensor::bytes_of(push),
+                            {0, reinterpret_cast<std::uint64_t>(head.data()), claimed});
     ASSERT_EQ(failures(0).size(), 1U) << claimed;
     EXPECT_NE(failures(0)[0].what.find("refused a push"), std::string::npos);
     control(0).messages.clear();
@@ -373,8 +373,8 @@ TEST_F(RoundEngineHostTest, AnExactSumOfAHostMayBeAsLongAsOneCanBe) {
     const double nan = std::numeric_limits<double>::quiet_NaN();
     std::memcpy(writer.sums() + i * sizeof nan, &nan, sizeof nan);
   }
-  sessions[0]->on_descriptor(data(0), tensor::bytes_of(push),
-                             {0, reinterpret_cast<std::uint64_t>(sum.data()), sum.size()});
+  sessions[0]->on_posting(data(0), tensor::bytes_of(push),
+                          {0, reinterpret_cast<std::uint64_t>(sum.data()), sum.size()});
   post(2, other);
   EXPECT_EQ(memory[2].front(), 6 + 3);
   EXPECT_EQ(memory[2].back(), 6 + 3);

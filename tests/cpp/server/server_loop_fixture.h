@@ -17,7 +17,7 @@ namespace bps::server {
 // A worker made of two endpoints, which records what it is told.
 struct FakeWorker final : transport::ControlSink, transport::DataSink {
   void on_write(transport::DataEndpoint&, std::uint32_t immediate, std::uint64_t) override { ++answers[immediate]; }
-  void on_descriptor(transport::DataEndpoint&, std::span<const std::byte>, const transport::RemoteSpan&) override {}
+  void on_posting(transport::DataEndpoint&, std::span<const std::byte>, const transport::RemoteSpan&) override {}
   void on_written(transport::DataEndpoint&, std::uint64_t) override {}
   void on_message(transport::ControlEndpoint&, std::span<const std::byte> bytes) override {
     const auto message = tensor::decode(bytes, 1);
@@ -89,7 +89,7 @@ class ServerLoopTest : public ::testing::Test {
     return h;
   }
   void push(std::uint32_t worker, const tensor::PushHeader& h, std::uint64_t length = 4000) {
-    const transport::Descriptor post{
+    const transport::Posting post{
         .header = tensor::bytes_of(h), .source = workers[worker].region.get(), .length = length};
     ASSERT_EQ(workers[worker].data->direct()->post({&post, 1}), 1U);
     settle();

@@ -38,7 +38,7 @@ TEST_F(ServerLoopTest, WrongPushesAreRefusedAndHarmNothing) {
   EXPECT_EQ(server_loop->open_rounds(), 0U);
   EXPECT_EQ(counters.stale.get(), wrong.size());
   const tensor::PushHeader whole = header(0);
-  const transport::Descriptor garbage{.header = tensor::bytes_of(whole).first(63), .source = nullptr, .length = 0};
+  const transport::Posting garbage{.header = tensor::bytes_of(whole).first(63), .source = nullptr, .length = 0};
   workers[0].data->direct()->post({&garbage, 1});
   settle();
   for (std::uint32_t i = 0; i < kWorkers; ++i) push(i, header(i));

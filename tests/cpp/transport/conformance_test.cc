@@ -72,7 +72,7 @@ TEST_P(Conformance, WriteLandsHeaderAndPayloadTogether) {
     fill(header, 2);
     auto from = registered(*caller, source);
     auto to = registered(*callee, target);
-    // The region of a peer that only the peer has announced: let it announce itself by a descriptor, as workers do.
+    // The region of a peer that only the peer has announced: let it announce itself by a posting, as workers do.
     introduce(*callee, callee->data, *to);
     const WriteOp op{.header = header,
                      .source = from.get(),
@@ -269,7 +269,7 @@ TEST_P(Conformance, AClosedPeerIsReportedOnce) {
   EXPECT_EQ(caller->sink.lost, 2);  // one per endpoint
 }
 
-TEST_P(Conformance, DescriptorsAreReadAndWrittenInPlace) {
+TEST_P(Conformance, PostingsAreReadAndWrittenInPlace) {
   if (data->direct() == nullptr) GTEST_SKIP() << GetParam().transport << " has no direct access";
   auto piece = shm::SharedMemory::create(1 << 16);
   Bytes plain(1 << 16);
@@ -285,8 +285,8 @@ TEST_P(Conformance, DescriptorsAreReadAndWrittenInPlace) {
   Bytes header(64);
   fill(header, 9);
   post(*caller, data, {.header = header, .source = mapped.get(), .source_offset = 100, .length = 1000});
-  ASSERT_TRUE(callee->sink.wait([](const Recorder& sink) { return sink.descriptors.size() == 1; }));
-  const auto posted = callee->sink.descriptors[0];
+  ASSERT_TRUE(callee->sink.wait([](const Recorder& sink) { return sink.postings.size() == 1; }));
+  const auto posted = callee->sink.postings[0];
   EXPECT_EQ(posted.header, header);
   callee->call([&] {
     DirectAccess& direct = *callee->data->direct();
@@ -302,8 +302,8 @@ TEST_P(Conformance, DescriptorsAreReadAndWrittenInPlace) {
 
   if (GetParam().transport == "shm") {
     post(*caller, data, {.header = header, .source = copied.get(), .source_offset = 0, .length = 1 << 16});
-    ASSERT_TRUE(callee->sink.wait([](const Recorder& sink) { return sink.descriptors.size() == 2; }));
-    const RemoteSpan span = callee->sink.descriptors[1].span;
+    ASSERT_TRUE(callee->sink.wait([](const Recorder& sink) { return sink.postings.size() == 2; }));
+    const RemoteSpan span = callee->sink.postings[1].span;
     callee->call([&] {
       DirectAccess& direct = *callee->data->direct();
       EXPECT_EQ(direct.map(span), nullptr);
@@ -342,7 +342,7 @@ TEST_P(Conformance, AMappingOutlivesItsWithdrawalUntilTheCallEnds) {
     const std::byte* there = direct.map(where);
     ASSERT_NE(there, nullptr);
     drop(*caller, first);
-    // By a descriptor that the peer announces it with, perhaps after some tries of a faulty connection.
+    // By a posting that the peer announces it with, perhaps after some tries of a faulty connection.
     const Deadline deadline = Deadline::after(30);
     while (direct.map(other) == nullptr && !deadline.passed()) {
       caller->call([&] { (void)data->direct()->share(*second); });

@@ -80,8 +80,8 @@ class Recorder final : public ControlSink, public DataSink {
       whole[immediate] = [&from, landed](std::uint64_t total) { return from.is_whole(landed, total); };
     });
   }
-  void on_descriptor(DataEndpoint& from, std::span<const std::byte> header, const RemoteSpan& span) override {
-    note([&] { descriptors.push_back({Bytes(header.begin(), header.end()), span, &from}); });
+  void on_posting(DataEndpoint& from, std::span<const std::byte> header, const RemoteSpan& span) override {
+    note([&] { postings.push_back({Bytes(header.begin(), header.end()), span, &from}); });
   }
   void on_written(DataEndpoint&, std::uint64_t token) override {
     note([&] { ++written[token]; });
@@ -126,7 +126,7 @@ class Recorder final : public ControlSink, public DataSink {
   std::chrono::microseconds message_takes{0};
   std::function<std::uint64_t()> turn;  // of the loop
   std::map<std::uint64_t, std::size_t> messages_by_turn;
-  std::vector<Posted> descriptors;
+  std::vector<Posted> postings;
   int lost = 0;
 
  private:
@@ -272,19 +272,19 @@ class TwoSides : public ::testing::TestWithParam<Way> {
     ASSERT_TRUE(callee->sink.wait([&](const Recorder& sink) { return sink.write_count() >= goal; }));
   }
 
-  void post(Side& from, DataEndpoint* endpoint, const Descriptor& what) {
+  void post(Side& from, DataEndpoint* endpoint, const Posting& what) {
     const Deadline deadline = Deadline::after(30);
     while (from.call([&] { return endpoint->direct()->post({&what, 1}); }) == 0 && !deadline.passed()) {
     }
   }
 
-  // A same-host peer can write only into memory that was announced to it, which a descriptor does.
+  // A same-host peer can write only into memory that was announced to it, which a posting does.
   void introduce(Side& owner, DataEndpoint* endpoint, const Region& region) {
     if (endpoint->direct() == nullptr) return;
     Side& other = &owner == caller.get() ? *callee : *caller;
-    const std::size_t goal = other.sink.look([](const Recorder& sink) { return sink.descriptors.size(); }) + 1;
+    const std::size_t goal = other.sink.look([](const Recorder& sink) { return sink.postings.size(); }) + 1;
     post(owner, endpoint, {.header = {}, .source = &region, .source_offset = 0, .length = 1});
-    ASSERT_TRUE(other.sink.wait([&](const Recorder& sink) { return sink.descriptors.size() >= goal; }));
+    ASSERT_TRUE(other.sink.wait([&](const Recorder& sink) { return sink.postings.size() >= goal; }));
   }
 
   const Credentials credentials = Credentials::from("job", "secret");

@@ -36,7 +36,7 @@ class RelayingLoop : public ::testing::Test {
   // Only the first of the places has a server.
   explicit RelayingLoop(std::size_t number_of_places = 1) : places(number_of_places) {
     data.put_on_same_host();
-    data.takes_descriptors = true;
+    data.takes_postings = true;
     data.fenced = false;
     worker_loop.emplace(
         WorkerLoopOptions{.index = 0, .places = places, .largest_partition = kBytes, .staging_bytes = 4 * kBytes},

@@ -15,10 +15,10 @@ namespace {
 struct Heard final : ControlSink, DataSink {
   void on_message(ControlEndpoint&, std::span<const std::byte>) override { ++messages; }
   void on_write(DataEndpoint&, std::uint32_t, std::uint64_t) override { ++writes; }
-  void on_descriptor(DataEndpoint&, std::span<const std::byte>, const RemoteSpan&) override { ++descriptors; }
+  void on_posting(DataEndpoint&, std::span<const std::byte>, const RemoteSpan&) override { ++postings; }
   void on_written(DataEndpoint&, std::uint64_t) override { ++written; }
   void on_lost(Endpoint&, const std::string&) override { ++losses; }
-  int messages = 0, writes = 0, descriptors = 0, written = 0, losses = 0;
+  int messages = 0, writes = 0, postings = 0, written = 0, losses = 0;
 };
 
 class SelfTransportTest : public ::testing::Test {
@@ -38,12 +38,12 @@ class SelfTransportTest : public ::testing::Test {
 TEST_F(SelfTransportTest, AnEndThatIsGivenUpDeliversNothing) {
   ASSERT_EQ(control->send(as_bytes(std::string("before"))), Status::kOk);
   ASSERT_EQ(data->write({&write, 1}), 1U);
-  const Descriptor posted{};
+  const Posting posted{};
   ASSERT_EQ(data->direct()->post({&posted, 1}), 1U);
   far_control->abandon();
   far_data->abandon();
   transport.poll();
-  EXPECT_EQ(called.messages + called.writes + called.descriptors + called.losses, 0);
+  EXPECT_EQ(called.messages + called.writes + called.postings + called.losses, 0);
   EXPECT_EQ(caller.written, 1) << "its memory may be used again";
   EXPECT_TRUE(transport.arm()) << "nothing waits for ever";
 }
@@ -53,10 +53,10 @@ TEST_F(SelfTransportTest, AnEndThatIsGivenUpAcceptsNothing) {
   data->abandon();
   EXPECT_EQ(control->send(as_bytes(std::string("late"))), Status::kPeerLost);
   EXPECT_EQ(data->write({&write, 1}), 0U);
-  const Descriptor posted{};
+  const Posting posted{};
   EXPECT_EQ(data->direct()->post({&posted, 1}), 0U);
   transport.poll();
-  EXPECT_EQ(called.messages + called.writes + called.descriptors, 0);
+  EXPECT_EQ(called.messages + called.writes + called.postings, 0);
 }
 
 }  // namespace

@@ -57,7 +57,7 @@ void be_the_peer(int address_pipe, const Credentials& credentials) {
   DataEndpoint* data = side.connect_data(Bytes(address.begin(), address.begin() + size));
   const RegionPtr region = side.call([&] { return side.transport->register_memory(g_memory); });
   const std::array<std::byte, 8> header{};
-  const Descriptor what{.header = header, .source = region.get(), .source_offset = 0, .length = sizeof g_memory};
+  const Posting what{.header = header, .source = region.get(), .source_offset = 0, .length = sizeof g_memory};
   while (side.call([&] { return data->direct()->post({&what, 1}); }) == 0) continue;
   stay();
 }
@@ -75,8 +75,8 @@ int run_in_namespace() {
   Side side(kWayThere, credentials);
   const Bytes address = side.open();
   REQUIRE(::write(pipe[1], address.data(), address.size()) == static_cast<ssize_t>(address.size()));
-  REQUIRE(side.sink.wait([](const auto& sink) { return !sink.descriptors.empty(); }));
-  const auto posted = side.sink.look([](const auto& sink) { return sink.descriptors.front(); });
+  REQUIRE(side.sink.wait([](const auto& sink) { return !sink.postings.empty(); }));
+  const auto posted = side.sink.look([](const auto& sink) { return sink.postings.front(); });
   const RemoteSpan span = posted.span;
   std::array<std::byte, sizeof g_memory> mine{};
   DirectAccess& direct = *posted.from->direct();

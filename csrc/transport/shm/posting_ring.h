@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// A bounded ring of descriptors in shared memory: one producer process, one consumer process.
+// A bounded ring of postings in shared memory: one producer process, one consumer process.
 //
 // The consumer says when it goes to sleep; the producer then knows that it has to ring the consumer's doorbell. Both
 // use a full fence between their store and their load, so that at least one of them sees the other. The consumer trusts
-// nothing in here: indices are checked, and descriptors are copied out before they are looked at.
+// nothing in here: indices are checked, and postings are copied out before they are looked at.
 #pragma once
 
 #include <array>
@@ -16,18 +16,18 @@
 
 namespace bps::transport::shm {
 
-enum class EntryKind : std::uint32_t { kWrite = 1, kDescriptor = 2 };
+enum class EntryKind : std::uint32_t { kWrite = 1, kPosting = 2 };
 
 struct RingEntry {
   EntryKind kind;
   std::uint32_t immediate;
-  RemoteSpan span;  // descriptors: what is posted; writes: its length is that of the bytes that the producer has put
+  RemoteSpan span;  // postings: what is posted; writes: its length is that of the bytes that the producer has put
   std::uint32_t header_size;
   std::uint32_t reserved;
   std::array<std::byte, kMaxHeader> header;
 };
 
-struct DescriptorRing {
+struct PostingRing {
   static constexpr std::uint32_t kSize = 1024;  // 128 KiB: a few milliseconds of 4 KiB partitions
 
   struct alignas(2 * kCacheLine) Cell {
@@ -44,19 +44,19 @@ static_assert(sizeof(RingEntry) <= 2 * kCacheLine);
 
 class RingProducer {
  public:
-  explicit RingProducer(DescriptorRing* ring) : ring_(ring) {}
+  explicit RingProducer(PostingRing* ring) : ring_(ring) {}
 
   std::uint32_t room() {
     std::uint32_t used = tail_ - head_;
-    if (used == DescriptorRing::kSize) {
+    if (used == PostingRing::kSize) {
       head_ = ring_->head.load(std::memory_order_acquire);
       used = tail_ - head_;
     }
-    return used <= DescriptorRing::kSize ? DescriptorRing::kSize - used : 0;  // a lying consumer gets nothing more
+    return used <= PostingRing::kSize ? PostingRing::kSize - used : 0;  // a lying consumer gets nothing more
   }
   // Needs room(); publish() makes what was added visible and says whether the consumer sleeps. If it does, it sleeps
   // until somebody rings; see has_sleeper() and claim_sleeper().
-  RingEntry& add() { return ring_->cells[tail_++ % DescriptorRing::kSize].entry; }
+  RingEntry& add() { return ring_->cells[tail_++ % PostingRing::kSize].entry; }
   bool publish() {
     ring_->tail.store(tail_, std::memory_order_release);
     std::atomic_thread_fence(std::memory_order_seq_cst);
@@ -68,25 +68,25 @@ class RingProducer {
   bool claim_sleeper() { return has_sleeper() && ring_->sleeping.exchange(0, std::memory_order_relaxed) != 0; }
 
  private:
-  DescriptorRing* ring_;
+  PostingRing* ring_;
   std::uint32_t tail_ = 0;
   std::uint32_t head_ = 0;
 };
 
 class RingConsumer {
  public:
-  explicit RingConsumer(DescriptorRing* ring) : ring_(ring) {}
+  explicit RingConsumer(PostingRing* ring) : ring_(ring) {}
 
   bool empty() const { return ring_->tail.load(std::memory_order_acquire) == head_; }
   // Copies the next entry out; false when there is none. A tail that jumps too far means a broken peer.
   bool take(RingEntry& out, bool& broken) {
     const std::uint32_t waiting = ring_->tail.load(std::memory_order_acquire) - head_;
     if (waiting == 0) return false;
-    if (waiting > DescriptorRing::kSize) {
+    if (waiting > PostingRing::kSize) {
       broken = true;
       return false;
     }
-    out = ring_->cells[head_ % DescriptorRing::kSize].entry;
+    out = ring_->cells[head_ % PostingRing::kSize].entry;
     ring_->head.store(++head_, std::memory_order_release);
     return true;
   }
@@ -99,7 +99,7 @@ class RingConsumer {
   void awake() { ring_->sleeping.store(0, std::memory_order_relaxed); }
 
  private:
-  DescriptorRing* ring_;
+  PostingRing* ring_;
   std::uint32_t head_ = 0;
 };
 
