@@ -42,7 +42,7 @@ def summed_as(name: str) -> OperationOptions:
 
 
 def everything(bps: Any, delay: float) -> dict[str, int]:
-    """All operations, sizes around chunks, several dtypes; more of them at once than there are slots."""
+    """All operations, sizes around chunks, several dtypes; more of them at once than there are buffers."""
     device = simulated.install(delay, immediate=True)
     rank, size = bps.rank(), bps.size()
     pending: list[tuple[Any, torch.Tensor, torch.Tensor]] = []
@@ -112,7 +112,7 @@ def test_nothing_is_read_before_it_is_computed_and_used_before_it_is_there(bps: 
     """What is sent is what the device will have computed by then; the host does not wait for that."""
     device = simulated.install()
     gate = threading.Event()
-    gradient = torch.zeros(4_000)  # with the other one as many chunks as slots: more would wait for the copies back
+    gradient = torch.zeros(4_000)  # with the other one as many chunks as buffers: more would wait for the copies back
     device.compute.put(gate.wait)
     device.compute.put(lambda: gradient.copy_(data(bps.rank(), 4_000)))
     operation = transfer.all_reduce(gradient, summed_as("late"))
@@ -260,7 +260,7 @@ def test_nothing_changes_after_an_error(bps: Any) -> None:
 
 
 def shuffled(bps: Any, waits: bool) -> None:
-    """Every rank starts its operations in an order of its own, with one shared slot."""
+    """Every rank starts its operations in an order of its own, with one shared buffer."""
     device = simulated.install(delay=0.0001, immediate=True)
     rank, size = bps.rank(), bps.size()
     counts = [1, 2048, 2049, 10_000, 30_000, 5, 7000, 20_000]

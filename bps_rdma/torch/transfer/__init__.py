@@ -10,12 +10,12 @@ and registered once, so a chunk is copied only by the copy engines of the device
 Ranks may start operations in any order: each staged one in progress has memory of its own for at least one chunk, and
 so never waits for another one (pipeline.py). Operations of one name are matched by their order.
 
+    buffers      the pinned memory of a copy pipeline
     collectives  all_reduce, reduce_scatter, all_gather and broadcast, each asynchronous
     dense        views and copies of tensors as contiguous memory, in the dtypes of the core
     device       streams, events and copies of a device
     operation    the handle of a staged operation
     pipeline     the copy pipeline of one device and group
-    slots        its pinned memory
 """
 
 from bps_rdma.torch.transfer.collectives import (

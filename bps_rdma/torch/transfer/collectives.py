@@ -37,8 +37,8 @@ class _Pipelines:
         if found is None:
             config = job.current().config
             chunk_bytes = config.integer("BPS_GPU_CHUNK_BYTES")
-            slots = config.integer("BPS_GPU_CHUNKS")
-            found = CopyPipeline(device, members.size, chunk_bytes, slots, spans())
+            buffers = config.integer("BPS_GPU_CHUNKS")
+            found = CopyPipeline(device, members.size, chunk_bytes, buffers, spans())
             self._made[place, members.id] = found
         return found
 

@@ -2,8 +2,8 @@
 """The copy pipeline of one device and group: down to pinned memory, through the core, and up again, chunk by chunk.
 
 One thread copies chunks down and sends them, another one waits for them in the order in which they complete and copies
-them up. Operations are served in the order of their calls, with one exception: one that cannot have another slot is
-overtaken by those that can, if the device has reached them. With memory of its own for a chunk (slots.py) each then
+them up. Operations are served in the order of their calls, with one exception: one that cannot have another buffer is
+overtaken by those that can, if the device has reached them. With memory of its own for a chunk (buffers.py) each then
 progresses by itself, so ranks may start operations in different orders.
 """
 
@@ -23,9 +23,9 @@ import torch
 from bps_rdma import Handle
 from bps_rdma.kept_errors import keeping
 from bps_rdma.spans import Spans
+from bps_rdma.torch.transfer.buffers import Buffer, Buffers
 from bps_rdma.torch.transfer.device import Device
 from bps_rdma.torch.transfer.operation import StagedOperation
-from bps_rdma.torch.transfer.slots import Slot, Slots
 
 _AHEAD = 2  # copies down that are in progress while an earlier chunk is sent
 _SMALLEST_ROW = 1 << 16  # bytes; below, starting a copy costs more than the copy
@@ -38,14 +38,14 @@ class Cursor:
     def __init__(self, operation: StagedOperation, pieces: list[tuple[int, int]]) -> None:
         self.operation = operation
         self.pieces = pieces  # columns of each chunk
-        self.next = 0  # the first chunk without a slot
-        self.slots = 0  # that it holds
+        self.next = 0  # the first chunk without a buffer
+        self.buffers = 0  # that it holds
         self.completed = 0  # chunks that have been copied up, or are about to be
         self.reached = False  # the device has computed what is to be sent
 
     @property
     def complete(self) -> bool:
-        """True if all chunks have had a slot, or need none."""
+        """True if all chunks have had a buffer, or need none."""
         return self.operation.failed or self.next == len(self.pieces)
 
 
@@ -56,7 +56,7 @@ class Chunk:
     cursor: Cursor
     number: int
     columns: tuple[int, int]
-    slot: Slot
+    buffer: Buffer
     filled: Any = field(default=None)  # event: it has been copied down
     began: int = 0  # the copy, time.monotonic_ns()
     handle: Handle[Any] | None = None
@@ -69,21 +69,21 @@ class Chunk:
     def rows(self) -> torch.Tensor:
         """All rows of the chunk."""
         layout = self.cursor.operation.layout
-        return self.slot.memory[: layout.nbytes(self.columns)].view(layout.dtype)
+        return self.buffer.memory[: layout.nbytes(self.columns)].view(layout.dtype)
 
 
 class CopyPipeline:
-    """Slots, two streams and two threads.
+    """Buffers, two streams and two threads.
 
     Args:
         device: where the tensors are.
         ranks: of the group; chunks of some operations have a row for each of them.
         chunk_bytes: largest chunk with one row; others are larger in large groups.
-        slots: shared slots.
+        buffers: shared buffers.
         spans: where copies are noted; the thread that copies up then waits for the end of each.
     """
 
-    def __init__(self, device: Device, ranks: int, chunk_bytes: int, slots: int, spans: Spans | None = None) -> None:
+    def __init__(self, device: Device, ranks: int, chunk_bytes: int, buffers: int, spans: Spans | None = None) -> None:
         self._device = device
         self._spans = spans if spans is not None and spans.is_on else None
         self.completed = 0  # chunks
@@ -91,8 +91,8 @@ class CopyPipeline:
         self._largest = max(chunk_bytes, ranks * _SMALLEST_ROW)
         self._down, self._up = device.stream(), device.stream()
         self._changed = threading.Condition()  # guards the next three
-        self._waiting: list[Cursor] = []  # with chunks that have no slot yet, in the order of the calls
-        self._slots = Slots(device, slots, self._largest)
+        self._waiting: list[Cursor] = []  # with chunks that have no buffer yet, in the order of the calls
+        self._buffers = Buffers(device, buffers, self._largest)
         self._sent: deque[Chunk] = deque()
         self._stopping = False
         self._all_sent = False  # the thread that copies down has ended
@@ -142,7 +142,7 @@ class CopyPipeline:
             self._running -= 1
             if self._running > 0:
                 return
-        self._slots.close()
+        self._buffers.close()
         os.close(self._wake)
 
     # ---- Down
@@ -160,14 +160,14 @@ class CopyPipeline:
                     continue
             if chunk is not None and self._fill(chunk):
                 filled.append(chunk)
-            if filled and (chunk is None or len(filled) >= _AHEAD):  # without a slot: other ranks may wait for these
+            if filled and (chunk is None or len(filled) >= _AHEAD):  # without a buffer: other ranks may wait for these
                 self._send(filled.popleft())
             del chunk
         self._all_sent = True
         self._awake()
 
     def _next_chunk(self) -> Chunk | None:
-        """The next chunk that can have a slot, with it."""
+        """The next chunk that can have a buffer, with it."""
         self._waiting = [cursor for cursor in self._waiting if not cursor.complete]
         names = set()
         for place, cursor in enumerate(self._waiting):
@@ -182,24 +182,24 @@ class CopyPipeline:
                     continue
             columns = cursor.pieces[cursor.next]
             try:
-                slot = self._slots.take(operation.layout.nbytes(columns), must=cursor.slots == 0)
+                buffer = self._buffers.take(operation.layout.nbytes(columns), must=cursor.buffers == 0)
             except Exception as error:
                 operation.end(error)
                 continue
-            if slot is not None:
+            if buffer is not None:
                 cursor.next += 1
-                cursor.slots += 1
-                return Chunk(cursor, cursor.next - 1, columns, slot)
+                cursor.buffers += 1
+                return Chunk(cursor, cursor.next - 1, columns, buffer)
         return None
 
     def _fill(self, chunk: Chunk) -> bool:
-        """Starts the copies of a chunk to its slot."""
+        """Starts the copies of a chunk to its buffer."""
         operation = chunk.cursor.operation
         try:
             if chunk.number == 0:
                 self._device.order(self._down, operation.ready)
-            if chunk.slot.emptied is not None:
-                self._device.order(self._down, chunk.slot.emptied)
+            if chunk.buffer.emptied is not None:
+                self._device.order(self._down, chunk.buffer.emptied)
             begin, end = chunk.columns
             chunk.began = time.monotonic_ns()
             for row, tensor in operation.layout.sources:
@@ -232,8 +232,8 @@ class CopyPipeline:
 
     def _free(self, chunk: Chunk) -> None:
         with self._changed:
-            self._slots.give_back(chunk.slot)
-            chunk.cursor.slots -= 1
+            self._buffers.give_back(chunk.buffer)
+            chunk.cursor.buffers -= 1
             self._changed.notify_all()
 
     # ---- Up
@@ -271,9 +271,9 @@ class CopyPipeline:
         try:
             chunk.handle.wait()
             began = time.monotonic_ns()
-            if operation.receive(lambda: self._copy_up(chunk), lambda: self._note_emptied(chunk.slot)):
+            if operation.receive(lambda: self._copy_up(chunk), lambda: self._note_emptied(chunk.buffer)):
                 if self._spans is not None:
-                    self._device.wait(chunk.slot.emptied)
+                    self._device.wait(chunk.buffer.emptied)
                     self._spans.add(f"copy to device: {operation.name} [{chunk.number}]", began)
                 self.completed += 1
                 cursor.completed += 1
@@ -288,6 +288,6 @@ class CopyPipeline:
         for row, tensor in chunk.cursor.operation.layout.targets:
             self._device.copy(tensor[begin:end], chunk.row(row), self._up)
 
-    def _note_emptied(self, slot: Slot) -> Any:
-        slot.emptied = self._device.record(self._up)
-        return slot.emptied
+    def _note_emptied(self, buffer: Buffer) -> Any:
+        buffer.emptied = self._device.record(self._up)
+        return buffer.emptied
