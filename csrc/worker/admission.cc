@@ -151,7 +151,7 @@ void Admission::prepare(Portion& portion, ServerConnection& server) {
   server.memory.reserve(portion.parts.size());
   if (facts.is_on_device) return copies_.prepare(portion.operation->on_device->device, server);
   if (facts.is_encoded || facts.is_registered) return;
-  for (const Part& part : portion.parts) counters_.unwatched_bytes.add(portion.place(part).length);
+  for (const Part& part : portion.parts) counters_.unwatched_bytes.add(portion.extent_of(part).length);
 }
 
 // True when the transport may use all of it directly. Whether this rank contributes and wants bytes can differ from

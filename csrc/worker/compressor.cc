@@ -76,12 +76,12 @@ Compressor::Remembered Compressor::remembered(const tensor::Partitioning& cut) {
   return all;
 }
 
-Status Compressor::encode(std::uint64_t partition, std::uint64_t offset, const tensor::Placement& placement,
+Status Compressor::encode(std::uint64_t partition, std::uint64_t offset, const tensor::Extent& extent,
                           const std::byte* from, Dtype as, std::byte* into, std::uint64_t seed, Counters& counters) {
-  const std::size_t count = elements_of(placement.length);
+  const std::size_t count = elements_of(extent.length);
   const std::uint64_t first = elements_of(offset);
   std::memcpy(into, label_.data(), label_.size());
-  const std::span<std::byte> code(into + label_.size(), placement.encoded);
+  const std::span<std::byte> code(into + label_.size(), extent.encoded);
   forget_failed(partition, first, count);
 
   std::span<const float> values(reinterpret_cast<const float*>(from), count);
@@ -104,15 +104,15 @@ Status Compressor::encode(std::uint64_t partition, std::uint64_t offset, const t
     forget(first, count);
     return Status::kCodec;
   }
-  counters.compressed_bytes.add(placement.payload_bytes());
-  counters.uncompressed_bytes.add(placement.length);
+  counters.compressed_bytes.add(extent.payload_bytes());
+  counters.uncompressed_bytes.add(extent.length);
   return Status::kOk;
 }
 
-Status Compressor::decode(const tensor::Placement& placement, const std::byte* from, std::byte* into,
+Status Compressor::decode(const tensor::Extent& extent, const std::byte* from, std::byte* into,
                           Counters& counters) const {
-  const std::size_t count = elements_of(placement.length);
-  const std::span<const std::byte> code(from, placement.encoded);
+  const std::size_t count = elements_of(extent.length);
+  const std::span<const std::byte> code(from, extent.encoded);
   const bool in_place = is_float32(into, dtype_);
   const std::span<float> values = in_place ? std::span(reinterpret_cast<float*>(into), count)
                                            : compress::scratch(compress::Scratch::kValues, count);
@@ -121,8 +121,8 @@ Status Compressor::decode(const tensor::Placement& placement, const std::byte* f
     return decoded == compress::Decoded::kFailed ? Status::kCodec : Status::kProtocol;
   }
   if (!in_place) compress::narrow(dtype_, values, into);
-  counters.compressed_bytes.add(placement.encoded);
-  counters.uncompressed_bytes.add(placement.length);
+  counters.compressed_bytes.add(extent.encoded);
+  counters.uncompressed_bytes.add(extent.length);
   return Status::kOk;
 }
 

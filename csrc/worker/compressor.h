@@ -18,8 +18,8 @@
 #include "compress/label.h"
 #include "core/error.h"
 #include "core/metrics.h"
+#include "tensor/extent.h"
 #include "tensor/partition.h"
-#include "tensor/placement.h"
 
 namespace bps::worker {
 
@@ -46,19 +46,19 @@ class Compressor {
   bool bind(tensor::OperationKind kind);
 
   // Makes it a partition that travels compressed, if that is shorter.
-  void apply(tensor::Placement& placement) const {
-    if (!is_shorter(placement.length)) return;
-    placement.flags |= tensor::kCompressed;
-    placement.encoded = encoded_size(placement.length);
+  void apply(tensor::Extent& extent) const {
+    if (!is_shorter(extent.length)) return;
+    extent.flags |= tensor::kCompressed;
+    extent.encoded = encoded_size(extent.length);
   }
 
-  // Encodes a partition that lies at this place of the tensor: label and code, placement.payload_bytes() of them. Once
+  // Encodes a partition that lies at this place of the tensor: label and code, extent.payload_bytes() of them. Once
   // for each push, whose seed this is. The elements at `from` need no alignment, and are of type `as`: the tensor's, or
   // float32, as a host has summed them. kCodec: the codec is the program's own, and has failed.
-  Status encode(std::uint64_t partition, std::uint64_t offset, const tensor::Placement& placement,
-                const std::byte* from, Dtype as, std::byte* into, std::uint64_t seed, Counters& counters);
+  Status encode(std::uint64_t partition, std::uint64_t offset, const tensor::Extent& extent, const std::byte* from,
+                Dtype as, std::byte* into, std::uint64_t seed, Counters& counters);
   // kProtocol when these are not bytes that the method writes, or kCodec; then it writes nothing.
-  Status decode(const tensor::Placement& placement, const std::byte* from, std::byte* into, Counters& counters) const;
+  Status decode(const tensor::Extent& extent, const std::byte* from, std::byte* into, Counters& counters) const;
 
   // A round has failed, perhaps for some partitions only: what was remembered is forgotten, because a caller that
   // repeats it would send twice what had been left over.

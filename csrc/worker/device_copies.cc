@@ -35,9 +35,9 @@ Error refusal_of(const device::Device& device, device::cuda::Result result) {
 }
 
 // Own bytes of an all_gather that lie elsewhere than in its result: what is in the buffer goes there, too.
-bool is_own_part_beside(const Transfer& transfer, const tensor::Placement& placement) {
-  return transfer.operation->request.kind == tensor::OperationKind::kAllGather && placement.has_payload() &&
-         transfer.output_bytes + placement.output_offset != transfer.input_bytes + placement.input_offset;
+bool is_own_part_beside(const Transfer& transfer, const tensor::Extent& extent) {
+  return transfer.operation->request.kind == tensor::OperationKind::kAllGather && extent.has_payload() &&
+         transfer.output_bytes + extent.output_offset != transfer.input_bytes + extent.input_offset;
 }
 
 }  // namespace
@@ -146,11 +146,11 @@ bool DeviceCopies::start(ServerConnection& server, Portion& portion) {
   Gpu& gpu = gpu_of(portion);
   StagingBuffer* const buffer = take_buffer(server, gpu, operation);
   if (buffer == nullptr) return false;
-  const tensor::Placement placement = portion.place(portion.parts[portion.fetched()]);
+  const tensor::Extent extent = portion.extent_of(portion.parts[portion.fetched()]);
   const device::Device::Current current(gpu.device);
   device::cuda::Result result = portion.fetched() == 0 ? wait_for_call(gpu, *operation.on_device) : kSuccess;
-  if (result == kSuccess && placement.has_payload()) {
-    result = gpu.out.stream.to_host(buffer->bytes(), portion.input_bytes + placement.input_offset, placement.length);
+  if (result == kSuccess && extent.has_payload()) {
+    result = gpu.out.stream.to_host(buffer->bytes(), portion.input_bytes + extent.input_offset, extent.length);
   }
   const device::cuda::Result marked = gpu.out.stream.mark();
   gpu.out.add(buffer, portion, &server, 0);
@@ -158,8 +158,8 @@ bool DeviceCopies::start(ServerConnection& server, Portion& portion) {
   if (result == kSuccess) result = marked;
   if (result != kSuccess) {
     refuse(gpu, operation, result);
-  } else if (placement.has_payload()) {
-    reactor_.counters().device_bytes.add(placement.length);
+  } else if (extent.has_payload()) {
+    reactor_.counters().device_bytes.add(extent.length);
   }
   return true;
 }
@@ -211,14 +211,14 @@ StagingBuffer* DeviceCopies::take_buffer(ServerConnection& server, const Gpu& gp
 bool DeviceCopies::take_answer(std::uint32_t index) {
   InFlight& entry = partitions_.table[index];
   const Transfer& transfer = *entry.transfer;
-  const tensor::Placement placement = transfer.place(entry.part);
-  if (entry.answer_length == 0 && !is_own_part_beside(transfer, placement)) return false;
+  const tensor::Extent extent = transfer.extent_of(entry.part);
+  if (entry.answer_length == 0 && !is_own_part_beside(transfer, extent)) return false;
   Operation& operation = *transfer.operation;
   Gpu& gpu = gpu_of(transfer);
   const device::Device::Current current(gpu.device);
   entry.unsent_bytes = false;  // the answer was faster than the word of that
-  std::byte* const target = transfer.output_bytes + placement.output_offset;
-  auto result = gpu.in.stream.to_device(target, entry.staged->bytes(), placement.length);
+  std::byte* const target = transfer.output_bytes + extent.output_offset;
+  auto result = gpu.in.stream.to_device(target, entry.staged->bytes(), extent.length);
   const auto marked = gpu.in.stream.mark();
   entry.stage = InFlight::Stage::kCopying;
   entry.owed = InFlight::Owed::kNothing;
@@ -229,7 +229,7 @@ bool DeviceCopies::take_answer(std::uint32_t index) {
     entry.staged->copy.is_refused = true;
     refuse(gpu, operation, result);
   } else {
-    reactor_.counters().device_bytes.add(placement.length);
+    reactor_.counters().device_bytes.add(extent.length);
   }
   return true;
 }

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "core/clock.h"
-#include "tensor/placement.h"
+#include "tensor/extent.h"
 
 namespace bps::worker {
 

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "core/error.h"
-#include "tensor/placement.h"
+#include "tensor/extent.h"
 #include "van/hosts.h"
 #include "van/van.h"
 #include "worker/tensor.h"

@@ -13,42 +13,42 @@ void HostContribution::compress(const std::shared_ptr<const Tensor>& tensor) {
   route = Route::kEncoded;
 }
 
-tensor::Placement HostContribution::place(const Part&) const {
-  tensor::Placement placement{.length = header_.length, .flags = header_.flags};
-  placement.encoded = unrounded_bytes_;
-  if (tensor_) tensor_->compressor->apply(placement);
-  return placement;
+tensor::Extent HostContribution::extent_of(const Part&) const {
+  tensor::Extent extent{.length = header_.length, .flags = header_.flags};
+  extent.encoded = unrounded_bytes_;
+  if (tensor_) tensor_->compressor->apply(extent);
+  return extent;
 }
 
-Status HostContribution::fill(const Part& part, tensor::Placement& placement, std::byte* into, Counters& counters) {
+Status HostContribution::fill(const Part& part, tensor::Extent& extent, std::byte* into, Counters& counters) {
   if (pool_->source() == nullptr) return Status::kPeerLost;
   if (unrounded_bytes_ > 0) {
     if (const Status status = pool_->source()->sum(number_, header_.dtype, into); status != Status::kOk) return status;
     const std::uint64_t elements = header_.length / size_of(header_.dtype);
     // This is the length of what is sent now: it may be made again, and be longer.
-    placement.encoded = tensor::unrounded_bytes(into, elements);
+    extent.encoded = tensor::unrounded_bytes(into, elements);
     return Status::kOk;
   }
-  if (!placement.is_compressed()) return pool_->source()->sum(number_, header_.dtype, into);
+  if (!extent.is_compressed()) return pool_->source()->sum(number_, header_.dtype, into);
   constexpr Dtype kAs = Dtype::kFloat32;  // of 16-bit floats too: what they add up to is not rounded to such
   const std::size_t elements = header_.length / size_of(header_.dtype);
   const auto sum = std::as_writable_bytes(compress::scratch(compress::Scratch::kSum, elements));
   if (const Status status = pool_->source()->sum(number_, kAs, sum.data()); status != Status::kOk) return status;
   const std::uint64_t offset = tensor_->cut(header_.kind).piece(part.partition).offset;
   const std::uint64_t seed = compress::seed_of(header_.tensor, part.partition, header_.round, header_.position);
-  return tensor_->compressor->encode(part.partition, offset, placement, sum.data(), kAs, into, seed, counters);
+  return tensor_->compressor->encode(part.partition, offset, extent, sum.data(), kAs, into, seed, counters);
 }
 
-Status HostContribution::take_answer(const Part&, const tensor::Placement& placement, const std::byte* from,
+Status HostContribution::take_answer(const Part&, const tensor::Extent& extent, const std::byte* from,
                                      Counters& counters) {
   if (number_ == HostContributions::kNobody || pool_->source() == nullptr) return Status::kOk;
   const std::byte* result = from;
-  if (placement.is_compressed()) {
+  if (extent.is_compressed()) {
     const std::size_t floats = header_.length / sizeof(float) + 1;
     const auto sum = std::as_writable_bytes(compress::scratch(compress::Scratch::kSum, floats));
     // Without an answer the buffer holds what was sent, and nobody looks at the result.
-    if (placement.wants_data()) {
-      const Status decoded = tensor_->compressor->decode(placement, from, sum.data(), counters);
+    if (extent.wants_data()) {
+      const Status decoded = tensor_->compressor->decode(extent, from, sum.data(), counters);
       if (decoded != Status::kOk) return decoded;
     }
     result = sum.data();

@@ -24,9 +24,9 @@ class HostContribution final : public Transfer {
   // It travels as the tensor was declared, in this process too.
   void compress(const std::shared_ptr<const Tensor>& tensor);
 
-  tensor::Placement place(const Part&) const override;
-  Status fill(const Part& part, tensor::Placement& placement, std::byte* into, Counters& counters) override;
-  Status take_answer(const Part& part, const tensor::Placement& placement, const std::byte* from,
+  tensor::Extent extent_of(const Part&) const override;
+  Status fill(const Part& part, tensor::Extent& extent, std::byte* into, Counters& counters) override;
+  Status take_answer(const Part& part, const tensor::Extent& extent, const std::byte* from,
                      Counters& counters) override;
   bool fail(ErrorCode code, const std::string& what, const std::string& hint) override;
   void note_missing(const std::string&, const std::vector<std::uint32_t>& ranks) override { missing_ = ranks; }

@@ -69,12 +69,12 @@ constexpr double silences_until(InFlight::Owed what, bool by_relay) {
 
 // Tells where the answer of a partition that wants data is written, as a server has to name it that answers by this
 // rail.
-inline transport::RemoteSpan answer_span(const InFlight& entry, const tensor::Placement& placement, std::size_t rail) {
+inline transport::RemoteSpan answer_span(const InFlight& entry, const tensor::Extent& extent, std::size_t rail) {
   const Transfer& transfer = *entry.transfer;
   const bool staged = entry.staged != nullptr;
   const transport::Region& region = staged ? *entry.staged->region : *transfer.output;
-  const std::byte* at = staged ? entry.staged->bytes() : transfer.output_bytes + placement.output_offset;
-  return region.remote(static_cast<std::uint64_t>(at - region.bytes().data()), placement.answer_bytes(), rail);
+  const std::byte* at = staged ? entry.staged->bytes() : transfer.output_bytes + extent.output_offset;
+  return region.remote(static_cast<std::uint64_t>(at - region.bytes().data()), extent.answer_bytes(), rail);
 }
 
 class InFlightTable {

@@ -125,10 +125,10 @@ inline void finish(Operation& operation, std::uint64_t count, Counters& counters
 }
 
 // Here, so that loops inline it.
-inline tensor::Placement Portion::place(const Part& part) const {
-  tensor::Placement placement = operation->layout.place(part.partition);
-  if (route == Route::kEncoded && !part.for_host()) operation->tensor->compressor->apply(placement);
-  return placement;
+inline tensor::Extent Portion::extent_of(const Part& part) const {
+  tensor::Extent extent = operation->layout.extent_of(part.partition);
+  if (route == Route::kEncoded && !part.for_host()) operation->tensor->compressor->apply(extent);
+  return extent;
 }
 
 }  // namespace bps::worker

@@ -4,16 +4,16 @@
 
 #include <cstdint>
 
+#include "tensor/extent.h"
 #include "tensor/partition.h"
-#include "tensor/placement.h"
 
 namespace bps::worker {
 
 struct PartitionLayout {
-  tensor::PlacementRequest request;
+  tensor::MemberCall request;
   const tensor::Partitioning* cut = nullptr;
 
-  tensor::Placement place(std::uint32_t partition) const { return tensor::place(request, *cut, partition); }
+  tensor::Extent extent_of(std::uint32_t partition) const { return tensor::extent_of(request, *cut, partition); }
 };
 
 }  // namespace bps::worker

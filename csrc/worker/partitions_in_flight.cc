@@ -17,9 +17,9 @@ std::size_t PartitionsInFlight::allows_answer(const ServerConnection& server, st
                                               const transport::RemoteSpan& where, std::uint32_t immediate) const {
   const InFlight* entry = table.find(immediate, server);
   if (entry == nullptr || entry->stage != InFlight::Stage::kSent) return 0;
-  const tensor::Placement placement = entry->transfer->place(entry->part);
-  if (!placement.wants_data()) return 0;
-  const transport::RemoteSpan expected = answer_span(*entry, placement, rail);
+  const tensor::Extent extent = entry->transfer->extent_of(entry->part);
+  if (!extent.wants_data()) return 0;
+  const transport::RemoteSpan expected = answer_span(*entry, extent, rail);
   if (where.key != expected.key || where.address != expected.address || where.length != expected.length) return 0;
   // An answer over an input that is needed again lands in whole elements: each is input or result.
   const bool is_needed = entry->transfer->finality != Finality::kAnswer && entry->staged == nullptr;
@@ -44,9 +44,9 @@ std::vector<tensor::AnswerKeys::Key> PartitionsInFlight::answer_keys(const Serve
   for (std::uint32_t i = 0; i < table.size(); ++i) {
     const InFlight& entry = table[i];
     if (entry.transfer == nullptr || entry.server != &server || !entry.was_sent()) continue;
-    const tensor::Placement placement = entry.transfer->place(entry.part);
-    if (!placement.wants_data()) continue;
-    keys.push_back({answer_span(entry, placement, rail).key, answer_span(entry, placement, other).key});
+    const tensor::Extent extent = entry.transfer->extent_of(entry.part);
+    if (!extent.wants_data()) continue;
+    keys.push_back({answer_span(entry, extent, rail).key, answer_span(entry, extent, other).key});
   }
   std::ranges::sort(keys);
   keys.erase(std::unique(keys.begin(), keys.end()), keys.end());  // not by ranges: clang 14 refuses that
@@ -55,7 +55,7 @@ std::vector<tensor::AnswerKeys::Key> PartitionsInFlight::answer_keys(const Serve
 
 Status PartitionsInFlight::take_answer(const InFlight& entry) {
   Transfer& transfer = *entry.transfer;
-  return transfer.take_answer(entry.part, transfer.place(entry.part), entry.staged->bytes(), counters_);
+  return transfer.take_answer(entry.part, transfer.extent_of(entry.part), entry.staged->bytes(), counters_);
 }
 
 void PartitionsInFlight::complete(std::uint32_t index) {

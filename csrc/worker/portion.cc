@@ -15,29 +15,28 @@ std::uint64_t Portion::restart(std::uint64_t order) {
   return parts.size();
 }
 
-Status Portion::fill(const Part& part, tensor::Placement& placement, std::byte* into, Counters& counters) {
-  if (placement.is_compressed()) {
+Status Portion::fill(const Part& part, tensor::Extent& extent, std::byte* into, Counters& counters) {
+  if (extent.is_compressed()) {
     const std::uint64_t seed = compress::seed_of(header->tensor, part.partition, header->round, header->position);
-    return operation->tensor->compressor->encode(part.partition, placement.input_offset, placement,
-                                                 input_bytes + placement.input_offset, operation->tensor->dtype, into,
+    return operation->tensor->compressor->encode(part.partition, extent.input_offset, extent,
+                                                 input_bytes + extent.input_offset, operation->tensor->dtype, into,
                                                  seed, counters);
   }
-  std::memcpy(into, input_bytes + placement.input_offset, placement.length);
+  std::memcpy(into, input_bytes + extent.input_offset, extent.length);
   counters.copies.add();
-  counters.copied_bytes.add(placement.length);
+  counters.copied_bytes.add(extent.length);
   return Status::kOk;
 }
 
-Status Portion::take_answer(const Part& part, const tensor::Placement& placement, const std::byte* from,
-                            Counters& counters) {
-  if (!placement.wants_data()) return Status::kOk;
-  if (placement.is_compressed()) {
-    return operation->tensor->compressor->decode(placement, from, output_bytes + placement.output_offset, counters);
+Status Portion::take_answer(const Part& part, const tensor::Extent& extent, const std::byte* from, Counters& counters) {
+  if (!extent.wants_data()) return Status::kOk;
+  if (extent.is_compressed()) {
+    return operation->tensor->compressor->decode(extent, from, output_bytes + extent.output_offset, counters);
   }
   const Continuation* continuation = operation->continuation.get();
-  copy_result(placement, continuation == nullptr ? 0 : continuation->begun(part.partition), from, output_bytes);
+  copy_result(extent, continuation == nullptr ? 0 : continuation->begun(part.partition), from, output_bytes);
   counters.copies.add();
-  counters.copied_bytes.add(placement.length);
+  counters.copied_bytes.add(extent.length);
   return Status::kOk;
 }
 

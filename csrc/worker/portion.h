@@ -13,9 +13,9 @@ class Portion final : public Transfer {
   // were sent.
   std::uint32_t fetched() const { return next + ((fetched_ - next) & 0x7f); }
   void note_fetched() { fetched_ = (fetched_ + 1) & 0x7f; }
-  inline tensor::Placement place(const Part& part) const override;
-  Status fill(const Part& part, tensor::Placement& placement, std::byte* into, Counters& counters) override;
-  Status take_answer(const Part& part, const tensor::Placement& placement, const std::byte* from,
+  inline tensor::Extent extent_of(const Part& part) const override;
+  Status fill(const Part& part, tensor::Extent& extent, std::byte* into, Counters& counters) override;
+  Status take_answer(const Part& part, const tensor::Extent& extent, const std::byte* from,
                      Counters& counters) override;
   bool fail(ErrorCode code, const std::string& what, const std::string& hint) override;
   void note_missing(const std::string& server, const std::vector<std::uint32_t>& ranks) override;

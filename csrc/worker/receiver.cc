@@ -84,8 +84,8 @@ void Receiver::on_committed(ServerConnection& server, const tensor::Committed& c
     const InFlight* entry = rooms_.partitions.find(immediate, server);
     if (entry == nullptr) continue;
     const Transfer& transfer = *entry->transfer;
-    const tensor::Placement placement = transfer.place(entry->part);
-    if (!awaits_commit(transfer.finality) || (placement.wants_data() && !entry->has_landed())) {
+    const tensor::Extent extent = transfer.extent_of(entry->part);
+    if (!awaits_commit(transfer.finality) || (extent.wants_data() && !entry->has_landed())) {
       return on_lost(server, "it committed a round whose result it has not sent");
     }
     const bool has_landed = entry->has_landed() || transfer.operation == nullptr;

@@ -7,7 +7,7 @@
 
 #include "core/dtype.h"
 #include "device/device.h"
-#include "tensor/placement.h"
+#include "tensor/extent.h"
 #include "transport/region_cache.h"
 
 namespace bps::worker {

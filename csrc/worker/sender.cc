@@ -98,19 +98,19 @@ bool Sender::holds_back(const Transfer& transfer) {
 // Adds the next partition of a transfer to the batch; false when a limit says "not now".
 bool Sender::add(ServerConnection& server, Transfer& transfer) {
   const Part part = transfer.parts[transfer.next];
-  tensor::Placement placement = transfer.place(part);
+  tensor::Extent extent = transfer.extent_of(part);
   const std::size_t n = batch_.size;
 
   bool yields = false;  // both limits at once, or each would wait for the other one to yield
-  const std::uint64_t travels = placement.payload_bytes();
+  const std::uint64_t travels = extent.payload_bytes();
   if (!is_within_budget(server, travels, yields)) return false;
   if (server.needs_slots() &&
-      !server.slots.take(transport::kMaxHeader + (placement.has_payload() ? travels : 0), batch_.slots[n])) {
+      !server.slots.take(transport::kMaxHeader + (extent.has_payload() ? travels : 0), batch_.slots[n])) {
     return false;
   }
   StagingBuffer* staged = nullptr;
   if (transfer.route != Route::kInPlace) {
-    const std::optional<StagingBuffer*> found = stage(server, transfer, part, placement, yields);
+    const std::optional<StagingBuffer*> found = stage(server, transfer, part, extent, yields);
     if (!found) {
       if (server.needs_slots()) (void)server.slots.grant(batch_.slots[n]);
       return false;
@@ -122,14 +122,14 @@ bool Sender::add(ServerConnection& server, Transfer& transfer) {
   entry.transfer = &transfer;
   entry.server = &server;
   entry.part = part;
-  entry.length = placement.payload_bytes();
-  entry.answer_length = placement.wants_data() ? placement.answer_bytes() : 0;
+  entry.length = extent.payload_bytes();
+  entry.answer_length = extent.wants_data() ? extent.answer_bytes() : 0;
   entry.staged = staged;
   server.outstanding.note_sent(entry.length);
   batch_.bytes += entry.length;
   if (yields) server.outstanding.restart_stall();
 
-  describe(server, n, index, placement);
+  describe(server, n, index, extent);
   batch_.entries[n] = index;
   ++batch_.size;
   ++transfer.next;
@@ -139,7 +139,7 @@ bool Sender::add(ServerConnection& server, Transfer& transfer) {
 // Finds the partition of a staged transfer a buffer, and puts the payload into it; null if it needs none. Nothing when
 // a limit says "not now", or the payload cannot be read.
 std::optional<StagingBuffer*> Sender::stage(ServerConnection& server, Transfer& transfer, const Part& part,
-                                            tensor::Placement& placement, bool& yields) {
+                                            tensor::Extent& extent, bool& yields) {
   if (StagingBuffer* const encoded = transfer.encoded; encoded != nullptr) {
     transfer.encoded = std::exchange(encoded->next, nullptr);
     // The device has copied no other partition yet. DeviceCopies queues the transfer again when it has.
@@ -148,13 +148,13 @@ std::optional<StagingBuffer*> Sender::stage(ServerConnection& server, Transfer& 
     return encoded;
   }
   const bool is_read_in_place = transfer.route == Route::kAnswersAside;
-  if (is_read_in_place && !placement.wants_data()) return nullptr;
+  if (is_read_in_place && !extent.wants_data()) return nullptr;
   if (transfer.route == Route::kStagedIfCheap && !server.memory.has_free()) return nullptr;
   // There are no more buffers than partitions that can be sent.
   StagingBuffer* const buffer = take_buffer(server, transfer, yields);
   if (buffer == nullptr) return std::nullopt;
-  if (!placement.has_payload() || is_read_in_place) return buffer;
-  const Status filled = transfer.fill(part, placement, buffer->bytes(), counters_);
+  if (!extent.has_payload() || is_read_in_place) return buffer;
+  const Status filled = transfer.fill(part, extent, buffer->bytes(), counters_);
   if (filled == Status::kOk) return buffer;
   server.memory.give_back(buffer);
   broken_ = {&transfer, filled};
@@ -162,25 +162,23 @@ std::optional<StagingBuffer*> Sender::stage(ServerConnection& server, Transfer& 
 }
 
 // Writes what the transport needs to send entry `index` of the table as number n of the batch.
-void Sender::describe(ServerConnection& server, std::size_t n, std::uint32_t index,
-                      const tensor::Placement& placement) {
+void Sender::describe(ServerConnection& server, std::size_t n, std::uint32_t index, const tensor::Extent& extent) {
   InFlight& entry = in_flight_[index];
   const Transfer& transfer = *entry.transfer;
   const StagingBuffer* staged = entry.staged;
   const transport::Rails& rails = server.paths.endpoint(batch_.endpoint).rails;
-  write_header(n, index, placement, rails.here);
+  write_header(n, index, extent, rails.here);
   const transport::Region* source = nullptr;
   std::uint64_t source_offset = 0;
-  if (placement.has_payload()) {
+  if (extent.has_payload()) {
     if (staged != nullptr && transfer.route != Route::kAnswersAside) {
       source = staged->region.get();
     } else {
       source = transfer.input.get();
-      source_offset =
-          static_cast<std::uint64_t>(transfer.input_bytes - source->bytes().data()) + placement.input_offset;
+      source_offset = static_cast<std::uint64_t>(transfer.input_bytes - source->bytes().data()) + extent.input_offset;
     }
   }
-  const std::uint64_t length = placement.has_payload() ? placement.payload_bytes() : 0;
+  const std::uint64_t length = extent.has_payload() ? extent.payload_bytes() : 0;
   if (server.needs_slots()) {
     const tensor::SlotCredit& slot = batch_.slots[n];
     batch_.writes[n] = {.header = tensor::bytes_of(batch_.headers[n]),
@@ -194,7 +192,7 @@ void Sender::describe(ServerConnection& server, std::size_t n, std::uint32_t ind
   } else {
     const transport::Region* answer = staged != nullptr ? staged->region.get() : transfer.output.get();
     batch_.postings[n] = {tensor::bytes_of(batch_.headers[n]), source, source_offset, length,
-                             placement.wants_data() ? answer : nullptr};
+                          extent.wants_data() ? answer : nullptr};
   }
 }
 
@@ -217,23 +215,23 @@ StagingBuffer* Sender::take_buffer(ServerConnection& server, const Transfer& tra
   return buffer;
 }
 
-void Sender::write_header(std::size_t n, std::uint32_t index, const tensor::Placement& placement, std::size_t rail) {
+void Sender::write_header(std::size_t n, std::uint32_t index, const tensor::Extent& extent, std::size_t rail) {
   const InFlight& entry = in_flight_[index];
   tensor::PushHeader& header = batch_.headers[n];
   header = *entry.transfer->header;
-  header.flags |= placement.flags;  // to those that are the same in all partitions
+  header.flags |= extent.flags;  // to those that are the same in all partitions
   header.partition = entry.part.partition;
   header.epoch = epoch_;
   header.immediate = in_flight_.immediate_of(index);
-  header.length = placement.length;
+  header.length = extent.length;
   if (entry.part.for_host()) {
     header.flags |= tensor::kForHost;
     header.priority = entry.transfer->priority;
     header.place = entry.part.place;
   }
   if (entry.transfer->finality == Finality::kLogged) header.place = tensor::PushHeader::kLogged;
-  if (!placement.wants_data()) return;
-  const transport::RemoteSpan answer = answer_span(entry, placement, rail);
+  if (!extent.wants_data()) return;
+  const transport::RemoteSpan answer = answer_span(entry, extent, rail);
   header.answer_key = answer.key;
   header.answer_address = answer.address;
 }
@@ -266,12 +264,12 @@ bool Sender::repeat(ServerConnection& server) {
       server.pushes.repeats.pop_back();
       continue;
     }
-    const tensor::Placement placement = entry->transfer->place(entry->part);
+    const tensor::Extent extent = entry->transfer->extent_of(entry->part);
     batch_.endpoint = server.paths.next();
     batch_.slots[0] = push.slot;
     batch_.size = 1;
-    batch_.bytes = placement.payload_bytes();
-    describe(server, 0, InFlightTable::index_of(push.immediate), placement);
+    batch_.bytes = extent.payload_bytes();
+    describe(server, 0, InFlightTable::index_of(push.immediate), extent);
     if (post(server) == 0) {
       entry->unsent_bytes = false;
       ++refused;

@@ -14,7 +14,7 @@
 
 #include "core/metrics.h"
 #include "tensor/control_messages.h"
-#include "tensor/placement.h"
+#include "tensor/extent.h"
 #include "worker/in_flight.h"
 #include "worker/server_connection.h"
 
@@ -58,11 +58,11 @@ class Sender {
   bool holds_back(const Transfer& transfer);
   bool add(ServerConnection& server, Transfer& transfer);
   std::optional<StagingBuffer*> stage(ServerConnection& server, Transfer& transfer, const Part& part,
-                                      tensor::Placement& placement, bool& yields);
-  void describe(ServerConnection& server, std::size_t n, std::uint32_t index, const tensor::Placement& placement);
+                                      tensor::Extent& extent, bool& yields);
+  void describe(ServerConnection& server, std::size_t n, std::uint32_t index, const tensor::Extent& extent);
   bool is_within_budget(ServerConnection& server, std::uint64_t length, bool& yields) const;
   StagingBuffer* take_buffer(ServerConnection& server, const Transfer& transfer, bool& yields);
-  void write_header(std::size_t n, std::uint32_t index, const tensor::Placement& placement, std::size_t rail);
+  void write_header(std::size_t n, std::uint32_t index, const tensor::Extent& extent, std::size_t rail);
   std::size_t post(ServerConnection& server);
   void take_back(ServerConnection& server, std::size_t from);
   void trace_sending(const ServerConnection& server);

@@ -21,8 +21,8 @@ std::uint64_t Continuation::begun(std::uint32_t partition) const {
   return std::ranges::lower_bound(begun_, partition, {}, &Begun::partition)->bytes;
 }
 
-void copy_result(const tensor::Placement& placement, std::uint64_t first, const std::byte* from, std::byte* output) {
-  std::memcpy(output + placement.output_offset + first, from + first, placement.length - first);
+void copy_result(const tensor::Extent& extent, std::uint64_t first, const std::byte* from, std::byte* output) {
+  std::memcpy(output + extent.output_offset + first, from + first, extent.length - first);
 }
 
 std::uint64_t Suspension::begun_before(std::uint32_t partition) const {
@@ -49,10 +49,10 @@ std::vector<Begun> Suspension::wanted(bool whole) const {
   const std::lock_guard lock(mutex_);
   std::vector<Begun> found;
   for (const Unfinished& one : unfinished_) {
-    const tensor::Placement placement = layout_.place(one.partition);
-    if (!placement.wants_data()) continue;
-    const bool has_all = one.landed.aside != nullptr || one.landed.in_place == placement.length;
-    if (has_all == whole) found.push_back({one.partition, has_all ? placement.length : one.landed.in_place});
+    const tensor::Extent extent = layout_.extent_of(one.partition);
+    if (!extent.wants_data()) continue;
+    const bool has_all = one.landed.aside != nullptr || one.landed.in_place == extent.length;
+    if (has_all == whole) found.push_back({one.partition, has_all ? extent.length : one.landed.in_place});
   }
   std::ranges::sort(found, {}, &Begun::partition);
   return found;
@@ -69,11 +69,11 @@ std::vector<Begun> Suspension::begun(std::span<const std::uint32_t> partitions) 
 }
 
 void Suspension::read(std::uint32_t partition, std::span<std::byte> into) const {
-  const tensor::Placement placement = layout_.place(partition);
+  const tensor::Extent extent = layout_.extent_of(partition);
   const std::lock_guard lock(mutex_);
   const auto one = std::ranges::find(unfinished_, partition, &Unfinished::partition);
-  if (one == unfinished_.end() || into.size() > placement.length) return;
-  const std::byte* result = output_ + placement.output_offset;
+  if (one == unfinished_.end() || into.size() > extent.length) return;
+  const std::byte* result = output_ + extent.output_offset;
   const std::byte* aside = one->landed.aside ? one->landed.aside->bytes().data() : result;
   const std::size_t first = std::min<std::size_t>(begun_before(partition), into.size());
   std::memcpy(into.data(), result, first);
@@ -81,21 +81,21 @@ void Suspension::read(std::uint32_t partition, std::span<std::byte> into) const 
 }
 
 void Suspension::write(std::uint32_t partition, std::span<const std::byte> from) {
-  const tensor::Placement placement = layout_.place(partition);
+  const tensor::Extent extent = layout_.extent_of(partition);
   const std::lock_guard lock(mutex_);
-  if (!placement.wants_data() || from.size() > placement.length) return;
+  if (!extent.wants_data() || from.size() > extent.length) return;
   const auto one = std::ranges::find(unfinished_, partition, &Unfinished::partition);
   if (one == unfinished_.end() || one->landed.aside || from.size() <= one->landed.in_place) return;
-  std::memcpy(output_ + placement.output_offset, from.data(), from.size());
+  std::memcpy(output_ + extent.output_offset, from.data(), from.size());
   one->landed.in_place = from.size();
 }
 
 void Suspension::take_landed() {
   const std::lock_guard lock(mutex_);
   for (const Unfinished& one : unfinished_) {
-    const tensor::Placement placement = layout_.place(one.partition);
-    if (!one.landed.aside || !placement.wants_data()) continue;
-    copy_result(placement, begun_before(one.partition), one.landed.aside->bytes().data(), output_);
+    const tensor::Extent extent = layout_.extent_of(one.partition);
+    if (!one.landed.aside || !extent.wants_data()) continue;
+    copy_result(extent, begun_before(one.partition), one.landed.aside->bytes().data(), output_);
   }
 }
 

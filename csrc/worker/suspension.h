@@ -67,7 +67,7 @@ class Suspension {
   // Returns how much of the results of these partitions is where it belongs.
   std::vector<Begun> begun(std::span<const std::uint32_t> partitions) const;
   // The bytes of a partition's result.
-  std::uint64_t length(std::uint32_t partition) const { return layout_.place(partition).length; }
+  std::uint64_t length(std::uint32_t partition) const { return layout_.extent_of(partition).length; }
   // The first bytes of the result of a partition, for those who lack them, and from one who has them.
   void read(std::uint32_t partition, std::span<std::byte> into) const;
   void write(std::uint32_t partition, std::span<const std::byte> from);
@@ -98,6 +98,6 @@ class Suspension {
 };
 
 // Copies all of a result to where it belongs, but for its first bytes, which are there already.
-void copy_result(const tensor::Placement& placement, std::uint64_t first, const std::byte* from, std::byte* output);
+void copy_result(const tensor::Extent& extent, std::uint64_t first, const std::byte* from, std::byte* output);
 
 }  // namespace bps::worker

@@ -17,7 +17,7 @@
 #include "core/error.h"
 #include "core/metrics.h"
 #include "tensor/control_messages.h"
-#include "tensor/placement.h"
+#include "tensor/extent.h"
 #include "transport/region_cache.h"
 #include "transport/shm/shared_memory.h"
 #include "worker/route.h"
@@ -73,12 +73,12 @@ class Transfer {
 
   std::uint32_t unsent() const { return static_cast<std::uint32_t>(parts.size()) - next; }
 
-  virtual tensor::Placement place(const Part& part) const = 0;
+  virtual tensor::Extent extent_of(const Part& part) const = 0;
   // Puts the payload into a staging buffer. Where its length depends on the values, fill() also says how long it is.
   // kCodec: see compress/codec_call.h.
-  virtual Status fill(const Part& part, tensor::Placement& placement, std::byte* into, Counters& counters) = 0;
+  virtual Status fill(const Part& part, tensor::Extent& extent, std::byte* into, Counters& counters) = 0;
   // Takes the answer out of a staging buffer. kProtocol: no server that keeps the protocol sends this.
-  virtual Status take_answer(const Part& part, const tensor::Placement& placement, const std::byte* from,
+  virtual Status take_answer(const Part& part, const tensor::Extent& extent, const std::byte* from,
                              Counters& counters) = 0;
 
   // A partition in two phases will have no answer in this view; what has landed may be committed elsewhere. `failed`:

@@ -49,14 +49,14 @@ TEST(FailingCodec, LeavesNothingToLaterRounds) {
   compression->feedback = true;
   const tensor::Partitioning cut(kCount * sizeof(float), sizeof(float), kCount * sizeof(float));
   Compressor compressor(compression, Dtype::kFloat32, kCount, cut, cut.count());
-  tensor::Placement placement;
-  placement.length = kCount * sizeof(float);
-  compressor.apply(placement);
+  tensor::Extent extent;
+  extent.length = kCount * sizeof(float);
+  compressor.apply(extent);
   Counters counters;
-  std::vector<std::byte> code(placement.payload_bytes());
+  std::vector<std::byte> code(extent.payload_bytes());
   const auto encode = [&](float value) {
     const std::vector<float> gradient(kCount, value);
-    return compressor.encode(0, 0, placement, reinterpret_cast<const std::byte*>(gradient.data()), Dtype::kFloat32,
+    return compressor.encode(0, 0, extent, reinterpret_cast<const std::byte*>(gradient.data()), Dtype::kFloat32,
                              code.data(), 1, counters);
   };
 
@@ -67,7 +67,7 @@ TEST(FailingCodec, LeavesNothingToLaterRounds) {
   codec->fails = false;
   ASSERT_EQ(encode(1), Status::kOk);
   std::vector<float> sent(kCount);
-  ASSERT_EQ(compressor.decode(placement, code.data() + compress::kLabelBytes, reinterpret_cast<std::byte*>(sent.data()),
+  ASSERT_EQ(compressor.decode(extent, code.data() + compress::kLabelBytes, reinterpret_cast<std::byte*>(sent.data()),
                               counters),
             Status::kOk);
   EXPECT_EQ(sent, std::vector<float>(kCount, 1));

@@ -48,10 +48,10 @@ TEST(HostContribution, ASlotForASumThatIsMadeAgainHoldsAnySum) {
   Counters counters;
   std::vector<std::byte> buffer(kMost);
   for (const std::uint64_t length : {tensor::kUnroundedHeader + kElements * sizeof(double), kMost}) {
-    tensor::Placement placement = one.place(one.parts.front());
-    EXPECT_EQ(placement.payload_bytes(), kMost) << "a slot is taken for this";
-    ASSERT_EQ(one.fill(one.parts.front(), placement, buffer.data(), counters), Status::kOk);
-    EXPECT_EQ(placement.payload_bytes(), length) << "what is sent";
+    tensor::Extent extent = one.extent_of(one.parts.front());
+    EXPECT_EQ(extent.payload_bytes(), kMost) << "a slot is taken for this";
+    ASSERT_EQ(one.fill(one.parts.front(), extent, buffer.data(), counters), Status::kOk);
+    EXPECT_EQ(extent.payload_bytes(), length) << "what is sent";
   }
 }
 

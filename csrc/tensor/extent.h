@@ -15,14 +15,14 @@
 namespace bps::tensor {
 
 // The call of one member.
-struct PlacementRequest {
+struct MemberCall {
   OperationKind kind = OperationKind::kPushPull;
   bool pushes = true;          // kSplit: push() and pull() are two requests of one round
   std::uint32_t position = 0;  // of the caller, in the group
   std::uint32_t root = 0;      // kBroadcast: the position of the rank whose bytes everybody gets
 };
 
-struct Placement {
+struct Extent {
   std::uint64_t input_offset = 0;   // where the contribution lies, if has_payload()
   std::uint64_t output_offset = 0;  // where the result belongs, if wants_data()
   std::uint64_t length = 0;         // bytes of the partition
@@ -46,7 +46,7 @@ constexpr bool is_sharded(OperationKind kind) {
 }
 
 // The flags of one partition that lies in `shard`.
-constexpr std::uint8_t flags_of(const PlacementRequest& request, std::uint32_t shard) {
+constexpr std::uint8_t flags_of(const MemberCall& request, std::uint32_t shard) {
   constexpr std::uint8_t kBoth = kIsPush | kIsPull;
   const bool own = shard == request.position;
   switch (request.kind) {
@@ -64,13 +64,13 @@ constexpr std::uint8_t flags_of(const PlacementRequest& request, std::uint32_t s
 }
 
 // `cut` has one shard per member where is_sharded(), and one shard otherwise; `partition` < cut.count().
-inline Placement place(const PlacementRequest& request, const Partitioning& cut, std::uint64_t partition) {
+inline Extent extent_of(const MemberCall& request, const Partitioning& cut, std::uint64_t partition) {
   const Partitioning::Piece piece = cut.piece(partition);
-  Placement placement{piece.offset, piece.offset, piece.length, flags_of(request, piece.shard), 0};
+  Extent extent{piece.offset, piece.offset, piece.length, flags_of(request, piece.shard), 0};
   // The caller's memory on one side is the own shard alone, whose bytes count from zero.
-  if (request.kind == OperationKind::kAllGather) placement.input_offset -= cut.shard_offset(request.position);
-  if (request.kind == OperationKind::kReduceScatter) placement.output_offset -= cut.shard_offset(request.position);
-  return placement;
+  if (request.kind == OperationKind::kAllGather) extent.input_offset -= cut.shard_offset(request.position);
+  if (request.kind == OperationKind::kReduceScatter) extent.output_offset -= cut.shard_offset(request.position);
+  return extent;
 }
 
 }  // namespace bps::tensor

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What each kind of operation sends and wants, against a walk over all bytes of a small tensor.
-#include "tensor/placement.h"
+#include "tensor/extent.h"
 
 #include <gtest/gtest.h>
 
@@ -16,19 +16,19 @@ Partitioning cut_for(OperationKind kind) {
   return Partitioning(kBytes, 4, 12, is_sharded(kind) ? kMembers : 1);
 }
 
-// Which bytes of the whole tensor the member contributes and wants, with the offsets that place() gives.
+// Which bytes of the whole tensor the member contributes and wants, with the offsets that extent_of() gives.
 struct Walk {
   std::vector<std::int64_t> sent = std::vector<std::int64_t>(kBytes, -1);    // offset in the member's input
   std::vector<std::int64_t> wanted = std::vector<std::int64_t>(kBytes, -1);  // offset in the member's output
 
-  Walk(const PlacementRequest& request, const Partitioning& cut) {
+  Walk(const MemberCall& request, const Partitioning& cut) {
     for (std::uint64_t i = 0; i < cut.count(); ++i) {
-      const Placement placement = place(request, cut, i);
-      EXPECT_EQ(placement.length, cut.piece(i).length);
-      for (std::uint64_t byte = 0; byte < placement.length; ++byte) {
+      const Extent extent = extent_of(request, cut, i);
+      EXPECT_EQ(extent.length, cut.piece(i).length);
+      for (std::uint64_t byte = 0; byte < extent.length; ++byte) {
         const std::uint64_t at = cut.piece(i).offset + byte;
-        if (placement.has_payload()) sent[at] = static_cast<std::int64_t>(placement.input_offset + byte);
-        if (placement.wants_data()) wanted[at] = static_cast<std::int64_t>(placement.output_offset + byte);
+        if (extent.has_payload()) sent[at] = static_cast<std::int64_t>(extent.input_offset + byte);
+        if (extent.wants_data()) wanted[at] = static_cast<std::int64_t>(extent.output_offset + byte);
       }
     }
   }
@@ -41,13 +41,13 @@ std::vector<std::int64_t> range(std::uint64_t begin, std::uint64_t end, std::int
 }
 const std::vector<std::int64_t> kNothing(kBytes, -1);
 
-TEST(Placement, PushPullSendsAndWantsEverything) {
+TEST(Extent, PushPullSendsAndWantsEverything) {
   const Walk walk({OperationKind::kPushPull, true, 1, 0}, cut_for(OperationKind::kPushPull));
   EXPECT_EQ(walk.sent, range(0, kBytes, 0));
   EXPECT_EQ(walk.wanted, range(0, kBytes, 0));
 }
 
-TEST(Placement, ReduceScatterSendsEverythingAndWantsItsShardFromZero) {
+TEST(Extent, ReduceScatterSendsEverythingAndWantsItsShardFromZero) {
   const std::uint64_t begins[] = {0, 16, 32, 40};
   for (std::uint32_t member = 0; member < kMembers; ++member) {
     const Walk walk({OperationKind::kReduceScatter, true, member, 0}, cut_for(OperationKind::kReduceScatter));
@@ -56,7 +56,7 @@ TEST(Placement, ReduceScatterSendsEverythingAndWantsItsShardFromZero) {
   }
 }
 
-TEST(Placement, AllGatherSendsItsShardFromZeroAndWantsTheOthers) {
+TEST(Extent, AllGatherSendsItsShardFromZeroAndWantsTheOthers) {
   const std::uint64_t begins[] = {0, 16, 32, 40};
   for (std::uint32_t member = 0; member < kMembers; ++member) {
     const Walk walk({OperationKind::kAllGather, true, member, 0}, cut_for(OperationKind::kAllGather));
@@ -67,7 +67,7 @@ TEST(Placement, AllGatherSendsItsShardFromZeroAndWantsTheOthers) {
   }
 }
 
-TEST(Placement, BroadcastSendsFromItsRootOnly) {
+TEST(Extent, BroadcastSendsFromItsRootOnly) {
   const Partitioning cut = cut_for(OperationKind::kBroadcast);
   const Walk root({OperationKind::kBroadcast, true, 2, 2}, cut);
   EXPECT_EQ(root.sent, range(0, kBytes, 0));
@@ -77,7 +77,7 @@ TEST(Placement, BroadcastSendsFromItsRootOnly) {
   EXPECT_EQ(other.wanted, range(0, kBytes, 0));
 }
 
-TEST(Placement, PushAndPullApart) {
+TEST(Extent, PushAndPullApart) {
   const Partitioning cut = cut_for(OperationKind::kSplit);
   const Walk push({OperationKind::kSplit, true, 0, 0}, cut);
   EXPECT_EQ(push.sent, range(0, kBytes, 0));
@@ -87,13 +87,13 @@ TEST(Placement, PushAndPullApart) {
   EXPECT_EQ(pull.wanted, range(0, kBytes, 0));
 }
 
-TEST(Placement, EveryMemberPushesAndPullsEachPartition) {
+TEST(Extent, EveryMemberPushesAndPullsEachPartition) {
   for (const auto kind : {OperationKind::kPushPull, OperationKind::kReduceScatter, OperationKind::kAllGather,
                           OperationKind::kBroadcast}) {
     for (std::uint32_t member = 0; member < kMembers; ++member) {
       const Partitioning cut = cut_for(kind);
       for (std::uint64_t i = 0; i < cut.count(); ++i) {
-        const std::uint8_t flags = place({kind, true, member, 1}, cut, i).flags;
+        const std::uint8_t flags = extent_of({kind, true, member, 1}, cut, i).flags;
         EXPECT_EQ(flags & (kIsPush | kIsPull), kIsPush | kIsPull);
       }
     }
