@@ -52,49 +52,32 @@ from bps_rdma.errors import (
 )
 from bps_rdma.exact import ExactSum
 from bps_rdma.group import Group
-from bps_rdma.handle import Handle, PreparedOperation
+from bps_rdma.handle import Handle, PreparedOperation, poll, synchronize, wait
 from bps_rdma.job import config, init, is_initialized, local_rank, local_size, rank, shutdown, size
-from bps_rdma.operations import (
-    accumulate,
-    accumulate_async,
+from bps_rdma.operations.collectives import (
     all_gather,
     all_gather_async,
-    all_to_all,
-    all_to_all_async,
     broadcast,
     broadcast_async,
-    declare,
-    declare_many,
-    feedback_state,
-    forget,
-    gather,
-    gather_async,
-    load_feedback_state,
-    poll,
-    prepare,
+    reduce_scatter,
+    reduce_scatter_async,
+)
+from bps_rdma.operations.declare import declare, declare_many, forget
+from bps_rdma.operations.exchanges import all_to_all, all_to_all_async, gather, gather_async, scatter, scatter_async
+from bps_rdma.operations.feedback import feedback_state, load_feedback_state
+from bps_rdma.operations.many import push_pull_many, push_pull_many_async
+from bps_rdma.operations.prepare import prepare
+from bps_rdma.operations.push_pull import (
     pull,
     push,
     push_pull,
     push_pull_async,
     push_pull_async_inplace,
     push_pull_inplace,
-    push_pull_many,
-    push_pull_many_async,
-    recv,
-    recv_any,
-    recv_async,
-    reduce_scatter,
-    reduce_scatter_async,
-    scatter,
-    scatter_async,
-    send,
-    send_async,
-    shard_bounds,
-    store,
-    synchronize,
-    unstore,
-    wait,
 )
+from bps_rdma.operations.send_recv import recv, recv_any, recv_async, send, send_async
+from bps_rdma.operations.start import shard_bounds
+from bps_rdma.operations.weights import accumulate, accumulate_async, store, unstore
 from bps_rdma.setting_types import Settings
 from bps_rdma.settings import SettingValue
 

@@ -13,7 +13,7 @@ from bps_rdma.arrays import core_dtype
 from bps_rdma.compression import Codec
 from bps_rdma.errors import InvalidArgumentError
 from bps_rdma.group import Group
-from bps_rdma.operations import feedback_state, load_feedback_state
+from bps_rdma.operations.feedback import feedback_state, load_feedback_state
 from bps_rdma.operations.options import EXACT
 from bps_rdma.torch import transfer
 from bps_rdma.torch.plan import Unit

@@ -13,7 +13,8 @@ import torch
 
 from bps_rdma._core import PreparedOperation
 from bps_rdma.errors import DeadlineError, InvalidArgumentError
-from bps_rdma.operations import OperationOptions, ReduceOp, prepare_unowned
+from bps_rdma.operations import OperationOptions, ReduceOp
+from bps_rdma.operations.prepare import prepare_unowned
 from bps_rdma.torch.backend.pending import Pace
 from bps_rdma.torch.backend.work import of_the_group
 from bps_rdma.torch.transfer.dense import DTYPES
