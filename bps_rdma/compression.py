@@ -18,24 +18,9 @@ from bps_rdma import _core
 from bps_rdma.errors import InvalidArgumentError
 
 __all__ = [
-    "METHODS",
-    "BFloat16",
-    "Codec",
-    "Compression",
-    "Dithering",
-    "Float16",
-    "Fp8",
-    "Int4",
-    "Int8",
-    "Method",
-    "MxFp8",
-    "OneBit",
-    "RandomK",
-    "Registered",
-    "TopK",
-    "Uncompressed",
-    "register",
-]
+    "METHODS", "BFloat16", "Codec", "Compression", "Dithering", "Float16", "Fp8", "Int4", "Int8", "Method", "MxFp8",
+    "OneBit", "RandomK", "Registered", "TopK", "Uncompressed", "register",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

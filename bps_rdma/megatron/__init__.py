@@ -16,18 +16,6 @@ from bps_rdma.megatron.lora_layers import adapters, add_lora, merge_lora
 from bps_rdma.megatron.order import register_in_order_of_use
 
 __all__ = [
-    "adapters",
-    "add_flags",
-    "add_lora",
-    "attach",
-    "disable",
-    "enable",
-    "enabled",
-    "let_embeddings_pass_gradients",
-    "load_lora",
-    "lora_state",
-    "merge_lora",
-    "register_in_order_of_use",
-    "save_lora",
-    "warn_of_untrained",
-]
+    "adapters", "add_flags", "add_lora", "attach", "disable", "enable", "enabled", "let_embeddings_pass_gradients",
+    "load_lora", "lora_state", "merge_lora", "register_in_order_of_use", "save_lora", "warn_of_untrained",
+]  # fmt: skip

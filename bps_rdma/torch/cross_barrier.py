@@ -36,25 +36,10 @@ from bps_rdma.torch.wrapping import rebase
 from bps_rdma.unfinished import Unfinished
 
 __all__ = [
-    "Compression",
-    "CrossBarrier",
-    "DistributedOptimizer",
-    "broadcast_object",
-    "broadcast_optimizer_state",
-    "broadcast_parameters",
-    "byteps_push_pull",
-    "init",
-    "local_rank",
-    "local_size",
-    "poll",
-    "push_pull",
-    "rank",
-    "resume",
-    "shutdown",
-    "size",
-    "suspend",
-    "synchronize",
-]
+    "Compression", "CrossBarrier", "DistributedOptimizer", "broadcast_object", "broadcast_optimizer_state",
+    "broadcast_parameters", "byteps_push_pull", "init", "local_rank", "local_size", "poll", "push_pull", "rank",
+    "resume", "shutdown", "size", "suspend", "synchronize",
+]  # fmt: skip
 
 byteps_push_pull = push_pull_async_inplace  # BytePS's alias
 

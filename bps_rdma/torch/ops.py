@@ -38,27 +38,10 @@ from bps_rdma.torch.membership import AnyGroup, init, resume, suspend
 from bps_rdma.torch.transfer import AnyHandle
 
 __all__ = [
-    "Compression",
-    "byteps_torch_set_num_grads",
-    "declare",
-    "declare_many",
-    "get_pushpull_speed",
-    "init",
-    "local_rank",
-    "local_size",
-    "poll",
-    "push_pull",
-    "push_pull_async",
-    "push_pull_async_inplace",
-    "push_pull_group_sync_inplace",
-    "push_pull_inplace",
-    "rank",
-    "resume",
-    "shutdown",
-    "size",
-    "suspend",
-    "synchronize",
-]
+    "Compression", "byteps_torch_set_num_grads", "declare", "declare_many", "get_pushpull_speed", "init", "local_rank",
+    "local_size", "poll", "push_pull", "push_pull_async", "push_pull_async_inplace", "push_pull_group_sync_inplace",
+    "push_pull_inplace", "rank", "resume", "shutdown", "size", "suspend", "synchronize",
+]  # fmt: skip
 
 _in_the_order_of_byteps = keywords_since("average", "name", "version", "priority", "group")
 

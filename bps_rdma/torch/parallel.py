@@ -13,20 +13,7 @@ from bps_rdma.torch.ops import push_pull_async_inplace as byteps_push_pull
 from bps_rdma.torch.ops import push_pull_group_sync_inplace as byteps_push_pull_group
 
 __all__ = [
-    "Compression",
-    "DistributedDataParallel",
-    "byteps_push_pull",
-    "byteps_push_pull_group",
-    "byteps_torch_set_num_grads",
-    "declare",
-    "init",
-    "local_rank",
-    "local_size",
-    "poll",
-    "rank",
-    "resume",
-    "shutdown",
-    "size",
-    "suspend",
-    "synchronize",
-]
+    "Compression", "DistributedDataParallel", "byteps_push_pull", "byteps_push_pull_group",
+    "byteps_torch_set_num_grads", "declare", "init", "local_rank", "local_size", "poll", "rank", "resume", "shutdown",
+    "size", "suspend", "synchronize",
+]  # fmt: skip

@@ -34,18 +34,6 @@ from bps_rdma.torch.transfer.device import device_of, mapped, zeros_beside
 from bps_rdma.torch.transfer.operation import StagedOperation
 
 __all__ = [
-    "AnyHandle",
-    "StagedOperation",
-    "all_gather",
-    "all_reduce",
-    "broadcast",
-    "check_reducible",
-    "declare_many",
-    "device_of",
-    "mapped",
-    "members_of",
-    "pieces",
-    "reduce_scatter",
-    "staged_from",
-    "zeros_beside",
-]
+    "AnyHandle", "StagedOperation", "all_gather", "all_reduce", "broadcast", "check_reducible", "declare_many",
+    "device_of", "mapped", "members_of", "pieces", "reduce_scatter", "staged_from", "zeros_beside",
+]  # fmt: skip
