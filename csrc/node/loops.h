@@ -53,7 +53,6 @@ class Loops {
   Loop& operator[](std::size_t index) { return *loops_[index]; }
   // The rails that RDMA works on; none when it is not used.
   const std::vector<transport::rdma::Rail>& rails() const { return rails_; }
-  // And TCP.
   const std::vector<transport::tcp::TcpRail>& tcp_rails() const { return tcp_rails_; }
 
   // Starts the server loops when all members are known. `when_lost`: the connection to a worker broke; answer with

@@ -15,7 +15,6 @@
 
 namespace bps::pool {
 
-// Seals, and opens what was sealed.
 inline Bytes seal_secret(const Digest& connection, std::uint64_t lease, std::span<const std::byte> secret) {
   const HmacKey key(connection);
   Bytes sealed(secret.begin(), secret.end());

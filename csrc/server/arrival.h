@@ -67,7 +67,6 @@ enum class Payload : std::uint8_t {
   kUnrounded,   // see tensor::kUnrounded
 };
 
-// The bytes that an answer brings.
 enum class AnswerBytes : std::uint8_t {
   kNone,     // the member only wants to know that the round is complete
   kPosted,   // they travel, or are copied, when the answer is posted

@@ -30,7 +30,6 @@ class RoundQueue {
   // A worker has filled its last slot: it may be the one that an open round waits for.
   void note_empty_window() { has_empty_window_ = true; }
 
-  // Adds the open rounds that are starved.
   void add_starved(const std::vector<Round*>& open);
   // Rounds that are queued already, by another line.
   std::vector<Round*>& rounds() { return rounds_; }

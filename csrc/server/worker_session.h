@@ -25,7 +25,6 @@ namespace bps::server {
 class RoundEngine;
 class WorkerSession;
 
-// The owner of the sessions.
 class SessionOwner {
  public:
   virtual void on_message(WorkerSession& from, std::span<const std::byte> message) = 0;

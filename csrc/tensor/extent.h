@@ -14,7 +14,6 @@
 
 namespace bps::tensor {
 
-// The call of one member.
 struct MemberCall {
   OperationKind kind = OperationKind::kPushPull;
   bool pushes = true;          // kSplit: push() and pull() are two requests of one round

@@ -35,7 +35,6 @@ struct Site {
 // that the hosts of ranks keep their processors.
 std::vector<double> link_shares(std::span<const Site> sites);
 
-// Seconds for each byte of a tensor, with these shares.
 double seconds_per_byte(std::span<const Site> sites, std::span<const double> shares);
 
 }  // namespace bps::van

@@ -29,7 +29,6 @@ class Silence {
 
   explicit Silence(double limit_s) : limit_(to_duration(limit_s)) {}
 
-  // The server has said something.
   void note_word() { has_spoken_ = true; }
   // `owes_reply`: the server has something to say. `was_stopped`: this process was stopped itself, and cannot tell.
   Verdict judge(Clock::time_point now, bool owes_reply, bool was_stopped) {

@@ -66,7 +66,6 @@ class Suspension {
   std::vector<Begun> whole() const { return wanted(true); }
   // Returns how much of the results of these partitions is where it belongs.
   std::vector<Begun> begun(std::span<const std::uint32_t> partitions) const;
-  // The bytes of a partition's result.
   std::uint64_t length(std::uint32_t partition) const { return layout_.extent_of(partition).length; }
   // The first bytes of the result of a partition, for those who lack them, and from one who has them.
   void read(std::uint32_t partition, std::span<std::byte> into) const;
