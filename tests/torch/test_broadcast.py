@@ -55,7 +55,15 @@ def all_kinds(seed: int) -> dict[str, torch.Tensor]:
     return found
 
 
-def spreads_parameters(bps: Any, root: int, as_pairs: bool) -> None:
+KINDS = [(1, 0, False), (2, 1, False), (3, 0, True)]
+MORE_KINDS = [(1, 0, True), (2, 1, True), (3, 0, False), (4, 2, False), (4, 2, True)]
+
+
+@pytest.mark.parametrize(
+    ("workers", "root", "as_pairs"), [*KINDS, *(pytest.param(*one, marks=pytest.mark.long) for one in MORE_KINDS)]
+)
+@harness.on_ranks("workers")
+def test_every_kind_of_tensor_arrives_bit_by_bit(bps: Any, root: int, as_pairs: bool) -> None:
     for seed in (0, 100):
         mine = all_kinds(seed + bps.rank())
         places = {name: tensor.data_ptr() for name, tensor in mine.items()}
@@ -70,17 +78,6 @@ def spreads_parameters(bps: Any, root: int, as_pairs: bool) -> None:
             assert tensor.data_ptr() == places[name], f"{name} has moved"
         assert mine["transposed"].stride() == wanted["transposed"].stride()
         assert mine["parameter"].requires_grad
-
-
-KINDS = [(1, 0, False), (2, 1, False), (3, 0, True)]
-MORE_KINDS = [(1, 0, True), (2, 1, True), (3, 0, False), (4, 2, False), (4, 2, True)]
-
-
-@pytest.mark.parametrize(
-    ("workers", "root", "as_pairs"), [*KINDS, *(pytest.param(*one, marks=pytest.mark.long) for one in MORE_KINDS)]
-)
-def test_every_kind_of_tensor_arrives_bit_by_bit(workers, root, as_pairs):
-    harness.run(spreads_parameters, root, as_pairs, workers=workers)
 
 
 @harness.on_ranks(workers=2)
@@ -331,7 +328,9 @@ class Remark:
         self.text = text
 
 
-def spreads_objects(bps: Any, root: int) -> None:
+@pytest.mark.parametrize(("workers", "root"), [(1, 0), (2, 1), (4, 3)])
+@harness.on_ranks("workers")
+def test_objects(bps: Any, root: int) -> None:
     is_root = bps.rank() == root
     objects = [None, 0, "", {"a": [1, (2, 3)], "b": torch.arange(4)}, b"x" * 100_001, list(range(50_000)), Remark("r")]
     for obj in objects:
@@ -346,11 +345,6 @@ def spreads_objects(bps: Any, root: int) -> None:
         else:
             assert found == obj
             assert type(found) is type(obj)
-
-
-@pytest.mark.parametrize(("workers", "root"), [(1, 0), (2, 1), (4, 3)])
-def test_objects(workers, root):
-    harness.run(spreads_objects, root, workers=workers)
 
 
 def spreads_a_large_object(bps: Any) -> bool:

@@ -114,7 +114,9 @@ def test_a_module_can_be_wrapped_again(bps: Any) -> None:
         del ddp
 
 
-def over_gloo(bps: Any) -> None:
+@pytest.mark.parametrize("workers", [pytest.param(2, marks=pytest.mark.long), 3])
+@harness.on_ranks("workers", init=False)
+def test_inside_a_gloo_group(bps: Any) -> None:
     """As course work has it: a gloo group on some port, a wrapped module, a sharded optimizer, and nothing else."""
     import torch.distributed as dist
 
@@ -142,11 +144,6 @@ def over_gloo(bps: Any) -> None:
         assert all(torch.equal(value, other) for other in everybody)
     dist.barrier()
     dist.destroy_process_group()
-
-
-@pytest.mark.parametrize("workers", [pytest.param(2, marks=pytest.mark.long), 3])
-def test_inside_a_gloo_group(workers):
-    harness.run(over_gloo, workers=workers, init=False)
 
 
 @harness.on_ranks(workers=4)

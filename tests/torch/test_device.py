@@ -71,28 +71,26 @@ def test_ddp_trains_as_one_process(bps: Any) -> None:
     on_device.same(on_device.kept(alone), on_device.kept(model), "")
 
 
-# ---- Optimizers
+# ---- Other faces
+
+FACES = [
+    (on_device.with_optimizers, 2),
+    (on_device.with_closure, 2),
+    (on_device.with_shards, 3),
+    (on_device.with_broadcasts, 3),
+    (on_device.with_push_pull, 1),
+    (on_device.with_push_pull, 3),
+    (on_device.with_collectives, 1),
+    (on_device.with_collectives, 3),
+]
+OF_TWO = [on_device.with_shards, on_device.with_broadcasts, on_device.with_push_pull, on_device.with_collectives]
 
 
-def test_optimizers():
-    harness.run(on_both, on_device.with_optimizers, workers=2, env=SMALL)
-
-
-def test_a_closure():
-    harness.run(on_both, on_device.with_closure, workers=2, env=SMALL)
-
-
-@pytest.mark.parametrize("workers", [pytest.param(2, marks=pytest.mark.long), 3])
-def test_sharded_optimizer(workers):
-    harness.run(on_both, on_device.with_shards, workers=workers, env=SMALL)
-
-
-# ---- Broadcasts and push_pull
-
-
-@pytest.mark.parametrize("workers", [pytest.param(2, marks=pytest.mark.long), 3])
-def test_broadcasts(workers):
-    harness.run(on_both, on_device.with_broadcasts, workers=workers, env=SMALL)
+@pytest.mark.parametrize(
+    ("body", "workers"), [*FACES, *(pytest.param(body, 2, marks=pytest.mark.long) for body in OF_TWO)]
+)
+def test_faces(body, workers):
+    harness.run(on_both, body, workers=workers, env=SMALL)
 
 
 @harness.on_ranks(workers=3, env=SMALL)
@@ -106,16 +104,6 @@ def test_broadcasts_between_cpu_and_device(bps: Any) -> None:
         model = seeded(Plain, bps.rank())
         broadcast_parameters(model.named_parameters(), root_rank=root)
         on_device.same(on_device.kept(seeded(Plain, root)), on_device.kept(model), f"root {root}")
-
-
-@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.long), 3])
-def test_push_pull(workers):
-    harness.run(on_both, on_device.with_push_pull, workers=workers, env=SMALL)
-
-
-@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.long), 3])
-def test_collectives(workers):
-    harness.run(on_both, on_device.with_collectives, workers=workers, env=SMALL)
 
 
 @harness.on_ranks(workers=2, env=SMALL)
@@ -240,7 +228,9 @@ def test_staged_collectives_have_the_timeout_of_their_group():
     assert 1.5 < taken[0] < 20 * harness.PATIENCE
 
 
-def with_torchs_ddp(bps: Any) -> None:
+@pytest.mark.parametrize("workers", [pytest.param(2, marks=pytest.mark.long), 3])
+@harness.on_ranks("workers", init=False, env=SMALL)
+def test_torchs_ddp_on_a_group_that_stages(bps: Any) -> None:
     """torch's own DistributedDataParallel on a group that stages, and what else that wrapper, FSDP and users call."""
     import bps_rdma.torch  # noqa: F401  registers the backend
     from bps_rdma.torch.backend import Options
@@ -253,8 +243,3 @@ def with_torchs_ddp(bps: Any) -> None:
     assert device.copies > 0, "nothing was staged"
     dist.barrier(group=group)
     dist.destroy_process_group()
-
-
-@pytest.mark.parametrize("workers", [pytest.param(2, marks=pytest.mark.long), 3])
-def test_torchs_ddp_on_a_group_that_stages(workers):
-    harness.run(with_torchs_ddp, workers=workers, init=False, env=SMALL)

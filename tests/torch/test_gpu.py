@@ -57,7 +57,9 @@ def test_sharded_optimizer():
     harness.run(sharded, workers=2, env=SMALL)
 
 
-def as_alone(bps: Any) -> None:
+@pytest.mark.parametrize("workers", [2, 4])
+@harness.on_ranks("workers", env=SMALL)
+def test_ddp_trains_as_one_process(bps: Any) -> None:
     """Sums of the exact model are exact: the weights are those of one process on the whole batch, bit for bit."""
     from bps_rdma.torch import DistributedDataParallel
 
@@ -72,11 +74,6 @@ def as_alone(bps: Any) -> None:
         optimizer.step()
     for one, other in zip(alone.parameters(), model.parameters(), strict=True):
         assert torch.equal(one, other)
-
-
-@pytest.mark.parametrize("workers", [2, 4])
-def test_ddp_trains_as_one_process(workers):
-    harness.run(as_alone, workers=workers, env=SMALL)
 
 
 def values(rank: int, count: int) -> torch.Tensor:

@@ -28,7 +28,8 @@ def values(rank: int, dtype: torch.dtype, count: int = COUNT) -> torch.Tensor:
     return torch.randint(-30, 30, (count,), generator=torch.Generator().manual_seed(rank)).to(dtype)
 
 
-def reduces(bps: Any) -> None:
+@harness.on_ranks("transport", workers=2, env=ENV)
+def test_sums(bps: Any) -> None:
     rank = bps.rank()
     for name in DTYPES:
         dtype = getattr(torch, name)
@@ -44,10 +45,6 @@ def reduces(bps: Any) -> None:
     assert found["copied_bytes"] == 0, "only the GPU copies"
 
 
-def test_sums(transport):
-    harness.run(reduces, workers=2, env=harness.over(transport) | ENV)
-
-
 @pytest.mark.parametrize("body", [with_optimizers, with_closure, with_broadcasts, with_push_pull, with_collectives])
 def test_faces(body):
     harness.run(on_both, body, workers=2, env=SMALL | ENV)
@@ -57,7 +54,8 @@ def test_ddp():
     harness.run(on_both, with_ddp, "bucketed", workers=2, env=SMALL | ENV)
 
 
-def behind_kernels(bps: Any) -> None:
+@harness.on_ranks("transport", workers=2, env=ENV)
+def test_operations_wait_for_kernels_before_them(bps: Any) -> None:
     """Kernels that take their time before, in streams of their own; the results are used at once."""
     rank, slow = bps.rank(), torch.randn(4096, 4096, device="cuda")
     streams = [torch.cuda.Stream() for _ in range(3)]
@@ -73,10 +71,6 @@ def behind_kernels(bps: Any) -> None:
     for step, result in enumerate(results):
         expected = 2 * (values(10 * step, torch.float32) + values(1 + 10 * step, torch.float32)) + 1
         assert torch.equal(result.cpu(), expected), step
-
-
-def test_operations_wait_for_kernels_before_them(transport):
-    harness.run(behind_kernels, workers=2, env=harness.over(transport) | ENV)
 
 
 def dying(bps: Any) -> str:

@@ -15,7 +15,9 @@ import torch.distributed as dist
 from harness import await_mark, mark
 
 
-def gradients(bps: Any) -> None:
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.long), 3])
+@harness.on_ranks("workers")
+def test_gradients_flow_through_push_pull(bps: Any) -> None:
     import bps_rdma.torch as bps_torch
 
     rank, size = bps.rank(), bps.size()
@@ -27,11 +29,6 @@ def gradients(bps: Any) -> None:
         (y * rank).sum().backward()
         assert torch.equal(x.grad, torch.full((5,), sum(range(size)) / (size if average else 1)))
         assert not bps_torch.push_pull(x.detach()).requires_grad
-
-
-@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.long), 3])
-def test_gradients_flow_through_push_pull(workers):
-    harness.run(gradients, workers=workers)
 
 
 @harness.on_ranks(workers=3)

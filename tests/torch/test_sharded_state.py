@@ -17,7 +17,9 @@ from bps_rdma.torch import ShardedOptimizer
 pytestmark = pytest.mark.timeout(300)
 
 
-def saves_and_loads(bps: Any) -> None:
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.long), 3])
+@harness.on_ranks("workers")
+def test_states_move_between_sharded_and_plain(bps: Any) -> None:
     model, reference = Model(), Model()
     make = {"lr": 0.01, "amsgrad": True}
     sharded = ShardedOptimizer(model.parameters(), torch.optim.Adam, **make)
@@ -53,11 +55,6 @@ def saves_and_loads(bps: Any) -> None:
         assert_same_models(each, model)
         state = optimizer.state_dict()
         assert_same(state, sharded.state_dict())
-
-
-@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.long), 3])
-def test_states_move_between_sharded_and_plain(workers):
-    harness.run(saves_and_loads, workers=workers)
 
 
 @harness.on_ranks(workers=3)

@@ -97,17 +97,14 @@ def expected(sizes: list[int]) -> tuple[nn.Module, torch.optim.Optimizer]:
 )
 def test_what_a_lost_rank_kept_goes_on(moment):
     deaths = {2: LOST_AT, 1: LOST_AT + 3}
-    with harness.start(train, moment, deaths, workers=4, env=ENV) as job:
-        outcomes = job.outcomes(but=[1, 2])
+    results = harness.run(train, moment, deaths, workers=4, env=ENV, but=[1, 2])
     sizes = [4] * LOST_AT + [3] * 3 + [2] * (STEPS - LOST_AT - 3)
     inner, optimizer = expected(sizes)
-    for outcome in (outcomes[0], outcomes[3]):
-        assert outcome.value, outcome.error + outcome.output
-        taken, told, _, state, parameters = outcome.value
+    for taken, told, _, state, parameters in results:
         assert taken == list(enumerate(sizes))
         assert told == 2
-        assert_same(state, outcomes[0].value[3])
-        assert_same(parameters, outcomes[0].value[4])
+        assert_same(state, results[0][3])
+        assert_same(parameters, results[0][4])
         for mine, reference in zip(parameters.values(), inner.state_dict().values(), strict=True):
             torch.testing.assert_close(mine, reference, rtol=2e-4, atol=1e-5)
         for place, theirs in optimizer.state_dict()["state"].items():
@@ -117,12 +114,9 @@ def test_what_a_lost_rank_kept_goes_on(moment):
 
 def test_a_first_step_that_fails_is_used_by_nobody():
     """Others have what its owners have sent already, and no step was made before."""
-    with harness.start(train, "when all have been sent", {2: 0}, workers=4, env=ENV) as job:
-        outcomes = job.outcomes(but=[2])
+    results = harness.run(train, "when all have been sent", {2: 0}, workers=4, env=ENV, but=[2])
     inner, _ = expected([3] * STEPS)
-    for number in (0, 1, 3):
-        assert outcomes[number].value, outcomes[number].error + outcomes[number].output
-        taken, told, _, state, parameters = outcomes[number].value
+    for taken, told, _, state, parameters in results:
         assert (taken, told) == ([(step, 3) for step in range(STEPS)], 1)
         for mine, reference in zip(parameters.values(), inner.state_dict().values(), strict=True):
             torch.testing.assert_close(mine, reference, rtol=2e-4, atol=1e-5)
@@ -208,10 +202,8 @@ def test_what_is_lost_is_told_until_a_checkpoint_is_loaded():
     with harness.start(loses_too_much, workers=3, env=ENV) as job:
         job.await_marks("saved")
         job.kill("rank 1")
-        outcomes = job.outcomes(but=[1])
-    for rank in (0, 2):
-        assert outcomes[rank].value, outcomes[rank].error + outcomes[rank].output
-        without, synced, stepped = outcomes[rank].value
+        results = job.values(but=[1])
+    for without, synced, stepped in results:
         assert "call TrainingState.sync()" in without
         assert "was on lost ranks only" in synced
         assert "load_state_dict()" in synced

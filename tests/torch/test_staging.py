@@ -259,7 +259,12 @@ def test_nothing_changes_after_an_error(bps: Any) -> None:
     assert torch.equal(mine, data(0, 4_000))
 
 
-def shuffled(bps: Any, waits: bool) -> None:
+@pytest.mark.parametrize(
+    ("workers", "waits"),
+    [(2, True), (3, False), *(pytest.param(*one, marks=pytest.mark.long) for one in ((2, False), (3, True)))],
+)
+@harness.on_ranks("workers", env={**SMALL, "BPS_GPU_CHUNKS": "1"})
+def test_ranks_may_start_in_any_order(bps: Any, waits: bool) -> None:
     """Every rank starts its operations in an order of its own, with one shared buffer."""
     device = simulated.install(delay=0.0001, immediate=True)
     rank, size = bps.rank(), bps.size()
@@ -275,14 +280,6 @@ def shuffled(bps: Any, waits: bool) -> None:
             expected = torch.stack([data(other, counts[number]) for other in range(size)]).sum(0)
             assert torch.equal(tensors[number], expected), f"step {step}, tensor {number}"
     assert sum(device.pinned.values()) <= (1 + len(counts)) * max(8192, size * ROW)
-
-
-@pytest.mark.parametrize(
-    ("workers", "waits"),
-    [(2, True), (3, False), *(pytest.param(*one, marks=pytest.mark.long) for one in ((2, False), (3, True)))],
-)
-def test_ranks_may_start_in_any_order(workers, waits):
-    harness.run(shuffled, waits, workers=workers, env={**SMALL, "BPS_GPU_CHUNKS": "1"})
 
 
 @harness.on_ranks(workers=2, env={**SMALL, "BPS_GPU_CHUNKS": "1"})

@@ -37,7 +37,9 @@ def expected(divisor: int) -> torch.Tensor:
     return torch.tensor(exact, dtype=torch.float64).to(torch.bfloat16)
 
 
-def of_bfloat16(bps: Any) -> None:
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.long), 4])
+@harness.on_ranks("workers")
+def test_bfloat16_is_rounded_once(bps: Any) -> None:
     import bps_rdma.torch
 
     mine = terms(torch.bfloat16)[bps.rank() :: bps.size()]
@@ -49,11 +51,6 @@ def of_bfloat16(bps: Any) -> None:
     if bps.size() == 4:
         assert torch.equal(bps_rdma.torch.push_pull(mine[0], average=False, name="a", exact=True), expected(1))
         assert torch.equal(bps_rdma.torch.push_pull(mine[0], name="b", exact=True), expected(4))
-
-
-@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.long), 4])
-def test_bfloat16_is_rounded_once(workers: int) -> None:
-    harness.run(of_bfloat16, workers=workers)
 
 
 def trained(bps: Any, strategy: str) -> None:
@@ -96,7 +93,9 @@ def test_compression_is_refused(bps: Any) -> None:
         DistributedDataParallel(nn.Linear(2, 2), compression="int8", exact=True)
 
 
-def with_flushed_subnormals(bps: Any) -> None:
+@pytest.mark.parametrize("env", [{}, {"BPS_TRANSPORT": "tcp"}], ids=["shm", "tcp"])
+@harness.on_ranks("env", workers=2)
+def test_sums_do_not_flush_subnormals(bps: Any) -> None:
     """What the caller's thread does with subnormal numbers is its own affair."""
     tiny = torch.full((5000,), 1e-40)
     bits = tiny.view(torch.int32).clone()
@@ -112,8 +111,3 @@ def with_flushed_subnormals(bps: Any) -> None:
     assert torch.equal(total.push_pull().view(torch.int32), bits * 3 * bps.size())
     assert (tiny * 1.0).view(torch.int32).eq(0).all(), "the caller has its setting still"
     torch.set_flush_denormal(False)
-
-
-@pytest.mark.parametrize("env", [{}, {"BPS_TRANSPORT": "tcp"}], ids=["shm", "tcp"])
-def test_sums_do_not_flush_subnormals(env: dict[str, str]) -> None:
-    harness.run(with_flushed_subnormals, workers=2, env=env)

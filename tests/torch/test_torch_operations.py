@@ -21,7 +21,9 @@ def contribution(rank: int, count: int = 1000) -> torch.Tensor:
     return torch.randn(count, generator=torch.Generator().manual_seed(rank))
 
 
-def reductions(bps: Any) -> None:
+@pytest.mark.parametrize("workers", [1, 3])
+@harness.on_ranks("workers")
+def test_every_form_has_every_reduction(bps: Any) -> None:
     rank, size = bps.rank(), bps.size()
     everybody = torch.stack([torch.arange(6) + other for other in range(size)])
     expected = {
@@ -53,11 +55,6 @@ def reductions(bps: Any) -> None:
         bps_torch.push_pull(torch.ones(2, requires_grad=True), op="max")
     with torch.no_grad():
         assert bps_torch.push_pull(torch.ones(2, requires_grad=True), "constant", op="max").tolist() == [1, 1]
-
-
-@pytest.mark.parametrize("workers", [1, 3])
-def test_every_form_has_every_reduction(workers: int) -> None:
-    harness.run(reductions, workers=workers)
 
 
 @harness.on_ranks(workers=2, env=TCP)

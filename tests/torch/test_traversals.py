@@ -82,7 +82,7 @@ def frozen(model: Any, x: torch.Tensor) -> torch.Tensor:
 TRAVERSALS = [of_input, into_input, jacobian, functional, functional_of_parameters, of_parameters, frozen]
 
 
-def alone(bps: Any, strategy: str) -> None:
+def gradients_of_inputs_on_one_rank(bps: Any, strategy: str) -> None:
     """One rank looks at gradients of its inputs between steps, 1, 2 and 3 times; the means are those of all ranks."""
     for reentrant in (False, True):
         ddp = wrapped(strategy, lambda: nn.Linear(8, 1, bias=False))
@@ -106,11 +106,7 @@ def looked_at(ddp: Any, traverse: Any) -> torch.Tensor:
     return torch.full((8,), 2.0) if traverse is of_parameters else ddp.module.weight.detach()[0]
 
 
-def test_gradients_of_inputs_on_one_rank():
-    harness.run(with_every_strategy, alone, workers=2)
-
-
-def adversarial(bps: Any, strategy: str) -> None:
+def adversarial_steps_that_stop_early_on_one_rank(bps: Any, strategy: str) -> None:
     """Inputs are moved up their gradient first, for fewer steps on rank 0."""
     ddp, model = wrapped(strategy, training.Plain), training.seeded(training.Plain)
     sgd, sgd_alone = (torch.optim.SGD(m.parameters(), lr=0.1) for m in (ddp, model))
@@ -133,11 +129,7 @@ def adversarial(bps: Any, strategy: str) -> None:
         assert training.distance(model, ddp.module) < 1e-6
 
 
-def test_adversarial_steps_that_stop_early_on_one_rank():
-    harness.run(with_every_strategy, adversarial, workers=2)
-
-
-def penalty(bps: Any, strategy: str) -> None:
+def backward_through_a_backward(bps: Any, strategy: str) -> None:
     """The loss has the gradient of the output with respect to the input in it: backward through a backward."""
     ddp, model = wrapped(strategy, training.Plain), training.seeded(training.Plain)
     begin, end = training.share(bps.rank(), bps.size())
@@ -156,11 +148,7 @@ def penalty(bps: Any, strategy: str) -> None:
             assert mine.grad is None if theirs.grad is None else torch.allclose(mine.grad, theirs.grad, atol=1e-5)
 
 
-def test_backward_through_a_backward():
-    harness.run(with_every_strategy, penalty, workers=2)
-
-
-def one_output(bps: Any, strategy: str) -> None:
+def one_of_several_outputs(bps: Any, strategy: str) -> None:
     """Each rank uses another output; one looks at the other output's gradient first."""
     ddp = wrapped(strategy, Branches)
     for step in range(3):
@@ -174,11 +162,7 @@ def one_output(bps: Any, strategy: str) -> None:
             assert torch.equal(layer.weight.grad, torch.full((4, 8), 1.0))
 
 
-def test_one_of_several_outputs():
-    harness.run(with_every_strategy, one_output, workers=2)
-
-
-def only_some(bps: Any, strategy: str) -> None:
+def backward_into_some_parameters(bps: Any, strategy: str) -> None:
     """backward(inputs=[...]) into some of the parameters is a backward of the module, which others take part in."""
     ddp = wrapped(strategy, lambda: nn.Linear(8, 1))
     for rank_of_some in (0, 1):
@@ -189,11 +173,7 @@ def only_some(bps: Any, strategy: str) -> None:
         assert torch.equal(ddp.module.bias.grad, torch.full((1,), 2.0))
 
 
-def test_backward_into_some_parameters():
-    harness.run(with_every_strategy, only_some, workers=2)
-
-
-def no_parameter(bps: Any, strategy: str) -> None:
+def a_backward_past_the_parameters(bps: Any, strategy: str) -> None:
     """A backward that goes through the module, but past its parameters on one rank: these count as zeros there."""
 
     class Skipping(nn.Module):
@@ -214,11 +194,7 @@ def no_parameter(bps: Any, strategy: str) -> None:
         assert bool(ddp.module.layer.weight.grad.ne(0).any())
 
 
-def test_a_backward_past_the_parameters():
-    harness.run(with_every_strategy, no_parameter, workers=2)
-
-
-def failed_before(bps: Any, strategy: str) -> None:
+def a_backward_after_one_that_failed(bps: Any, strategy: str) -> None:
     """After a backward that failed before it reached the module, the next one is synchronised."""
     ddp = wrapped(strategy, lambda: nn.Linear(8, 1, bias=False))
 
@@ -235,5 +211,10 @@ def failed_before(bps: Any, strategy: str) -> None:
     assert torch.equal(ddp.module.weight.grad, torch.full((1, 8), 2.0))
 
 
-def test_a_backward_after_one_that_failed():
-    harness.run(with_every_strategy, failed_before, workers=2)
+@pytest.mark.parametrize("body", [
+    gradients_of_inputs_on_one_rank, adversarial_steps_that_stop_early_on_one_rank, backward_through_a_backward,
+    one_of_several_outputs, backward_into_some_parameters, a_backward_past_the_parameters,
+    a_backward_after_one_that_failed,
+])  # fmt: skip
+def test_gradients(body):
+    harness.run(with_every_strategy, body, workers=2)

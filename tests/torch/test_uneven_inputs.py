@@ -57,11 +57,13 @@ def train(kind: str, divides: bool, make: Any) -> list[torch.Tensor]:
     return found
 
 
-def uneven(_: Any) -> None:
-    import bps_rdma.torch as bps
+@pytest.mark.parametrize("workers", [2, 3])
+@harness.on_ranks("workers", init=False)
+def test_weights_are_those_of_torchs_join(bps: Any) -> None:
+    import bps_rdma.torch
 
     dist.init_process_group("gloo", timeout=timedelta(seconds=100))
-    bps.init()
+    bps_rdma.torch.init()
     cases = [("DDP", make) for make in (training.Plain, training.Images, habits.Waves, habits.Words)]
     cases += [("optimizer", make) for make in (training.Plain, habits.Waves, habits.Words)]
     for kind, make in cases:
@@ -71,11 +73,6 @@ def uneven(_: Any) -> None:
             expected, found = train("gloo", divides, alike), train(kind, divides, make)
             for one, other in zip(found, expected, strict=True):
                 torch.testing.assert_close(one, other, msg=f"{kind}, {make.__name__}, {divides}: {one} {other}")
-
-
-@pytest.mark.parametrize("workers", [2, 3])
-def test_weights_are_those_of_torchs_join(workers):
-    harness.run(uneven, workers=workers, init=False)
 
 
 def backwards(model: nn.Module, join: Any, inputs: list[torch.Tensor]) -> None:

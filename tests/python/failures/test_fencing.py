@@ -74,10 +74,9 @@ def test_a_stopped_server_that_wakes_up_changes_nothing(transport, memory):
         job.await_marks("has another server")
         job.kill("server 0", signal.SIGCONT)
         job.set_mark("continued")
-        outcomes = job.outcomes()
-    for rank, outcome in enumerate(outcomes):
-        assert outcome.value, outcome.error + outcome.output
-        assert outcome.value["error"].startswith("PeerLostError"), outcome.value
-        assert "server" in outcome.value["error"], outcome.value
-        assert not outcome.value["next"], f"rank {rank}, with another server: {outcome.value['next']}"
-        assert not outcome.value["changed"], f"rank {rank}: {outcome.value['changed']}"
+        values = job.values()
+    for rank, found in enumerate(values):
+        assert found["error"].startswith("PeerLostError"), found
+        assert "server" in found["error"], found
+        assert not found["next"], f"rank {rank}, with another server: {found['next']}"
+        assert not found["changed"], f"rank {rank}: {found['changed']}"

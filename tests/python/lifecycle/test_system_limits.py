@@ -331,10 +331,8 @@ def test_a_server_without_memory_for_slots_says_so_to_its_workers():
         limit = used + 200 * MIB
         resource.prlimit(server, resource.RLIMIT_AS, (limit, limit))
         job.set_mark("limited")
-        outcomes = job.outcomes()
-    for outcome in outcomes:
-        assert outcome.value, outcome.error
-        kind, text, _ = outcome.value
+        values = job.values()
+    for kind, text, _ in values:
         assert kind == "PeerLostError"
         assert "server 0" in text
         assert f"the limit on address space is {limit} bytes" in text

@@ -42,8 +42,7 @@ def run(networks: network.Network, own: dict[str, str] | None = None, workers: i
         **env,
     }
     namespaces = [networks.namespace(member) for member in MEMBERS]
-    with harness.start(partitions, namespaces, own or {}, workers=workers, env=common, init=False) as job:
-        return list(job.results())
+    return harness.run(partitions, namespaces, own or {}, workers=workers, env=common, init=False)
 
 
 def test_slow_links_get_small_partitions(networks):

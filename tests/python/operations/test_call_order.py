@@ -12,7 +12,9 @@ import pytest
 from bodies.call_order import KIB, far_ahead, fast_and_slow, last_slot_taken_before, random_orders, urgent_behind_bulk
 
 
-def declared_in_other_orders(bps: Any) -> None:
+@pytest.mark.parametrize(("servers", "transport"), [(None, "shm"), (2, "tcp")])
+@harness.on_ranks("servers", "transport", workers=3)
+def test_names_declared_in_different_orders(bps: Any) -> None:
     rank, size = bps.rank(), bps.size()
     names = [f"tensor {i}" for i in range(200)]
     counts = {name: 10 + i for i, name in enumerate(names)}
@@ -30,11 +32,6 @@ def declared_in_other_orders(bps: Any) -> None:
         expected = size * counts[name] + 1000 * sum(range(size))
         assert result.shape == (counts[name],)
         assert np.all(result == expected), name
-
-
-@pytest.mark.parametrize(("servers", "transport"), [(None, "shm"), (2, "tcp")])
-def test_names_declared_in_different_orders(servers, transport):
-    harness.run(declared_in_other_orders, workers=3, servers=servers, env={"BPS_TRANSPORT": transport})
 
 
 SMALL_PARTITIONS = harness.cut_at(12 * KIB)

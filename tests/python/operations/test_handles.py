@@ -73,7 +73,8 @@ def test_what_is_no_handle(alone, what):
         assert isinstance(caught.value, KeyError)
 
 
-def awaits(bps: Any) -> None:
+@harness.on_ranks("transport", workers=2)
+def test_await_and_gather(bps: Any) -> None:
     rank, size = bps.rank(), bps.size()
 
     async def one(index: int) -> None:
@@ -105,10 +106,6 @@ def awaits(bps: Any) -> None:
         await bps.push_pull_async(np.ones(3), False, "late")
 
     asyncio.run(main())
-
-
-def test_await_and_gather(transport):
-    harness.run(awaits, workers=2, env={"BPS_TRANSPORT": transport})
 
 
 @harness.on_ranks(workers=2)
@@ -225,7 +222,8 @@ def test_ctrl_c_interrupts_a_wait():
         assert job.results()[0] - sent < 20 * harness.PATIENCE  # the operation's own deadline is after 100 s
 
 
-def forgets(bps: Any) -> None:
+@harness.on_ranks("transport", workers=2)
+def test_dropping_a_handle_keeps_the_memory_safe(bps: Any) -> None:
     """Handles and arrays are dropped while the operation runs; new arrays then take freed memory."""
     rank, size = bps.rank(), bps.size()
     for round_ in range(100 if os.environ.get("BPS_TEST_ALL") else 40):
@@ -244,10 +242,6 @@ def forgets(bps: Any) -> None:
     bps.barrier()
 
 
-def test_dropping_a_handle_keeps_the_memory_safe(transport):
-    harness.run(forgets, workers=2, env={"BPS_TRANSPORT": transport})
-
-
 @harness.on_ranks(workers=2)
 def test_finished_arrays_are_released(bps: Any) -> None:
     """What is over is not kept: neither by the handle that was waited for, nor for ever when it was dropped."""
@@ -263,7 +257,9 @@ def test_finished_arrays_are_released(bps: Any) -> None:
     assert sys.getrefcount(array) == before
 
 
-def from_many_threads(bps: Any) -> None:
+@pytest.mark.parametrize(("servers", "transport"), [(None, "shm"), (None, "tcp"), (2, "tcp")])
+@harness.on_ranks("servers", "transport", workers=2)
+def test_many_threads_start_operations_at_once(bps: Any) -> None:
     rank, size = bps.rank(), bps.size()
     failures: list[BaseException] = []
     sys.setswitchinterval(1e-5)  # threads take turns in the middle of everything
@@ -286,11 +282,6 @@ def from_many_threads(bps: Any) -> None:
     for thread in threads:
         thread.join()
     assert not failures, failures
-
-
-@pytest.mark.parametrize(("servers", "transport"), [(None, "shm"), (None, "tcp"), (2, "tcp")])
-def test_many_threads_start_operations_at_once(servers, transport):
-    harness.run(from_many_threads, workers=2, servers=servers, env={"BPS_TRANSPORT": transport})
 
 
 def pending_at_shutdown(bps: Any) -> tuple[str, float]:

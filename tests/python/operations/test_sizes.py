@@ -34,15 +34,12 @@ def test_sizes_around_partitions(workers, servers, env):
     harness.run(sizes_around_partitions, workers=workers, servers=servers, env=SMALL_PARTITIONS | env)
 
 
-def default_partitions(bps: Any) -> None:
+@harness.on_ranks("transport", workers=2)
+def test_default_partition_size(bps: Any) -> None:
     limit = 524_288
     for count in (limit - 1, limit, limit + 1, 2 * limit + 7):
         check(bps, count, "uint8", str(count))
     check(bps, 5_000_001, "int32", "integers")
-
-
-def test_default_partition_size(transport):
-    harness.run(default_partitions, workers=2, env={"BPS_TRANSPORT": transport})
 
 
 def more_partitions_than_16_bits(bps: Any, count: int) -> int:
@@ -110,7 +107,9 @@ def test_a_tensor_beyond_4_gib(workers, transport):
     harness.run(beyond_4_gib, workers=workers, env={"BPS_TRANSPORT": transport}, timeout=250)
 
 
-def ten_thousand_tensors(bps: Any) -> None:
+@pytest.mark.parametrize(("servers", "transport"), [(None, "shm"), (None, "tcp"), (2, "tcp")])
+@harness.on_ranks("servers", "transport", workers=2)
+def test_ten_thousand_tensors(bps: Any) -> None:
     rank, size = bps.rank(), bps.size()
     names = [f"layer.{i}.weight" for i in range(10_000)]
     bps.declare_many({name: ((i % 50 + 1,), "float32") for i, name in enumerate(names)})
@@ -118,11 +117,6 @@ def ten_thousand_tensors(bps: Any) -> None:
     handles = [bps.push_pull_async_inplace(a, False, name) for name, a in zip(names, arrays, strict=True)]
     for i, result in enumerate(bps.wait(handles)):
         assert np.all(result == sum(r + i for r in range(size))), names[i]
-
-
-@pytest.mark.parametrize(("servers", "transport"), [(None, "shm"), (None, "tcp"), (2, "tcp")])
-def test_ten_thousand_tensors(servers, transport):
-    harness.run(ten_thousand_tensors, workers=2, servers=servers, env={"BPS_TRANSPORT": transport})
 
 
 LOOPS = {"BYTEPS_PUSH_THREAD": "3", "BYTEPS_SERVER_ENGINE_THREAD": "2"}

@@ -127,10 +127,9 @@ class InitError:
 def init_alone(settings: dict[str, Any], env: dict[str, str] | None = None) -> str:
     """What init() says as rank 1 of 2."""
     variables = NO_SECRET | {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "", "BPS_JOIN_TIMEOUT": "0.3"}
-    with harness.start(InitError(settings), workers=1, env=variables | (env or {}), init=False) as job:
-        told = job.results()[0]
-        assert isinstance(told, str)
-        return told
+    (told,) = harness.run(InitError(settings), workers=1, env=variables | (env or {}), init=False)
+    assert isinstance(told, str)
+    return told
 
 
 def test_several_hosts_without_a_secret_are_refused():

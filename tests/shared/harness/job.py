@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .environment import IDENTITY, binary, clean_env, of_rank, of_roles
+from .environment import IDENTITY, binary, clean_env, of_rank, of_roles, over
 from .members import JobFailedError, Members
 from .ports import free_port
 from .process import is_blocked
@@ -204,26 +204,34 @@ def start(body: Body, *args: Any, **options: Any) -> Job:
     return Job(body, args, **options)
 
 
-def run(body: Body, *args: Any, timeout: float = _DEADLINE_S, **options: Any) -> list[Any]:
-    """Runs a job to its end; returns what the ranks returned. Options as for start()."""
+def run(body: Body, *args: Any, timeout: float = _DEADLINE_S, but: Sequence[int] = (), **options: Any) -> list[Any]:
+    """Runs a job to its end; returns what the ranks (except `but`, which end otherwise) returned.
+
+    Options as for start().
+    """
     with start(body, *args, **options) as job:
-        return job.results(timeout)
+        return job.values(timeout, but) if but else job.results(timeout)
 
 
-def on_ranks(**options: Any) -> Callable[[Body], Callable[..., None]]:
+def on_ranks(*given: str, **options: Any) -> Callable[[Body], Callable[..., None]]:
     """Makes a test of what each rank of a job does: `def test_sums(bps)`. Options as for start().
 
-    What follows `bps` are fixtures and parameters of the test. Each of the ranks calls the function beneath.
+    What follows `bps` are fixtures and parameters of the test. Those that are `given` are options of the job instead:
+    "workers", "servers", "env", or "transport", which becomes a part of its environment.
     """
 
     def decorate(body: Body) -> Callable[..., None]:
-        taken = [*inspect.signature(body).parameters.values()][1:]
+        taken = [*inspect.signature(body).parameters][1:]
 
         @functools.wraps(body)
-        def test(**given: Any) -> None:
-            run(test, *(given[one.name] for one in taken), **options)
+        def test(**values: Any) -> None:
+            chosen = options | {name: values[name] for name in given}
+            if transport := chosen.pop("transport", ""):
+                chosen["env"] = over(transport) | chosen.get("env", {})
+            run(test, *(values[name] for name in taken), **chosen)
 
-        test.__signature__ = inspect.Signature(taken)  # type: ignore[attr-defined]
+        parameters = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in (*taken, *given)]
+        test.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         return test
 
     return decorate
