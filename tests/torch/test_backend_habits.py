@@ -318,17 +318,13 @@ def test_two_ranks_of_three_talk():
     assert harness.run(some_talk, workers=3, init=False) == [[0.0] * 3, [7.0] * 3, [2.0] * 3]
 
 
-def with_options(_: Any) -> bool:
+@harness.on_ranks(workers=2, init=False)
+def test_the_default_group_takes_options(bps: Any) -> None:
     from bps_rdma.torch.backend import Options
 
     joined(pg_options=Options(stage_gpu=True))
-    staged = bool(dist.group.WORLD._stages)  # type: ignore[union-attr]
+    assert dist.group.WORLD._stages  # type: ignore[union-attr]
     dist.destroy_process_group()
-    return staged
-
-
-def test_the_default_group_takes_options():
-    assert harness.run(with_options, workers=2, init=False) == [True, True]
 
 
 def across(_: Any, namespaces: list[str]) -> list[float]:

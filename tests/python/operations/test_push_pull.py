@@ -118,21 +118,16 @@ def test_float16_is_summed_in_float32(servers):
     assert harness.run(float16_in_float32, workers=3, servers=servers) == [[2050.0, 60000.0]] * 3
 
 
-def float16_rounded_once(bps: Any) -> bool:
+@harness.on_ranks(workers=3)
+def test_float16_is_rounded_once(bps: Any) -> None:
     values = [np.random.default_rng(seed).standard_normal(5001).astype(np.float16) for seed in range(3)]
     exact = np.zeros(5001, np.float32)
     for one in values:
         exact += one.astype(np.float32)
     total = bps.push_pull(values[bps.rank()], average=False, name="sum")
     mean = bps.push_pull(values[bps.rank()], average=True, name="mean")
-    return bool(
-        np.array_equal(total, exact.astype(np.float16))
-        and np.array_equal(mean, (exact / np.float32(3)).astype(np.float16))
-    )
-
-
-def test_float16_is_rounded_once():
-    assert harness.run(float16_rounded_once, workers=3) == [True] * 3
+    assert np.array_equal(total, exact.astype(np.float16))
+    assert np.array_equal(mean, (exact / np.float32(3)).astype(np.float16))
 
 
 def integers_wrap(bps: Any) -> list[int]:
