@@ -12,6 +12,8 @@ import torch.distributed as dist
 import training
 from torch import nn
 
+import bps_rdma.torch as bps_torch
+
 Step = Callable[["Trained", int], None]
 STEPS = 4
 
@@ -26,29 +28,27 @@ class Trained:
     """
 
     def __init__(self, wrapper: str, plain: nn.Module, group: Any, passes: int, unused: bool) -> None:
-        import bps_rdma.torch as bps
-
         self.plain, self.model, self.passes = plain, plain, passes
         self.no_sync: Callable[[], Any] = contextlib.nullcontext
         make = torch.optim.SparseAdam if isinstance(plain, Words) and plain.only_words else torch.optim.SGD
         options = {"lr": 0.05} if make is torch.optim.SparseAdam else {"lr": 0.05, "momentum": plain_momentum(plain)}
         if wrapper in ("DDP", "ZeRO"):
-            self.model = bps.DistributedDataParallel(plain)
+            self.model = bps_torch.DistributedDataParallel(plain)
         elif wrapper == "DistributedOptimizer":
-            bps.broadcast_parameters(plain.state_dict())
+            bps_torch.broadcast_parameters(plain.state_dict())
         else:  # torch's own: gloo, backend, hook
             self.model = nn.parallel.DistributedDataParallel(
                 plain, process_group=group if wrapper == "backend" else None, find_unused_parameters=unused
             )
             if wrapper == "hook":
-                self.model.register_comm_hook(bps.HookState(), bps.ddp_comm_hook)
+                self.model.register_comm_hook(bps_torch.HookState(), bps_torch.ddp_comm_hook)
         if wrapper == "ZeRO":
-            self.optimizer: Any = bps.ShardedOptimizer(plain.parameters(), make, **options)
+            self.optimizer: Any = bps_torch.ShardedOptimizer(plain.parameters(), make, **options)
         else:
             self.optimizer = make(plain.parameters(), **options)
         if wrapper == "DistributedOptimizer":
             sparse = [f"{name}.weight" for name, each in plain.named_modules() if isinstance(each, nn.Embedding)]
-            self.optimizer = bps.DistributedOptimizer(
+            self.optimizer = bps_torch.DistributedOptimizer(
                 self.optimizer, plain.named_parameters(), backward_passes_per_step=passes, sparse=sparse
             )
         else:

@@ -12,6 +12,19 @@ import torch.distributed as dist
 from torch import nn
 from training import Branching, Exact, Images, Plain, batch, loss_of, seeded, share
 
+import bps_rdma.torch as bps_torch
+from bps_rdma.torch import (
+    BFloat16,
+    CrossBarrier,
+    DistributedDataParallel,
+    DistributedOptimizer,
+    Float16,
+    ShardedOptimizer,
+    broadcast_object,
+    broadcast_optimizer_state,
+    broadcast_parameters,
+)
+
 Results = dict[str, Any]
 
 
@@ -53,8 +66,6 @@ def kept(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def with_ddp(bps: Any, strategy: str) -> Results:
-    from bps_rdma.torch import BFloat16, DistributedDataParallel
-
     rank, size = bps.rank(), bps.size()
     found: Results = {}
     for make in (Plain, Images, Exact, Branching, AnyOrder):
@@ -79,8 +90,6 @@ def with_ddp(bps: Any, strategy: str) -> Results:
 
 
 def with_optimizers(bps: Any) -> Results:
-    from bps_rdma.torch import CrossBarrier, DistributedOptimizer, Float16, broadcast_parameters
-
     rank, size = bps.rank(), bps.size()
     found: Results = {}
     for strategy in ("naive", "flat", "overlap", "bucketed", "cross barrier"):
@@ -106,8 +115,6 @@ def with_optimizers(bps: Any) -> Results:
 
 
 def with_closure(bps: Any) -> Results:
-    from bps_rdma.torch import DistributedOptimizer
-
     model = seeded(Plain)
     optimizer = DistributedOptimizer(torch.optim.LBFGS(model.parameters(), max_iter=4), model.named_parameters())
 
@@ -122,8 +129,6 @@ def with_closure(bps: Any) -> Results:
 
 
 def with_shards(bps: Any, models: tuple[type[nn.Module], ...] = (Plain, Images, AnyOrder)) -> Results:
-    from bps_rdma.torch import DistributedDataParallel, ShardedOptimizer
-
     found: Results = {}
     for make in models:
         model = seeded(make, bps.rank())
@@ -139,8 +144,6 @@ def with_shards(bps: Any, models: tuple[type[nn.Module], ...] = (Plain, Images, 
 
 
 def with_broadcasts(bps: Any) -> Results:
-    from bps_rdma.torch import broadcast_object, broadcast_optimizer_state, broadcast_parameters
-
     rank = bps.rank()
     torch.manual_seed(rank)
     with torch.device("cpu"):  # the same values for every device
@@ -168,8 +171,6 @@ def with_broadcasts(bps: Any) -> Results:
 
 
 def with_push_pull(bps: Any) -> Results:
-    import bps_rdma.torch as bps_torch
-
     rank, size = bps.rank(), bps.size()
     found: Results = {}
     bps_torch.declare("declared", torch.empty(5000))
@@ -199,8 +200,6 @@ def with_push_pull(bps: Any) -> Results:
 
 def with_collectives(bps: Any) -> Results:
     """reduce_scatter, all_gather, broadcast, and all options of all forms of push_pull."""
-    import bps_rdma.torch as bps_torch
-
     rank, size = bps.rank(), bps.size()
     found: Results = {}
     own = torch.linspace(-1, 1, 1500 * size) * (rank + 1)

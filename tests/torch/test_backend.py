@@ -12,6 +12,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import bps_rdma.torch as bps_torch
+
 pytestmark = pytest.mark.timeout(300)
 
 DTYPES = [
@@ -27,8 +29,6 @@ DTYPES = [
 
 
 def joined(backend: str = "bps", **options: Any) -> tuple[int, int]:
-    import bps_rdma.torch  # noqa: F401  registers the backend
-
     dist.init_process_group(backend, **options)
     return dist.get_rank(), dist.get_world_size()
 
@@ -418,8 +418,6 @@ def test_coalesced_forms(bps: Any) -> None:
 
 @harness.on_ranks(workers=4, init=False)
 def test_groups_that_are_apart_and_that_overlap(bps: Any) -> None:
-    import bps_rdma.torch as bps_torch
-
     rank, size = joined()
     pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]  # every rank makes both
     odd = dist.new_group([3, 1])
@@ -456,8 +454,6 @@ def test_groups_that_are_apart_and_that_overlap(bps: Any) -> None:
 
 
 def beside_gloo(bps: Any) -> None:
-    import bps_rdma.torch as bps_torch
-
     rank, size = joined("gloo")
     with pytest.raises(bps.NotInitializedError, match="init"):
         dist.new_group([rank], backend="bps", use_local_synchronization=True)
@@ -508,8 +504,6 @@ def test_contiguous_tensors_in_shared_memory_are_not_copied():
 
 def of_another_device(bps: Any) -> list[str]:
     """The backend of the device gets what its C++ callers leave out, for example torch's DDP with CUDA tensors."""
-    import bps_rdma.torch  # noqa: F401  registers the backend
-
     dist.init_process_group("bps")
     called: list[str] = []
 

@@ -14,6 +14,8 @@ import torch
 import torch.distributed as dist
 from harness import mark
 
+import bps_rdma.torch  # noqa: F401  registers the backend
+
 pytestmark = pytest.mark.timeout(300)
 
 # Who waits for others, or is not told, waits for longer than the test.
@@ -22,8 +24,6 @@ NEVER = {"BPS_SHUTDOWN_TIMEOUT": "600", "BPS_HEARTBEAT_TIMEOUT": "600"}
 
 def joined(port: int) -> tuple[int, int]:
     """By a store that rank 0 holds. On the port of a life before, that of rank 0 may be the one before for a moment."""
-    import bps_rdma.torch  # noqa: F401  registers the backend
-
     rank = int(os.environ.get("RANK") or os.environ["DMLC_WORKER_ID"])
     size = int(os.environ.get("WORLD_SIZE") or os.environ["DMLC_NUM_WORKER"])
     dist.init_process_group(

@@ -14,6 +14,8 @@ import torch
 import torch.distributed as dist
 from harness import await_mark, mark
 
+import bps_rdma.torch  # noqa: F401  registers the backend
+
 pytestmark = pytest.mark.timeout(300)
 
 SHORT = {"BPS_SHUTDOWN_TIMEOUT": str(2 * harness.PATIENCE)}
@@ -23,8 +25,6 @@ SOON_S = 40 * harness.PATIENCE
 
 
 def joined() -> tuple[int, int]:
-    import bps_rdma.torch  # noqa: F401  registers the backend
-
     dist.init_process_group("bps", timeout=timedelta(seconds=100))
     return dist.get_rank(), dist.get_world_size()
 

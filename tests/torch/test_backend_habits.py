@@ -22,14 +22,15 @@ from harness import network
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+import bps_rdma.torch
+from bps_rdma.torch.backend import Options
+
 pytestmark = pytest.mark.timeout(300)
 
 DETAIL = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
 
 
 def joined(backend: str = "bps", **options: Any) -> tuple[int, int]:
-    import bps_rdma.torch  # noqa: F401  registers the backend
-
     dist.init_process_group(backend, timeout=timedelta(seconds=100), **options)
     return dist.get_rank(), dist.get_world_size()
 
@@ -177,8 +178,6 @@ def test_compiled_collectives():
 
 
 def compiled_training(bps: Any, ours: bool) -> list[list[float]]:
-    import bps_rdma.torch
-
     rank, _ = joined()
     wrapper: Any = bps_rdma.torch.DistributedDataParallel if ours else DistributedDataParallel
     torch.manual_seed(1)
@@ -320,8 +319,6 @@ def test_two_ranks_of_three_talk():
 
 @harness.on_ranks(workers=2, init=False)
 def test_the_default_group_takes_options(bps: Any) -> None:
-    from bps_rdma.torch.backend import Options
-
     joined(pg_options=Options(stage_gpu=True))
     assert dist.group.WORLD._stages  # type: ignore[union-attr]
     dist.destroy_process_group()

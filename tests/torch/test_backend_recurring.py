@@ -17,13 +17,20 @@ import torch.distributed as dist
 from bodies.failover import env
 from harness import await_mark, mark
 
+import bps_rdma
+import bps_rdma.torch
+from bps_rdma import _core, views
+from bps_rdma.job import resume
+from bps_rdma.operations import OperationOptions, ReduceOp
+from bps_rdma.operations.prepare import prepare_unowned
+from bps_rdma.torch.backend.pending import Pace
+from bps_rdma.torch.backend.recurring import Recurring
+
 pytestmark = pytest.mark.timeout(300)
 
 
 def joined(**options: Any) -> tuple[int, int, Any]:
     """This rank, the number of ranks, and what the default group knows of tensors that came before."""
-    import bps_rdma.torch  # noqa: F401  registers the backend
-
     dist.init_process_group("bps", **options)
     group: Any = dist.distributed_c10d._get_default_group()
     return dist.get_rank(), dist.get_world_size(), group._recurring._known
@@ -59,9 +66,6 @@ def comes_again(_: Any) -> None:
 
 @harness.on_ranks(workers=2)
 def test_a_name_that_the_view_does_not_know_yet(bps: Any) -> None:
-    from bps_rdma.operations import OperationOptions, ReduceOp
-    from bps_rdma.operations.prepare import prepare_unowned
-
     tensor = torch.ones(10)
     prepare_unowned(tensor, OperationOptions(ReduceOp.sum, "new"))()
     assert tensor.eq(2).all()
@@ -72,12 +76,6 @@ def interrupted_between_views(bps: Any) -> None:
 
     The interrupt comes before rank 0 goes into the next view, which the call after it does.
     """
-    from bps_rdma import _core, views
-    from bps_rdma.job import resume
-    from bps_rdma.operations import OperationOptions, ReduceOp
-    from bps_rdma.torch.backend.pending import Pace
-    from bps_rdma.torch.backend.recurring import Recurring
-
     tensor, recurring = torch.full((100_000,), 1.0 + bps.rank()), Recurring(Pace())
     for _ in range(2):
         bps.push_pull_inplace(tensor, name="again", average=True)
@@ -118,8 +116,6 @@ def test_a_tensor_that_the_next_view_writes_to_stays(transport):
 
 
 def moves_its_memory(_: Any) -> None:
-    import bps_rdma
-
     rank, size, known = joined()
     tensor = torch.empty(4, 6)
     for _ in range(3):

@@ -12,6 +12,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
+import bps_rdma.torch as bps_torch
+
 pytestmark = pytest.mark.timeout(400)
 
 STEPS, BATCH = 4, 12
@@ -40,11 +42,9 @@ def alone() -> list[torch.Tensor]:
 
 
 def joined(backend: str) -> tuple[int, slice]:
-    import bps_rdma.torch
-
     dist.init_process_group(backend)
     if backend == "gloo":
-        bps_rdma.torch.init()
+        bps_torch.init()
     rank, part = dist.get_rank(), BATCH // dist.get_world_size()
     return rank, slice(rank * part, (rank + 1) * part)
 
@@ -59,12 +59,10 @@ def check(parameters: Any) -> None:
 )
 @harness.on_ranks(workers=3, init=False)
 def test_ddp(bps: Any, backend: str, hooked: bool) -> None:
-    import bps_rdma.torch
-
     _, share = joined(backend)
     net = nn.parallel.DistributedDataParallel(model(), bucket_cap_mb=0.0005)  # several buckets
     if hooked:
-        net.register_comm_hook(None, bps_rdma.torch.ddp_comm_hook)
+        net.register_comm_hook(None, bps_torch.ddp_comm_hook)
     before = bps.metrics()["total"]["operations"]
     train(net, torch.optim.Adam(net.parameters(), 0.01), share)
     assert bps.metrics()["total"]["operations"] - before >= 2 * STEPS
@@ -75,12 +73,10 @@ def test_ddp(bps: Any, backend: str, hooked: bool) -> None:
 
 @harness.on_ranks(workers=3, init=False)
 def test_the_hook_takes_a_group_and_needs_a_job(bps: Any) -> None:
-    import bps_rdma.torch
-
     rank, _ = joined("gloo")
     group = [dist.new_group([0, 1]), dist.new_group([2])][rank // 2]
     net = nn.parallel.DistributedDataParallel(model(), process_group=group)
-    net.register_comm_hook(group, bps_rdma.torch.ddp_comm_hook)
+    net.register_comm_hook(group, bps_torch.ddp_comm_hook)
     share = [slice(0, 6), slice(6, 12), slice(None)][rank]
     train(net, torch.optim.Adam(net.parameters(), 0.01), share)
     check(net.parameters())
@@ -105,19 +101,17 @@ class Sparse(nn.Module):
 
 
 def with_states(_: Any, compresses: bool) -> list[torch.Tensor]:
-    import bps_rdma.torch as bps
-
     _, share = joined("gloo")
     net = nn.parallel.DistributedDataParallel(Sparse(), find_unused_parameters=False)
-    compression = bps.Int8(everywhere=True) if compresses else None
-    net.register_comm_hook(bps.HookState(compression=compression), bps.ddp_comm_hook)
+    compression = bps_torch.Int8(everywhere=True) if compresses else None
+    net.register_comm_hook(bps_torch.HookState(compression=compression), bps_torch.ddp_comm_hook)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     for step in range(STEPS):
         optimizer.zero_grad()
         numbers = torch.randint(0, 12, (BATCH,), generator=torch.Generator().manual_seed(step))
         net(numbers[share]).pow(2).mean().backward()
         optimizer.step()
-    bps.barrier()
+    bps_torch.barrier()
     dist.destroy_process_group()
     return [parameter.detach() for parameter in net.parameters()]
 
@@ -138,16 +132,14 @@ def test_the_hook_takes_sparse_and_complex_gradients_and_compresses_the_others()
 
 
 def sparse_without_state(_: Any) -> list[float]:
-    import bps_rdma.torch as bps
-
     rank, _ = joined("gloo")
     net = nn.parallel.DistributedDataParallel(nn.Embedding(3, 1, sparse=True))
-    net.register_comm_hook(None, bps.ddp_comm_hook)
+    net.register_comm_hook(None, bps_torch.ddp_comm_hook)
     for _step in range(3):
         net.zero_grad()
         net(torch.tensor([rank, 2])).sum().backward()
     dist.barrier()
-    bps.shutdown()
+    bps_torch.shutdown()
     dist.destroy_process_group()
     return net.module.weight.grad.to_dense().flatten().tolist()
 
@@ -157,18 +149,16 @@ def test_the_hook_takes_sparse_gradients_without_a_state() -> None:
 
 
 def exact_states(_: Any, is_sparse: bool, has_state: bool) -> None:
-    import bps_rdma.torch as bps
-
     joined("gloo")
     net = Sparse()
     net.words.sparse = is_sparse
     ddp = nn.parallel.DistributedDataParallel(net, bucket_cap_mb=1e-9)
-    ddp.register_comm_hook(bps.HookState(exact=True) if has_state else None, bps.ddp_comm_hook)
+    ddp.register_comm_hook(bps_torch.HookState(exact=True) if has_state else None, bps_torch.ddp_comm_hook)
     kind = "(sparse|complex)" if is_sparse else "complex"
     with pytest.raises(RuntimeError, match=rf"gradients of bucket \d are {kind}, and means of these cannot be exact"):
         ddp(torch.arange(12)).pow(2).mean().backward()
     dist.barrier()  # the other one may still wait for an earlier bucket
-    bps.shutdown()
+    bps_torch.shutdown()
     dist.destroy_process_group()
 
 
@@ -278,16 +268,19 @@ def test_torchs_own_compression_hooks(name: str) -> None:
 
 @harness.on_ranks(workers=2, init=False)
 def test_an_optimizer_of_what_torchs_ddp_averages_is_refused(bps: Any) -> None:
-    import bps_rdma.torch as bps
-
     dist.init_process_group("bps")
     model = nn.Linear(8, 4)
     wrapped = nn.parallel.DistributedDataParallel(model)
     sgd = torch.optim.SGD(wrapped.parameters(), lr=0.1)
-    for wrap in (lambda: bps.DistributedOptimizer(sgd, model.named_parameters()), lambda: bps.CrossBarrier(model, sgd)):
-        with pytest.raises(bps.InvalidArgumentError, match=r"averages the gradients of 'weight' already.*not both"):
+    for wrap in (
+        lambda: bps_torch.DistributedOptimizer(sgd, model.named_parameters()),
+        lambda: bps_torch.CrossBarrier(model, sgd),
+    ):
+        with pytest.raises(
+            bps_torch.InvalidArgumentError, match=r"averages the gradients of 'weight' already.*not both"
+        ):
             wrap()
     wrapped.itself = [wrapped]  # only the garbage collector frees it
     del wrapped
-    bps.DistributedOptimizer(sgd, model.named_parameters())
+    bps_torch.DistributedOptimizer(sgd, model.named_parameters())
     dist.destroy_process_group()

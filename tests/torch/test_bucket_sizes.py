@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+import bps_rdma.torch as bps_torch
 from bps_rdma.torch.bucket_sizes import bucket_sizes, sizes_of
 
 MB = 1 << 20
@@ -38,15 +39,13 @@ def test_named() -> None:
 
 
 def buckets(_: Any) -> list[int]:
-    import bps_rdma.torch as bps
-
     def net(layers: int) -> nn.Module:  # 1 MB each
         return nn.Sequential(*(nn.Linear(512, 512, bias=False) for _ in range(layers)))
 
     def units(layers: int, **options: Any) -> int:
         model = net(layers)
-        optimizer = bps.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), **options)
-        wrapped = bps.DistributedDataParallel(net(layers), **options)
+        optimizer = bps_torch.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), **options)
+        wrapped = bps_torch.DistributedDataParallel(net(layers), **options)
         found = len(wrapped.synchronizer.units)
         assert found == len(optimizer._bps_trained.synchronizer.units)
         return found

@@ -11,12 +11,12 @@ import torch
 import training
 from torch import nn
 
+from bps_rdma.torch import DistributedDataParallel, DistributedOptimizer
+
 
 @harness.on_ranks(workers=2)
 def test_compiled_autograd_is_refused(bps: Any) -> None:
     from torch._dynamo import compiled_autograd
-
-    from bps_rdma.torch import DistributedDataParallel, DistributedOptimizer
 
     def train(model: nn.Module, ours: nn.Module, optimizer: Any) -> None:
         inputs = torch.full((2, 8), 2.0 * bps.rank() + 1)

@@ -13,14 +13,14 @@ import simulated
 import torch
 from torch import nn
 
+from bps_rdma.torch import DistributedDataParallel, DistributedOptimizer, broadcast_parameters
+
 TCP = {"BPS_TRANSPORT": "tcp", "BPS_MIN_COMPRESS_BYTES": "1024"}
 FACES = ("bucketed", "overlap", "optimizer")
 
 
 def wrapped(face: str, model: nn.Module, optimizer: torch.optim.Optimizer, compression: Any) -> tuple[Any, Any, Any]:
     """(what is called, what steps, what has the state of compression)."""
-    from bps_rdma.torch import DistributedDataParallel, DistributedOptimizer
-
     options = {} if compression is None else {"compression": compression}
     if face == "optimizer":
         made = DistributedOptimizer(optimizer, named_parameters=model.named_parameters(), **options)
@@ -31,8 +31,6 @@ def wrapped(face: str, model: nn.Module, optimizer: torch.optim.Optimizer, compr
 
 def trained(bps: Any, face: str, dtype: str, compression: Any) -> tuple[float, int]:
     """The last loss, and the bytes that this rank has sent in a step."""
-    from bps_rdma.torch import broadcast_parameters
-
     half = getattr(torch, dtype)
     torch.manual_seed(0)
     teacher = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 8))

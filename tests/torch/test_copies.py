@@ -13,6 +13,8 @@ import torch
 import training
 from torch import nn
 
+from bps_rdma.torch import CrossBarrier, DiLoCo, DistributedDataParallel, DistributedOptimizer, ShardedOptimizer
+
 Made = tuple[nn.Module, Any]  # the module to call, its optimizer
 
 
@@ -25,8 +27,6 @@ def saved(value: Any) -> Any:
 
 
 def makes(bps: Any) -> dict[str, Callable[[nn.Module], Made]]:
-    from bps_rdma.torch import CrossBarrier, DiLoCo, DistributedDataParallel, DistributedOptimizer, ShardedOptimizer
-
     def adam(model: nn.Module) -> Any:
         return torch.optim.AdamW(model.parameters(), lr=0.01)
 
@@ -94,8 +94,6 @@ def test_a_copy_is_trained_by_itself(bps: Any) -> None:
 
 @harness.on_ranks(workers=2)
 def test_a_copy_has_names_of_its_own(bps: Any) -> None:
-    from bps_rdma.torch import DiLoCo
-
     model = training.seeded(training.Plain)
     original = DiLoCo(torch.optim.SGD(model.parameters(), lr=0.1), every=1)
     both = [original, copy.deepcopy(original)]
@@ -107,8 +105,6 @@ def test_a_copy_has_names_of_its_own(bps: Any) -> None:
 @harness.on_ranks(workers=2, env={"BPS_ASYNC": "1"})
 def test_a_copy_of_weights_that_servers_keep(bps: Any) -> None:
     """The weights of a copy are not those of the original, on the servers either; each has a rank's change."""
-    from bps_rdma.torch import DistributedOptimizer
-
     model = nn.Linear(4, 1, bias=False)
     nn.init.zeros_(model.weight)
     optimizer: Any = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), model.named_parameters())

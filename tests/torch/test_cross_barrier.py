@@ -13,6 +13,9 @@ import torch
 import training
 from torch import nn
 
+import bps_rdma
+from bps_rdma.torch import CrossBarrier
+
 Between = Callable[[nn.Module, Any], None]
 Make = Callable[[Any], torch.optim.Optimizer]
 
@@ -85,8 +88,6 @@ CASES: list[tuple[Callable[[], nn.Module], Make, Between]] = [
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
 @harness.on_ranks(workers=2)
 def test_late_updates_are_those_of_their_step(bps: Any) -> None:
-    from bps_rdma.torch import CrossBarrier
-
     cut = training.share(bps.rank(), bps.size())
     for make, optimizer_of, between in CASES:
         alone, model = training.seeded(make), training.seeded(make)
@@ -116,9 +117,6 @@ class Counting(torch.optim.Optimizer):
 
 @harness.on_ranks(workers=2)
 def test_optimizers_that_need_whole_steps_are_refused(bps: Any) -> None:
-    import bps_rdma
-    from bps_rdma.torch import CrossBarrier
-
     model = nn.Linear(8, 4)
     optimizer = CrossBarrier(model, Counting(model.parameters()))
     model(training.batch(0)).sum().backward()
@@ -137,9 +135,6 @@ def test_optimizers_that_need_whole_steps_are_refused(bps: Any) -> None:
 @harness.on_ranks(workers=2)
 def test_a_rank_that_ends_gives_the_others_their_last_gradients(bps: Any) -> None:
     """Rank 0 leaves right after step(), as scripts do, and rank 1 has yet to compute its last gradients."""
-    import bps_rdma
-    from bps_rdma.torch import CrossBarrier
-
     alone, model = training.seeded(training.Plain), training.seeded(training.Plain)
     train(alone, momentum(alone.parameters()), training.batch, nothing)
     optimizer = CrossBarrier(model, momentum(model.parameters()))

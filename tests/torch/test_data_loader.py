@@ -13,6 +13,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+import bps_rdma
+import bps_rdma.torch as bps_torch
+
 # A child that is spawned imports torch, which takes 4 s of a processor: of these, one for each rank.
 LONG = bool(os.environ.get("BPS_TEST_ALL"))
 
@@ -27,8 +30,6 @@ class Samples(Dataset[torch.Tensor]):
         return 32
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        import bps_rdma
-
         assert not bps_rdma.is_initialized()
         self._array *= 1.0
         self._array[index] = -1.0
@@ -36,16 +37,13 @@ class Samples(Dataset[torch.Tensor]):
 
 
 def trains(_: Any, method: str) -> tuple[list[float], bool]:
-    import bps_rdma
-    import bps_rdma.torch as bps
-
     # Ranks of a test end with it, and multiprocessing would not let them have children of their own.
     multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
-    bps.init()
+    bps_torch.init()
     shared = bps_rdma.empty(4096)
-    shared[:] = bps.rank() + 1
+    shared[:] = bps_torch.rank() + 1
     torch.manual_seed(1)
-    model = bps.DistributedDataParallel(torch.nn.Linear(8, 1))
+    model = bps_torch.DistributedDataParallel(torch.nn.Linear(8, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     count = 2 if LONG or method == "fork" else 1
     loader = DataLoader(Samples(shared), batch_size=4, num_workers=count, multiprocessing_context=method)
@@ -56,7 +54,7 @@ def trains(_: Any, method: str) -> tuple[list[float], bool]:
             model(batch).mean().backward()
             optimizer.step()
     weights = [float(value) for value in model.module.weight.detach().flatten()]
-    bps.shutdown()
+    bps_torch.shutdown()
     return weights, bool((shared == 1.5).all())
 
 

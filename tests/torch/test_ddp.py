@@ -13,12 +13,12 @@ import training
 from strategies import train, with_every_strategy
 from torch import nn
 
+from bps_rdma.torch import DistributedDataParallel, DistributedOptimizer
+
 # ---- Parity
 
 
 def parity(bps: Any, strategy: str) -> float:
-    from bps_rdma.torch import DistributedDataParallel
-
     worst = 0.0
     for make in (training.Plain, training.Images):
         if make is training.Images and bps.size() > 1:
@@ -53,8 +53,6 @@ def bf16(bps: Any, strategy: str) -> tuple[float, float]:
 
     Plain descent in large steps: one of AdamW's is as long for a wrong gradient, and hardly longer than a rounding.
     """
-    from bps_rdma.torch import DistributedDataParallel
-
     start, alone, model = (training.seeded(training.Plain).to(torch.bfloat16) for _ in range(3))
     descent = torch.optim.SGD(alone.parameters(), lr=0.3)
     ddp = DistributedDataParallel(model, strategy=strategy, bucket_mb=0.001)
@@ -80,8 +78,6 @@ def test_bf16_weights_are_those_of_one_process_within_their_precision():
 
 
 def exact(bps: Any, strategy: str) -> None:
-    from bps_rdma.torch import DistributedDataParallel
-
     alone, model = training.Exact(), training.Exact()
     ddp = DistributedDataParallel(model, strategy=strategy, bucket_mb=0.01)
     training.train_alone(alone, torch.optim.SGD(alone.parameters(), lr=0.5), 6)
@@ -102,8 +98,6 @@ def test_dedicated_servers():
 
 
 def accumulation(bps: Any, strategy: str, set_to_none: bool) -> None:
-    from bps_rdma.torch import DistributedDataParallel
-
     alone, model = training.seeded(training.Plain), training.seeded(training.Plain)
     ddp = DistributedDataParallel(model, strategy=strategy, bucket_mb=0.001)
     sgd_alone, sgd = torch.optim.SGD(alone.parameters(), lr=0.1), torch.optim.SGD(ddp.parameters(), lr=0.1)
@@ -134,8 +128,6 @@ def test_no_sync_accumulates(set_to_none):
 
 def branches(bps: Any, strategy: str, choose: str) -> None:
     """Ranks take different branches; weight decay shows who was thought to have a gradient."""
-    from bps_rdma.torch import DistributedDataParallel
-
     rank, size = bps.rank(), bps.size()
     alone, model = training.seeded(training.Branching), training.seeded(training.Branching)
     ddp = DistributedDataParallel(model, strategy=strategy, bucket_mb=0.0005, find_unused_parameters=True)
@@ -163,8 +155,6 @@ def test_unused_parameters_are_as_in_one_process(choose):
 
 def some_only(bps: Any, strategy: str) -> None:
     """Without the flag, as in torch; buckets need none. Of both wrappers."""
-    from bps_rdma.torch import DistributedDataParallel, DistributedOptimizer
-
     model, plain = training.seeded(training.Branching), training.seeded(training.Branching)
     ddp = DistributedDataParallel(model, strategy=strategy)
     sgd = torch.optim.SGD(plain.parameters(), lr=0.1)
@@ -207,8 +197,6 @@ def test_a_pass_that_uses_some_parameters_needs_a_flag_without_buckets():
 
 @harness.on_ranks(workers=2)
 def test_gradients_stay_in_their_buckets(bps: Any) -> None:
-    from bps_rdma.torch import DistributedDataParallel
-
     model = training.Exact()
     ddp = DistributedDataParallel(model, strategy="bucketed", bucket_mb=0.02)
     sgd = torch.optim.SGD(ddp.parameters(), lr=0.5)
@@ -261,8 +249,6 @@ DURING_BACKWARD = {"naive": 0, "flat": 0, "overlap": 12, "bucketed": 3}
 
 
 def overlap(bps: Any, strategy: str) -> None:
-    from bps_rdma.torch import DistributedDataParallel
-
     least = DURING_BACKWARD[strategy]
     model = Marked(bps, least)
     ddp = DistributedDataParallel(model, strategy=strategy, bucket_mb=0.5)
@@ -280,7 +266,6 @@ def test_eager_strategies_send_during_backward():
 @harness.on_ranks(workers=2)
 def test_buckets_follow_the_order_of_the_gradients(bps: Any) -> None:
     """Buckets are rebuilt in the order in which gradients came, which is not that of registration here."""
-    from bps_rdma.torch import DistributedDataParallel
 
     class Odd(nn.Module):
         def __init__(self) -> None:
@@ -304,7 +289,6 @@ def test_buckets_follow_the_order_of_the_gradients(bps: Any) -> None:
 
 def mixed(bps: Any, strategy: str) -> None:
     """Parameters of several dtypes, each in its own; small ones between large ones."""
-    from bps_rdma.torch import DistributedDataParallel
 
     class Mixed(nn.Module):
         def __init__(self) -> None:

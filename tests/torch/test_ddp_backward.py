@@ -13,10 +13,11 @@ from strategies import with_every_strategy
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+import bps_rdma
+from bps_rdma.torch import DistributedDataParallel
+
 
 def checkpointed(bps: Any, strategy: str, reentrant: bool) -> None:
-    from bps_rdma.torch import DistributedDataParallel
-
     class Saving(training.Plain):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             x = checkpoint(self.first, x, use_reentrant=reentrant)
@@ -46,8 +47,6 @@ def test_checkpointed_activations(reentrant):
 @harness.on_ranks(workers=2)
 def test_a_gradient_in_two_parts(bps: Any) -> None:
     """A layer in two checkpoints of the old kind gets its gradient in two parts."""
-    import bps_rdma
-    from bps_rdma.torch import DistributedDataParallel
 
     class Twice(nn.Module):
         def __init__(self) -> None:
@@ -74,7 +73,6 @@ def test_a_gradient_in_two_parts(bps: Any) -> None:
 @harness.on_ranks(workers=2)
 def test_several_backwards_after_one_forward(bps: Any) -> None:
     """Two backwards after one forward, and an output that is a nest."""
-    from bps_rdma.torch import DistributedDataParallel
 
     class Nest(training.Plain):
         def forward(self, x: torch.Tensor) -> Any:
@@ -98,8 +96,6 @@ def test_several_backwards_after_one_forward(bps: Any) -> None:
 @harness.on_ranks(workers=2)
 def test_a_backward_is_synchronised_as_its_own_forward_says(bps: Any) -> None:
     """A forward in no_sync() comes between another forward and its backward."""
-    from bps_rdma.torch import DistributedDataParallel
-
     alone, module = training.seeded(training.Plain), training.seeded(training.Plain)
     model = DistributedDataParallel(module)
     reference, mine = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (alone, module)]
@@ -125,8 +121,6 @@ def test_a_backward_is_synchronised_as_its_own_forward_says(bps: Any) -> None:
 
 def no_gradient_here(bps: Any, strategy: str) -> None:
     """On one rank the loss does not depend on any parameter."""
-    from bps_rdma.torch import DistributedDataParallel
-
     ddp = DistributedDataParallel(nn.Linear(8, 4), strategy=strategy)
     for _ in range(2):
         ddp.zero_grad()
@@ -148,9 +142,6 @@ def test_a_rank_without_gradients():
 @harness.on_ranks(workers=2)
 def test_a_backward_that_fails(bps: Any) -> None:
     """What was raised in backward is raised; the next forward says what is to be done."""
-    import bps_rdma
-    from bps_rdma.torch import DistributedDataParallel
-
     model = training.seeded(training.Plain)
     ddp = DistributedDataParallel(model, bucket_mb=0.001)
 

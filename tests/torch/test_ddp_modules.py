@@ -13,11 +13,12 @@ import training
 from strategies import STRATEGIES, with_every_strategy
 from torch import nn
 
+import bps_rdma
+from bps_rdma.torch import BFloat16, DistributedDataParallel, Float16, ShardedOptimizer
+
 
 @harness.on_ranks(workers=2)
 def test_buffers_of_the_first_rank_are_spread(bps: Any) -> None:
-    from bps_rdma.torch import DistributedDataParallel
-
     for spread in (True, False):
         model = training.seeded(training.Images, bps.rank())
         ddp = DistributedDataParallel(model, broadcast_buffers=spread)
@@ -37,8 +38,6 @@ def test_buffers_of_the_first_rank_are_spread(bps: Any) -> None:
 
 
 def equal_buffers(bps: Any) -> list[float]:
-    from bps_rdma.torch import DistributedDataParallel
-
     class Counting(nn.Module):
         def __init__(self, seen: float) -> None:
             super().__init__()
@@ -65,7 +64,6 @@ def test_buffers_of_every_kind():
 @harness.on_ranks(workers=2)
 def test_two_forwards_before_one_backward(bps: Any) -> None:
     """A critic sees two batches, and Siamese views of one, before one backward; statistics are those of rank 0."""
-    from bps_rdma.torch import DistributedDataParallel
 
     class Views(nn.Module):
         def __init__(self) -> None:
@@ -102,8 +100,6 @@ def test_two_forwards_before_one_backward(bps: Any) -> None:
 @harness.on_ranks(workers=2)
 def test_a_module_can_be_wrapped_again(bps: Any) -> None:
     """A module that gets another wrapper is not synchronised twice."""
-    from bps_rdma.torch import DistributedDataParallel
-
     model = training.Exact()
     for strategy in STRATEGIES * 2:
         ddp = DistributedDataParallel(model, strategy=strategy, bucket_mb=0.01, find_unused_parameters=True)
@@ -119,8 +115,6 @@ def test_a_module_can_be_wrapped_again(bps: Any) -> None:
 def test_inside_a_gloo_group(bps: Any) -> None:
     """As course work has it: a gloo group on some port, a wrapped module, a sharded optimizer, and nothing else."""
     import torch.distributed as dist
-
-    from bps_rdma.torch import DistributedDataParallel, ShardedOptimizer
 
     rank, size, port = (int(os.environ.pop(name)) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=size)
@@ -149,8 +143,6 @@ def test_inside_a_gloo_group(bps: Any) -> None:
 @harness.on_ranks(workers=4)
 def test_groups(bps: Any) -> None:
     """Halves of the world train models of their own."""
-    from bps_rdma.torch import DistributedDataParallel
-
     ranks = [0, 1] if bps.rank() < 2 else [2, 3]
     group = bps.new_group(ranks)
     model = nn.Linear(4, 1, bias=False)
@@ -164,8 +156,6 @@ def test_groups(bps: Any) -> None:
 
 
 def compressed(bps: Any, strategy: str) -> None:
-    from bps_rdma.torch import BFloat16, DistributedDataParallel, Float16
-
     for compression, dtype in ((BFloat16(everywhere=True), torch.bfloat16), (Float16(everywhere=True), torch.float16)):
         model = nn.Linear(64, 64)
         ddp = DistributedDataParallel(model, strategy=strategy, compression=compression)
@@ -197,9 +187,6 @@ class Looking(nn.Module):
 
 @harness.on_ranks(workers=1)
 def test_wrong_arguments(bps: Any) -> None:
-    import bps_rdma
-    from bps_rdma.torch import DistributedDataParallel
-
     with pytest.raises(bps_rdma.InvalidArgumentError, match="naive, flat, overlap, bucketed"):
         DistributedDataParallel(nn.Linear(2, 2), strategy="best")
     with pytest.raises(bps_rdma.InvalidTensorError, match=r"'weight' has dtype torch.float8_e5m2"):
@@ -229,8 +216,6 @@ class Cache(torch.nn.Module):
 
 
 def buffers_that_grow(bps: Any) -> list[str]:
-    from bps_rdma.torch import DistributedDataParallel
-
     model = DistributedDataParallel(Cache())
     for length in (3, 8):
         model(torch.ones(length)).sum().backward()
@@ -253,8 +238,6 @@ def test_buffers_that_grow_on_one_rank_alone_are_a_mismatch():
 
 @harness.on_ranks(workers=2)
 def test_a_module_whose_parts_have_another_order_is_a_mismatch(bps: Any) -> None:
-    from bps_rdma.torch import DistributedDataParallel
-
     names = ["a", "b"] if bps.rank() == 0 else ["b", "a"]  # as from a set of names
     for make in (lambda: torch.nn.Linear(4, 4, bias=False), lambda: torch.nn.BatchNorm1d(4, affine=False)):
         model = torch.nn.ModuleDict({"first": torch.nn.Linear(4, 4)})

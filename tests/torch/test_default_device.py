@@ -16,12 +16,20 @@ import torch
 import torch.distributed as dist
 from training import Plain, seeded
 
+import bps_rdma.torch as bps_torch
+from bps_rdma.torch import (
+    DistributedDataParallel,
+    DistributedOptimizer,
+    ElasticSampler,
+    broadcast_object,
+    broadcast_optimizer_state,
+)
+from bps_rdma.torch.backend.pending import Call
+
 COMPRESSED = {"BPS_TRANSPORT": "tcp", "BPS_MIN_COMPRESS_BYTES": "1024"}
 
 
 def objects(bps: Any) -> None:
-    from bps_rdma.torch import broadcast_object, broadcast_optimizer_state
-
     model = seeded(Plain, bps.rank())
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1 * (bps.rank() + 1))
     sum(p.sum() for p in model.parameters() if p.requires_grad).backward()
@@ -44,8 +52,6 @@ def arrays(bps: Any) -> None:
 
 def float_losses(bps: Any) -> None:
     """An optimizer's closure that returns a float, and the sampler."""
-    from bps_rdma.torch import DistributedOptimizer, ElasticSampler
-
     model = torch.nn.Linear(4, 2)
     x = torch.ones(3, 4)
     optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
@@ -63,8 +69,6 @@ def float_losses(bps: Any) -> None:
 
 def exactly(bps: Any) -> None:
     """Gradients that are summed without rounding."""
-    from bps_rdma.torch import DistributedDataParallel
-
     model = torch.nn.Linear(4, 2)
     x = torch.ones(3, 4)
     ddp = DistributedDataParallel(model, exact=True)
@@ -77,8 +81,6 @@ def exactly(bps: Any) -> None:
 
 def asynchronously(bps: Any) -> None:
     """Servers that keep the weights."""
-    from bps_rdma.torch import DistributedOptimizer
-
     model = torch.nn.Linear(4, 2)
     x = torch.ones(3, 4)
     torch.set_default_device("meta")
@@ -91,9 +93,6 @@ def asynchronously(bps: Any) -> None:
 
 def of_a_process_group(_: Any) -> None:
     """torch's collectives over our backend, and a message into a tensor that is not on the CPU, which is staged."""
-    import bps_rdma.torch  # noqa: F401  registers the backend
-    from bps_rdma.torch.backend.pending import Call
-
     dist.init_process_group("bps")
     rank, size = dist.get_rank(), dist.get_world_size()
     group: Any = dist.group.WORLD
@@ -122,8 +121,6 @@ def of_a_process_group(_: Any) -> None:
 
 def staged_messages(bps: Any) -> None:
     """Messages of tensors on a device that is simulated."""
-    import bps_rdma.torch as bps_torch
-
     rank, size = bps.rank(), bps.size()
     simulated.install(immediate=True)
     mine, out = torch.full((size,), float(rank)), torch.zeros(size)
@@ -137,8 +134,6 @@ def staged_messages(bps: Any) -> None:
 
 def feedback(bps: Any) -> None:
     """What a compression has lost, saved and loaded."""
-    from bps_rdma.torch import DistributedDataParallel
-
     model = torch.nn.Linear(64, 64)
     x = torch.ones(3, 64)
     ddp = DistributedDataParallel(model, compression="topk:k=0.05,feedback=1")

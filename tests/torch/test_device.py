@@ -22,6 +22,11 @@ import torch.distributed as dist
 from torch import nn
 from training import Exact, Plain, batch, loss_of, seeded, share
 
+import bps_rdma.torch as bps_torch
+from bps_rdma.torch import DistributedDataParallel, broadcast_parameters
+from bps_rdma.torch.backend import Options
+from bps_rdma.torch.transfer import operation
+
 SMALL = {"BPS_GPU_CHUNK_BYTES": "4096", "BPS_GPU_CHUNKS": "1"}
 
 
@@ -55,8 +60,6 @@ def test_ddp_of_three():
 def test_ddp_trains_as_one_process(bps: Any) -> None:
     """Sums of the exact model are exact: the weights are those of one process on the whole batch."""
     from training import train_alone
-
-    from bps_rdma.torch import DistributedDataParallel
 
     alone = Exact()
     train_alone(alone, torch.optim.SGD(alone.parameters(), lr=2.0**-10), 4)
@@ -96,8 +99,6 @@ def test_faces(body, workers):
 @harness.on_ranks(workers=3, env=SMALL)
 def test_broadcasts_between_cpu_and_device(bps: Any) -> None:
     """Tensors of some ranks are on a device, those of others on the CPU: broadcasts take both."""
-    from bps_rdma.torch import broadcast_parameters
-
     if bps.rank() != 1:
         simulated.install(immediate=True)
     for root in range(bps.size()):
@@ -109,8 +110,6 @@ def test_broadcasts_between_cpu_and_device(bps: Any) -> None:
 @harness.on_ranks(workers=2, env=SMALL)
 def test_what_has_no_route_from_a_device_says_so(bps: Any) -> None:
     """What only takes CPU tensors says so, before anything is sent."""
-    import bps_rdma.torch as bps_torch
-
     simulated.install(immediate=True)
     x = torch.ones(4)
     for call, arguments in {
@@ -136,8 +135,6 @@ def test_handles_can_be_awaited(bps: Any) -> None:
     """A staged handle can be awaited like one of the core's."""
     import asyncio
 
-    import bps_rdma.torch as bps_torch
-
     simulated.install(delay=0.001, immediate=True)
 
     async def all_of() -> list[torch.Tensor]:
@@ -151,8 +148,6 @@ def test_handles_can_be_awaited(bps: Any) -> None:
 @harness.on_ranks(workers=2, env=SMALL)
 def test_mistakes_are_told_at_once(bps: Any) -> None:
     """What cannot be staged is told by the call."""
-    import bps_rdma.torch as bps_torch
-
     simulated.install(immediate=True)
     with pytest.raises(bps.InvalidTensorError, match="contiguous"):
         bps_torch.push_pull_inplace(torch.ones(4, 4).t())
@@ -169,8 +164,6 @@ def test_mistakes_are_told_at_once(bps: Any) -> None:
 @harness.on_ranks(workers=2, init=False, env=SMALL)
 def test_the_hook_of_torchs_ddp(bps: Any) -> None:
     """torch's own DistributedDataParallel, with our hook, on another backend."""
-    import bps_rdma.torch as bps_torch
-
     rank, size = int(os.environ["RANK"]), 2
     dist.init_process_group("gloo")
     bps_torch.init()
@@ -196,10 +189,6 @@ def test_the_hook_of_torchs_ddp(bps: Any) -> None:
 
 def with_timeout(bps: Any) -> float:
     """A staged collective of the backend ends at the timeout of its group, not at BPS_TIMEOUT."""
-    import bps_rdma.torch  # noqa: F401  registers the backend
-    from bps_rdma.torch.backend import Options
-    from bps_rdma.torch.transfer import operation
-
     operation._GRACE = 30.0
     dist.init_process_group("bps")
     simulated.install(immediate=True)
@@ -232,9 +221,6 @@ def test_staged_collectives_have_the_timeout_of_their_group():
 @harness.on_ranks("workers", init=False, env=SMALL)
 def test_torchs_ddp_on_a_group_that_stages(bps: Any) -> None:
     """torch's own DistributedDataParallel on a group that stages, and what else that wrapper, FSDP and users call."""
-    import bps_rdma.torch  # noqa: F401  registers the backend
-    from bps_rdma.torch.backend import Options
-
     dist.init_process_group("bps")
     rank, size = dist.get_rank(), dist.get_world_size()
     device = simulated.install(delay=0.0001, immediate=True)

@@ -14,6 +14,8 @@ from harness import await_mark, mark
 from restarted import ends_of
 from torch import nn
 
+from bps_rdma.torch import DiLoCo, LocalSGD, RoundAbortedError
+
 STEPS, EVERY = 24, 4
 TCP = {"BPS_TRANSPORT": "tcp", "BPS_MIN_COMPRESS_BYTES": "0"}
 
@@ -29,8 +31,6 @@ def loss(net: nn.Module, step: int, rank: int) -> torch.Tensor:
 
 
 def trained(bps: Any, options: dict[str, Any], steps: int = STEPS) -> list[torch.Tensor]:
-    from bps_rdma.torch import DiLoCo
-
     net = model(seed=1 + bps.rank())  # rank 0's counts
     optimizer = DiLoCo(torch.optim.SGD(net.parameters(), 0.1), every=EVERY, **options)
     for step in range(steps):
@@ -72,8 +72,6 @@ def test_it_is_the_outer_optimizer_of_torch_on_the_mean(momentum: float) -> None
 
 @harness.on_ranks(workers=2)
 def test_local_sgd_averages_every_few_steps(bps: Any) -> None:
-    from bps_rdma.torch import LocalSGD
-
     net = model()
     optimizer = LocalSGD(torch.optim.Adam(net.parameters(), 0.01), net.named_parameters(), every=3)
     for step in range(6):
@@ -112,8 +110,6 @@ def test_ranks_learn_together(options: dict[str, Any]) -> None:
 @pytest.mark.parametrize("compression", ["none", "int4:feedback=1"])
 @harness.on_ranks(**harness.on_hosts("ab"), env=TCP)
 def test_a_checkpoint_goes_on(bps: Any, compression: str) -> None:
-    from bps_rdma.torch import DiLoCo
-
     def begin() -> tuple[nn.Module, DiLoCo]:
         net = model()
         return net, DiLoCo(
@@ -160,8 +156,6 @@ def test_a_checkpoint_goes_on(bps: Any, compression: str) -> None:
 
 @harness.on_ranks(workers=1)
 def test_what_makes_no_sense_is_refused(bps: Any) -> None:
-    from bps_rdma.torch import DiLoCo
-
     for wrong in ({"every": 0}, {"every": 4, "delay": 4}, {"mix": 2}, {"fragments": 7}, {"compression": "zip"}):
         with pytest.raises(bps.InvalidArgumentError):
             DiLoCo(torch.optim.SGD(model().parameters(), 0.1), **({"every": 1} | wrong)).step()
@@ -170,8 +164,6 @@ def test_what_makes_no_sense_is_refused(bps: Any) -> None:
 @harness.on_ranks(workers=2)
 def test_weights_that_are_loaded_too_late_are_told(bps: Any) -> None:
     """Weights that are loaded after the optimizer was wrapped: a mean of plain weights takes them, and DiLoCo tells."""
-    from bps_rdma.torch import DiLoCo, LocalSGD
-
     for make in (LocalSGD, DiLoCo):
         net, other = model(), model(2)
         optimizer = make(torch.optim.SGD(net.parameters(), lr=0.0), net.named_parameters(), every=2)
@@ -188,8 +180,6 @@ def test_weights_that_are_loaded_too_late_are_told(bps: Any) -> None:
 
 
 def goes_on(bps: Any) -> tuple[int, list[torch.Tensor]]:
-    from bps_rdma.torch import DiLoCo, RoundAbortedError
-
     net = model()
     optimizer = DiLoCo(torch.optim.SGD(net.parameters(), 0.1), every=2)
     step = 0
@@ -224,8 +214,6 @@ def test_a_lost_rank() -> None:
 
 def in_group(bps: Any) -> list[torch.Tensor]:
     """Ranks 1 and 2 of 3 train; rank 1's parameters are those of both."""
-    from bps_rdma.torch import DiLoCo, LocalSGD
-
     if bps.rank() == 0:
         return []
     group = bps.new_group([1, 2])

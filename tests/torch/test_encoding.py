@@ -22,7 +22,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import bps_rdma.torch as bps_torch
 from bps_rdma.errors import InvalidArgumentError
+from bps_rdma.torch.check_alike import all_gather_bytes
 from bps_rdma.torch.encoding import Encoder, decode
 
 
@@ -203,9 +205,6 @@ def test_any_bytes_are_read_or_refused(data):
 
 def evil_member(bps: Any) -> str:
     """Rank 0 sends a pickle under the names of broadcast_object(), as the first version did."""
-    import bps_rdma.torch as bps_torch
-    from bps_rdma.torch.check_alike import all_gather_bytes
-
     if bps.rank() == 0:
         all_gather_bytes(lambda file: pickle.dump(Evil(), file), "broadcast_object x", None)
         return "sent"
@@ -225,8 +224,6 @@ def test_a_member_cannot_run_code_on_another_one(tmp_path):
 
 
 def pickles_in_an_insecure_job(bps: Any) -> str:
-    import bps_rdma.torch as bps_torch
-
     with pytest.raises(bps.InvalidArgumentError) as raised:
         bps_torch.broadcast_object(Path("x"), allow_pickle=True)
     return str(raised.value)
@@ -238,8 +235,6 @@ def test_a_job_without_a_secret_never_pickles():
 
 
 def optimizer_with_an_object(bps: Any, allow_pickle: bool) -> str:
-    import bps_rdma.torch as bps_torch
-
     optimizer = torch.optim.SGD([torch.zeros(3)], lr=0.1)
     optimizer.param_groups[0]["note"] = dt.timedelta(bps.rank() + 1)
     try:

@@ -12,6 +12,8 @@ from pathlib import Path
 import harness
 import pytest
 
+import bps_rdma
+
 ROOT = Path(__file__).parents[2]
 
 # What torch does with an entry point: it loads it by its name, and calls it.
@@ -33,8 +35,6 @@ def load(path: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_it_registers_the_backend() -> None:
-    import bps_rdma
-
     found = load(os.pathsep.join([str(Path(bps_rdma.__file__).parents[1]), str(ROOT)]))
     assert found.stdout == "True\n", found.stderr
     assert "not available" not in found.stderr

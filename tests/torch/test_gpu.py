@@ -31,8 +31,10 @@ from real_device import SMALL, on_both, use_gpu
 from torch import nn
 from training import Exact, Plain, batch, loss_of, seeded, share, train_alone
 
+import bps_rdma.torch
 from bps_rdma.operations import OperationOptions, ReduceOp
-from bps_rdma.torch import transfer
+from bps_rdma.torch import DistributedDataParallel, transfer
+from bps_rdma.torch.backend import Options as BackendOptions
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no GPU")
 
@@ -61,8 +63,6 @@ def test_sharded_optimizer():
 @harness.on_ranks("workers", env=SMALL)
 def test_ddp_trains_as_one_process(bps: Any) -> None:
     """Sums of the exact model are exact: the weights are those of one process on the whole batch, bit for bit."""
-    from bps_rdma.torch import DistributedDataParallel
-
     use_gpu()
     alone, model = Exact().cuda(), Exact().cuda()
     train_alone(alone, torch.optim.SGD(alone.parameters(), lr=2.0**-10), 4)
@@ -165,9 +165,6 @@ def test_a_rank_that_dies():
 @harness.on_ranks(workers=2, init=False)
 def test_through_torch(bps: Any) -> None:
     """torch's own DistributedDataParallel and FSDP, on a group of the backend that stages CUDA tensors."""
-    import bps_rdma.torch
-    from bps_rdma.torch.backend import Options as BackendOptions
-
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     bps_rdma.torch.init()
     rank, size = dist.get_rank(), dist.get_world_size()

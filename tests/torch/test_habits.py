@@ -12,15 +12,16 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import bps_rdma.torch as bps_torch
+from bps_rdma.torch import DistributedDataParallel, DistributedOptimizer
+
 pytestmark = pytest.mark.timeout(300)
 
 
 def compared(_: Any) -> list[str]:
     """What differs or fails."""
-    import bps_rdma.torch as bps
-
     dist.init_process_group("gloo", timeout=timedelta(seconds=100))
-    bps.init()
+    bps_torch.init()
     group = dist.new_group(backend="bps")
     wrong = []
     for habit in habits.HABITS:
@@ -49,8 +50,6 @@ def test_weights_are_those_of_torchs_ddp(workers):
 
 
 def undeclared(bps: Any) -> str:
-    from bps_rdma.torch import DistributedOptimizer
-
     model = torch.nn.Sequential(torch.nn.Embedding(4, 2, sparse=True))
     optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
     with pytest.raises(bps.InvalidArgumentError, match=r"sparse= names 'other', which no parameter has"):
@@ -68,8 +67,6 @@ def test_a_sparse_gradient_that_was_not_announced_names_its_parameter():
 
 @harness.on_ranks(workers=2)
 def test_exact_means_of_complex_and_sparse_gradients_are_refused(bps: Any) -> None:
-    from bps_rdma.torch import DistributedDataParallel
-
     for make, kind in ((habits.Waves, "'turn' are complex"), (habits.Words, "'words.weight' are sparse")):
         with pytest.raises(bps.InvalidTensorError, match=kind):
             DistributedDataParallel(make(), exact=True)

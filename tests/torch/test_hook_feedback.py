@@ -10,6 +10,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+import bps_rdma
+import bps_rdma.torch as bps_torch
+
 STEPS = 5
 NAMES = "first", "last"
 
@@ -33,15 +36,12 @@ def _numbers(rank: int, step: int) -> torch.Tensor:
 
 def hooked(_: Any, skips: bool) -> tuple[list[list[torch.Tensor]], list[list[torch.Tensor]]]:
     """(the means that two models got, what one tensor of their gradients gets: signs do not depend on the order)."""
-    import bps_rdma
-    import bps_rdma.torch as bps
-
     dist.init_process_group("gloo")
-    bps.init()
-    method = bps.OneBit(feedback=True, everywhere=True)
+    bps_torch.init()
+    method = bps_torch.OneBit(feedback=True, everywhere=True)
     nets = [nn.parallel.DistributedDataParallel(Reversed(seed)) for seed in (1, 2)]
     for net in nets:
-        net.register_comm_hook(bps.HookState(compression=method), bps.ddp_comm_hook)
+        net.register_comm_hook(bps_torch.HookState(compression=method), bps_torch.ddp_comm_hook)
     found, expected = [], []
     for step in range(STEPS):
         for each, net in enumerate(nets):
@@ -60,7 +60,7 @@ def hooked(_: Any, skips: bool) -> tuple[list[list[torch.Tensor]], list[list[tor
                 bps_rdma.push_pull_inplace(block, name=f"compressed {each}", compression=method)
             found.append([getattr(net.module, name).grad.clone() for name in NAMES])
             expected.append(list(block.split(64)))
-    bps.barrier()
+    bps_torch.barrier()
     dist.destroy_process_group()
     return found, expected
 

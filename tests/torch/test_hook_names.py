@@ -11,28 +11,24 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+import bps_rdma.torch as bps_torch
+
 
 def joined() -> int:
-    import bps_rdma.torch as bps
-
     dist.init_process_group("gloo")
-    bps.init()
+    bps_torch.init()
     return dist.get_rank()
 
 
 def ended() -> None:
-    import bps_rdma.torch as bps
-
     dist.barrier()
-    bps.shutdown()
+    bps_torch.shutdown()
     dist.destroy_process_group()
 
 
 def hooked(model: nn.Module, state: Any = None, **options: Any) -> Any:
-    import bps_rdma.torch as bps
-
     ddp = nn.parallel.DistributedDataParallel(model, **options)
-    ddp.register_comm_hook(state, bps.ddp_comm_hook)
+    ddp.register_comm_hook(state, bps_torch.ddp_comm_hook)
     return ddp
 
 
@@ -61,11 +57,12 @@ def test_ranks_whose_buckets_differ_are_told_which(what):
 
 def alike(_: Any) -> list[float]:
     """Two models alike are told apart by the order of their passes, or by their states."""
-    import bps_rdma.torch as bps
-
     rank = joined()
     found = []
-    models = [hooked(nn.Linear(1, 1, bias=False), state) for state in (None, None, bps.HookState(), bps.HookState())]
+    models = [
+        hooked(nn.Linear(1, 1, bias=False), state)
+        for state in (None, None, bps_torch.HookState(), bps_torch.HookState())
+    ]
     for number in (0, 1, 2, 3, 0, 1, 2, 3):
         models[number].zero_grad()
         models[number](torch.full((1, 1), float(rank + number))).sum().backward()

@@ -15,6 +15,9 @@ from strategies import STRATEGIES
 from torch import nn
 from wraps import plain, wraps
 
+import bps_rdma
+from bps_rdma.torch import DistributedDataParallel, DistributedOptimizer, holders
+
 KEPT: list[Callable[[Any], Any]] = [lambda grad: grad, lambda grad: grad.view(-1), lambda grad: grad.detach()]
 
 
@@ -85,8 +88,6 @@ def on_a_device(bps: Any) -> None:
 
 def with_an_old_torch(bps: Any) -> None:
     """Built for CPUs alone, it does not tell how many tensors share memory."""
-    from bps_rdma.torch import holders
-
     holders.CAN_TELL = False
     kept(bps)
 
@@ -100,9 +101,6 @@ def test_gradients_are_those_of_one_process(body):
 @harness.on_ranks(workers=2)
 def test_a_step_in_a_hook_is_refused(bps: Any, is_first: bool) -> None:
     """The step of an optimizer in hooks of backward would be one on the gradient of this rank."""
-    import bps_rdma
-    from bps_rdma.torch import DistributedDataParallel, DistributedOptimizer
-
     for strategy in STRATEGIES:
         for kind in (DistributedDataParallel, DistributedOptimizer):
             model = nn.Linear(8, 4, bias=False)

@@ -12,6 +12,9 @@ import torch
 import training
 from torch import nn
 
+import bps_rdma
+from bps_rdma.torch import CrossBarrier, DiLoCo, DistributedDataParallel, DistributedOptimizer
+
 STRATEGIES = ["overlap", "bucketed", "naive", "flat"]
 
 
@@ -70,8 +73,6 @@ Wrap = Callable[[nn.Module], tuple[nn.Module, Any]]
 
 
 def wraps(bps: Any) -> dict[str, Wrap]:
-    from bps_rdma.torch import CrossBarrier, DistributedDataParallel, DistributedOptimizer
-
     def sgd(model: nn.Module) -> Any:
         return torch.optim.SGD(model.parameters(), lr=0.1)
 
@@ -129,8 +130,6 @@ def test_parameters_that_train_later_are_averaged(bps: Any) -> None:
 @harness.on_ranks(workers=2, env={"BPS_TIMEOUT": "60"})
 def test_a_parameter_that_trains_on_one_rank_only(bps: Any) -> None:
     """One rank alone: all ranks raise an error at once, far below the deadline of an operation, that names one."""
-    import bps_rdma
-
     for name, wrap in wraps(bps).items():
         for change in (unfrozen, new_layer, wider):
             model = training.seeded(Growing)
@@ -164,8 +163,6 @@ def test_a_parameter_that_trains_on_one_rank_only(bps: Any) -> None:
 @harness.on_ranks(workers=2)
 def test_new_parameters_with_other_values(bps: Any) -> None:
     """A new head that each rank has filled by itself: their mean gradients would not make them the same."""
-    import bps_rdma
-
     for name, wrap in wraps(bps).items():
         model = training.seeded(Growing)
         wrapped, optimizer = wrap(model)
@@ -181,8 +178,6 @@ def test_new_parameters_with_other_values(bps: Any) -> None:
 @harness.on_ranks(workers=2)
 def test_parts_that_are_trained_by_turns(bps: Any) -> None:
     """Parts that are trained by turns, and frozen for a look at the inputs: nothing new is agreed on in each step."""
-    from bps_rdma.torch import DistributedDataParallel
-
     model = training.seeded(Growing)
     ddp = DistributedDataParallel(model, strategy="overlap")
     counts = []
@@ -201,9 +196,6 @@ def test_parts_that_are_trained_by_turns(bps: Any) -> None:
 
 def alone(bps: Any) -> None:
     """Optimizers whose ranks train by themselves for a while refuse what they would not bring together."""
-    import bps_rdma
-    from bps_rdma.torch import DiLoCo, DistributedOptimizer
-
     for change in (unfrozen, new_layer):
         for kind in (DiLoCo, DistributedOptimizer):
             model = training.seeded(Growing)

@@ -14,12 +14,12 @@ import torch
 import torch.distributed as dist
 from harness import await_mark, mark
 
+import bps_rdma.torch as bps_torch
+
 
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.long), 3])
 @harness.on_ranks("workers")
 def test_gradients_flow_through_push_pull(bps: Any) -> None:
-    import bps_rdma.torch as bps_torch
-
     rank, size = bps.rank(), bps.size()
     for average in (False, True):
         x = torch.full((5,), float(rank + 1), requires_grad=True)
@@ -33,8 +33,6 @@ def test_gradients_flow_through_push_pull(bps: Any) -> None:
 
 @harness.on_ranks(workers=3)
 def test_semantics_are_those_of_byteps(bps: Any) -> None:
-    import bps_rdma.torch as bps_torch
-
     rank, size = bps.rank(), bps.size()
     for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.uint8, torch.int8, torch.int32,
                   torch.int64):  # fmt: skip
@@ -68,8 +66,6 @@ def test_semantics_are_those_of_byteps(bps: Any) -> None:
 
 def names(bps: Any) -> None:
     """Calls without names meet by function, dtype and size, from different lines as well."""
-    import bps_rdma.torch as bps_torch
-
     rank = bps.rank()
     for _ in range(3):
         if rank == 0:
@@ -85,8 +81,6 @@ def test_names_are_optional():
 
 
 def elsewhere(bps: Any) -> str:
-    import bps_rdma.torch as bps_torch
-
     def one() -> None:
         bps_torch.push_pull(torch.ones(3))
 
@@ -109,8 +103,6 @@ def test_ranks_that_call_from_elsewhere_are_told_where():
 
 @harness.on_ranks(workers=2)
 def test_a_group_of_calls_is_waited_for_once(bps: Any) -> None:
-    import bps_rdma.torch as bps_torch
-
     assert bps_torch.byteps_push_pull is bps_torch.push_pull_async_inplace
     bps_torch.byteps_torch_set_num_grads(3)
     for step in range(4):
@@ -128,8 +120,6 @@ def test_a_group_of_calls_is_waited_for_once(bps: Any) -> None:
 
 @harness.on_ranks(workers=2)
 def test_mistakes_are_told_and_nothing_is_lost(bps: Any) -> None:
-    import bps_rdma.torch as bps_torch
-
     with pytest.raises(bps.InvalidTensorError, match="contiguous"):
         bps_torch.push_pull_inplace(torch.ones(4, 4).t()[1:])
     with pytest.raises(bps.InvalidTensorError, match="complex64"):
@@ -173,8 +163,6 @@ def test_names_are_where_byteps_has_them():
 
 def over_a_group(bps: Any, method: str, backend: str) -> list[Any]:
     """Joins over groups of torch's, of other ranks than the launcher's variables say, twice."""
-    import bps_rdma.torch as bps_torch
-
     folder = Path(os.environ["BPS_TEST_FOLDER"])
     rank, size = int(os.environ.pop("RANK")), int(os.environ.pop("WORLD_SIZE"))
     port = os.environ.pop("MASTER_PORT")
@@ -204,8 +192,6 @@ def test_joining_over_a_group_of_any_kind(method):
 
 
 def other_ranks(bps: Any) -> str:
-    import bps_rdma.torch as bps_torch
-
     store = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]) + 1, 2, bps.rank() == 0)
     dist.init_process_group("gloo", store=store, rank=1 - bps.rank(), world_size=2)
     with pytest.raises(bps.InvalidArgumentError) as caught:
@@ -222,8 +208,6 @@ def test_a_job_of_other_ranks_is_refused():
 
 def late(bps: Any) -> str:
     """One rank of the group never joins."""
-    import bps_rdma.torch as bps_torch
-
     dist.init_process_group("gloo")
     dist.barrier()
     if dist.get_rank() == 1:
@@ -243,8 +227,6 @@ def test_a_rank_that_never_joins():
 @harness.on_ranks(workers=2)
 def test_suspend_and_resume(bps: Any) -> None:
     """The second rank stays away for a while; a wrapped module goes on with whoever is there."""
-    import bps_rdma.torch as bps_torch
-
     rank = bps_torch.rank()
     model = torch.nn.Linear(2, 1, bias=False)
     ddp = bps_torch.DistributedDataParallel(model)
@@ -269,8 +251,6 @@ def test_suspend_and_resume(bps: Any) -> None:
 
 @harness.on_ranks(workers=1)
 def test_wrong_arguments_are_named_as_those_of_the_numpy_face(bps: Any) -> None:
-    import bps_rdma.torch as bps_torch
-
     x = torch.ones(3)
     for call in ("push_pull", "push_pull_inplace", "push_pull_async", "push_pull_async_inplace",
                  "push_pull_group_sync_inplace"):  # fmt: skip

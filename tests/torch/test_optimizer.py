@@ -11,6 +11,9 @@ import torch
 import training
 from torch import nn
 
+import bps_rdma
+from bps_rdma.torch import Compression, CrossBarrier, DiLoCo, DistributedOptimizer, broadcast_parameters
+
 OPTIMIZERS: dict[str, Any] = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.01),
     "adamw": lambda p: torch.optim.AdamW(p, lr=0.01),
@@ -21,16 +24,12 @@ OPTIMIZERS: dict[str, Any] = {
 
 def start(bps: Any, make: Any = training.Plain) -> tuple[nn.Module, nn.Module]:
     """(a model for one process, the same for this rank), after a broadcast from rank 0."""
-    from bps_rdma.torch import broadcast_parameters
-
     model = training.seeded(make, bps.rank())
     broadcast_parameters(model.state_dict(), root_rank=0)
     return training.seeded(make), model
 
 
 def parity(bps: Any, kind: str) -> float:
-    from bps_rdma.torch import CrossBarrier, DistributedOptimizer
-
     worst = 0.0
     begin, end = training.share(bps.rank(), bps.size())
     for name, optimizer in OPTIMIZERS.items():
@@ -79,8 +78,6 @@ def test_weights_are_those_of_one_process(kind, workers):
 
 @harness.on_ranks(workers=2)
 def test_gradients_of_several_backward_passes_are_added_up(bps: Any) -> None:
-    from bps_rdma.torch import Compression, CrossBarrier, DistributedOptimizer
-
     begin, end = training.share(bps.rank(), bps.size())
     for waits, wrap in (
         (True, lambda o, m: DistributedOptimizer(o, m.named_parameters(), backward_passes_per_step=3)),
@@ -108,9 +105,6 @@ def test_gradients_of_several_backward_passes_are_added_up(bps: Any) -> None:
 @harness.on_ranks(workers=2)
 def test_backward_passes_are_counted(bps: Any) -> None:
     """A further pass is averaged for itself; where means are exact it would be rounded in between, and is refused."""
-    import bps_rdma
-    from bps_rdma.torch import DistributedOptimizer
-
     model = nn.Linear(2, 2)
     optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), exact=True)
     model(torch.ones(1, 2)).sum().backward()
@@ -133,8 +127,6 @@ def test_backward_passes_are_counted(bps: Any) -> None:
 @harness.on_ranks(workers=2)
 def test_gradients_can_be_clipped_before_the_step(bps: Any) -> None:
     """The norm of the means is clipped, in three ways that BytePS's and Horovod's users write."""
-    from bps_rdma.torch import DistributedOptimizer
-
     begin, end = training.share(bps.rank(), bps.size())
     alone, model = start(bps)
     reference = torch.optim.SGD(alone.parameters(), lr=0.1)
@@ -161,8 +153,6 @@ def test_gradients_can_be_clipped_before_the_step(bps: Any) -> None:
 @harness.on_ranks(workers=2)
 def test_closures(bps: Any) -> None:
     """With LBFGS, which evaluates the closure several times and compares losses."""
-    from bps_rdma.torch import DistributedOptimizer
-
     begin, end = training.share(bps.rank(), bps.size())
     alone, model = start(bps)
     pairs = []
@@ -186,8 +176,6 @@ def test_closures(bps: Any) -> None:
 
 @harness.on_ranks(workers=2)
 def test_unused_parameters_are_as_in_one_process(bps: Any) -> None:
-    from bps_rdma.torch import CrossBarrier, DistributedOptimizer
-
     rank, size = bps.rank(), bps.size()
     for kind in ("overlap", "bucketed", "cross barrier"):
         alone, model = start(bps, training.Branching)
@@ -214,9 +202,6 @@ def test_unused_parameters_are_as_in_one_process(bps: Any) -> None:
 @harness.on_ranks(workers=2)
 def test_wrapping(bps: Any) -> None:
     """State, options, schedulers and hooks of the optimizer are kept; mistakes are told."""
-    import bps_rdma
-    from bps_rdma.torch import CrossBarrier, DistributedOptimizer
-
     model = nn.Linear(2, 2)
     sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     model(torch.ones(1, 2)).sum().backward()
@@ -261,8 +246,6 @@ def test_wrapping(bps: Any) -> None:
 @harness.on_ranks(workers=2)
 def test_cross_barrier_updates_just_in_time(bps: Any) -> None:
     """Updates are made in the next forward, module by module; state_dict() and synchronize() make them all."""
-    from bps_rdma.torch import CrossBarrier
-
     model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
     nn.init.ones_(model[0].weight)
     nn.init.ones_(model[1].weight)
@@ -289,9 +272,6 @@ def test_cross_barrier_updates_just_in_time(bps: Any) -> None:
 @harness.on_ranks(workers=2)
 def test_cross_barrier_tells_of_stale_weights(bps: Any) -> None:
     """A weight that is used outside of its module would be out of date: told in backward."""
-    import bps_rdma
-    from bps_rdma.torch import CrossBarrier
-
     model = nn.Linear(4, 4)
     optimizer = CrossBarrier(model, torch.optim.SGD(model.parameters(), lr=1.0))
     model(torch.ones(1, 4)).sum().backward()
@@ -304,8 +284,6 @@ def test_cross_barrier_tells_of_stale_weights(bps: Any) -> None:
 
 @harness.on_ranks(workers=1)
 def test_lazy_parameters_are_named(bps: Any) -> None:
-    from bps_rdma.torch import CrossBarrier, DiLoCo, DistributedOptimizer
-
     model = nn.Sequential(nn.Linear(8, 8), nn.LazyLinear(4))
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
     for wrap in (DistributedOptimizer, DiLoCo, lambda *args: CrossBarrier(model, *args)):

@@ -17,12 +17,13 @@ from torch import nn
 from wraps import plain
 from wraps import wraps as all_wraps
 
+from bps_rdma.torch import Compression, CrossBarrier, DistributedDataParallel, holders
+
 Held = list[torch.Tensor]
 
 
 def wraps(bps: Any, **options: Any) -> dict[str, Callable[[nn.Module], tuple[nn.Module, Any]]]:
     """All of them, and DistributedDataParallel with every strategy."""
-    from bps_rdma.torch import DistributedDataParallel
 
     def ddp(strategy: Any) -> Callable[[nn.Module], tuple[nn.Module, Any]]:
         def wrap(model: nn.Module) -> tuple[nn.Module, Any]:
@@ -129,8 +130,6 @@ def exactly(bps: Any) -> None:
 
 
 def compressed(bps: Any) -> None:
-    from bps_rdma.torch import Compression
-
     compare(bps, wraps(bps, compression=Compression.fp16), tolerance=1e-2)
 
 
@@ -142,8 +141,6 @@ def on_a_device(bps: Any) -> None:
 
 def with_an_old_torch(bps: Any) -> None:
     """Built for CPUs alone, it does not tell how many tensors share memory."""
-    from bps_rdma.torch import holders
-
     holders.CAN_TELL = False
     seen(bps)
 
@@ -161,8 +158,6 @@ def test_compressed_means_get_to_tensors_of_the_script():
 @harness.on_ranks(workers=2)
 def test_cross_barrier_refuses_tensors_of_the_script(bps: Any) -> None:
     """It averages in place, while a script would use its buffer."""
-    from bps_rdma.torch import CrossBarrier
-
     for hold in (in_one_buffer, in_own_tensors):
         model = training.seeded(training.Plain)
         optimizer = CrossBarrier(model, torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
@@ -190,8 +185,6 @@ class Shared(nn.Module):
 @harness.on_ranks(workers=2)
 def test_sparse_means_get_to_tensors_of_the_script(bps: Any) -> None:
     """A sparse gradient that is added to a dense one makes a dense one."""
-    from bps_rdma.torch import DistributedDataParallel
-
     cut = training.share(bps.rank(), bps.size())
     for hold in (in_one_buffer, in_own_tensors, lambda _: []):
         models = training.seeded(Shared), training.seeded(Shared)

@@ -10,6 +10,8 @@ import pytest
 import torch
 import training
 
+import bps_rdma.torch
+
 pytest.importorskip("peft", reason="peft is not installed: pip install peft")
 
 
@@ -36,8 +38,6 @@ def trained(bps: Any, ranks: int, rank: int) -> dict[str, torch.Tensor]:
 
 
 def on_ranks(bps: Any) -> dict[str, torch.Tensor]:
-    import bps_rdma.torch
-
     return trained(bps_rdma.torch, bps.size(), bps.rank())
 
 

@@ -13,6 +13,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from bps_rdma import NotInitializedError
+
 HAS_IT = hasattr(dist, "_reconfigure")
 pytestmark = pytest.mark.skipif(not HAS_IT, reason=f"torch {torch.__version__} has no reconfigure: it came with 2.14")
 SOON = timedelta(seconds=60 * harness.PATIENCE)
@@ -44,8 +46,6 @@ def until_an_error() -> None:
 
 
 def survives(bps: Any) -> str:
-    from bps_rdma import NotInitializedError
-
     store, number = begin()
     with pytest.raises(NotInitializedError, match="no members yet"):
         dist.all_reduce(torch.ones(3))

@@ -14,13 +14,13 @@ import harness
 import numpy as np
 import pytest
 
+from bps_rdma.torch import membership
+
 ENV = {"BPS_SECRET": "", "BPS_JOB_ID": ""}
 
 
 def joins(bps: Any, store: str, attempt: int) -> float:
     import torch.distributed as dist
-
-    from bps_rdma.torch import membership
 
     rank = int(os.environ["RANK"])
     if (attempt, rank) == (0, 1):

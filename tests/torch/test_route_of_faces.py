@@ -17,9 +17,11 @@ import simulated
 import torch
 import torch.distributed as dist
 
+import bps_rdma.torch as bps_torch
 from bps_rdma import job
 from bps_rdma.operations import OperationOptions
 from bps_rdma.torch import transfer
+from bps_rdma.torch.backend import Options
 
 SMALL = {"BPS_GPU_CHUNK_BYTES": "4096", "BPS_GPU_CHUNKS": "1"}  # of what is compressed, and staged
 
@@ -65,9 +67,6 @@ def test_faces(body, compresses):
 
 def with_torchs_ddp(bps: Any) -> None:
     """torch's own DistributedDataParallel, and its collectives, on a group that takes CUDA tensors."""
-    import bps_rdma.torch  # noqa: F401  registers the backend
-    from bps_rdma.torch.backend import Options
-
     dist.init_process_group("bps")
     device = simulated.install_on_route()
     group = dist.new_group(backend="bps", pg_options=Options(stage_gpu=True))
@@ -85,8 +84,6 @@ def test_the_backend(workers):
 
 def uneven(bps: Any) -> None:
     """What the pipeline does not take, the core does: parts of different sizes."""
-    import bps_rdma.torch as bps_torch
-
     simulated.install_on_route()
     rank, size = bps.rank(), bps.size()
     whole = torch.arange(10.0) * (rank + 1)
@@ -103,8 +100,6 @@ def test_parts_of_different_sizes():
 
 def ways(bps: Any) -> list[bool]:
     """Which operations are staged: all ranks must say the same."""
-    import bps_rdma.torch as bps_torch
-
     simulated.install_on_route()
     large, small = torch.ones(100_000), torch.ones(10)
     bps_torch.declare("declared", large, compression="int8")
@@ -163,8 +158,6 @@ def test_many_names_are_declared_at_once():
 
 def disagree(bps: Any) -> str:
     """Ranks that would go different ways: one is told, at least, and the others do not wait for their deadline."""
-    import bps_rdma.torch as bps_torch
-
     simulated.install_on_route()
     how = "int8" if bps.rank() == 0 else None
     with pytest.raises((bps.MismatchError, bps.PeerLostError), match=r"'byteps\.x( 0)?'") as caught:
@@ -178,8 +171,6 @@ def test_ranks_that_disagree_on_compression_are_told():
 
 def disagree_later(bps: Any) -> str:
     """The same of a name that has been used, which all ranks know as one that is not compressed."""
-    import bps_rdma.torch as bps_torch
-
     simulated.install_on_route()
     x = torch.ones(100_000)
     bps_torch.push_pull(x, "x")

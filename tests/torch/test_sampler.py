@@ -13,6 +13,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import bps_rdma.job
+import bps_rdma.torch as bps_torch
+from bps_rdma.torch import membership
+from bps_rdma.torch.sampler import ElasticSampler
+
 SAMPLES = 96
 BATCH = 4
 
@@ -21,14 +26,10 @@ class OneRank:
     """A sampler as rank `number` of `of` would have it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, samples: int, shuffle: bool) -> None:
-        from bps_rdma import job
-        from bps_rdma.torch import membership
-        from bps_rdma.torch.sampler import ElasticSampler
-
         self.number, self.of = 0, 1
         monkeypatch.setattr(membership, "init", lambda: None)
-        monkeypatch.setattr(job, "rank", lambda: self.number)
-        monkeypatch.setattr(job, "size", lambda: self.of)
+        monkeypatch.setattr(bps_rdma.job, "rank", lambda: self.number)
+        monkeypatch.setattr(bps_rdma.job, "size", lambda: self.of)
         self.sampler = ElasticSampler(range(samples), shuffle=shuffle)
 
     def all_ranks(self, size: int) -> list[list[int]]:
@@ -79,16 +80,14 @@ def test_epochs_differ_and_are_the_same_on_all_ranks(monkeypatch):
 
 def train(bps: Any) -> Any:
     """Rank 1 of 3 is killed in the fourth step. Returns how many ranks and which samples each step had."""
-    import bps_rdma.torch as bt
-
-    model = bt.DistributedDataParallel(torch.nn.Linear(1, 1))
+    model = bps_torch.DistributedDataParallel(torch.nn.Linear(1, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 100)
     data = torch.arange(SAMPLES, dtype=torch.float32).reshape(-1, 1) / SAMPLES
-    sampler = bt.ElasticSampler(data)
+    sampler = bps_torch.ElasticSampler(data)
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(data), BATCH, sampler=sampler)
     generator = torch.Generator().manual_seed(7 + bps.rank())
-    state = bt.TrainingState(
+    state = bps_torch.TrainingState(
         model, optimizer, sampler=sampler, schedule=schedule, generator=generator, used=[], epoch=0
     )
     first = bps.rank()
@@ -106,7 +105,7 @@ def train(bps: Any) -> Any:
                 sampler.record(len(inputs))
                 state.used.append((bps.size(), (inputs.flatten() * SAMPLES).round().int().tolist()))
             state.epoch += 1
-        except bt.RoundAbortedError:
+        except bps_torch.RoundAbortedError:
             continue
     return state.used, schedule.last_epoch, torch.rand(1, generator=generator).item(), sampler.state_dict()
 

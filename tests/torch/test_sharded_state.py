@@ -12,7 +12,7 @@ import torch
 from sharded_model import Model, assert_same, assert_same_models, bytes_of_state, train
 
 import bps_rdma.torch as bps_torch
-from bps_rdma.torch import ShardedOptimizer
+from bps_rdma.torch import ShardedOptimizer, broadcast_objects
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -59,8 +59,6 @@ def test_states_move_between_sharded_and_plain(bps: Any) -> None:
 
 @harness.on_ranks(workers=3)
 def test_ranks_that_do_not_want_the_state_hold_a_window_of_it(bps: Any) -> None:
-    from bps_rdma.torch import broadcast_objects
-
     broadcast_objects._WINDOW_BYTES = 100_000  # less than a tensor, and room for several of the small ones
     held: list[int] = []
     move = broadcast_objects.broadcast_tensors

@@ -16,7 +16,8 @@ from restarted import ends_of
 from sharded_model import assert_same, bytes_of_state
 from torch import nn
 
-from bps_rdma.torch import ShardedOptimizer
+from bps_rdma import RoundAbortedError
+from bps_rdma.torch import DistributedDataParallel, ShardedOptimizer, TrainingState
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -55,9 +56,6 @@ def dies(sharded: Any, inner: Any, moment: str) -> None:
 
 def train(bps: Any, moment: str, deaths: dict[int, int]) -> list[Any]:
     """Ranks are killed in the steps that `deaths` names, by what they were at the start."""
-    from bps_rdma import RoundAbortedError
-    from bps_rdma.torch import DistributedDataParallel, TrainingState
-
     inner = model()
     trained = DistributedDataParallel(inner)
     sharded = ShardedOptimizer(inner.parameters(), torch.optim.AdamW, **OPTIONS)
@@ -157,9 +155,6 @@ def test_each_state_is_kept_twice():
 
 
 def loses_too_much(bps: Any) -> list[str]:
-    from bps_rdma import RoundAbortedError
-    from bps_rdma.torch import TrainingState
-
     inner = model()
     sharded = ShardedOptimizer(inner.parameters(), torch.optim.AdamW, copies=1, **OPTIONS)
     state: Any = TrainingState(inner, sharded)

@@ -25,7 +25,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import bps_rdma
 from bps_rdma.operations import OperationOptions, ReduceOp
 from bps_rdma.torch import transfer
+from bps_rdma.torch.backend.folded import sum_sparse
 from bps_rdma.torch.backend.work import BpsWork
+from bps_rdma.torch.transfer import operation
 
 SMALL = {"BPS_GPU_CHUNK_BYTES": "8192", "BPS_GPU_CHUNKS": "3"}
 LONG = bool(os.environ.get("BPS_TEST_ALL"))
@@ -85,8 +87,8 @@ def everything(bps: Any, delay: float) -> dict[str, int]:
                 torch.stack([data(other, count, dtype).to(torch.float64) for other in range(size)]).sum(0).to(dtype)
             )
             pending.append((transfer.all_reduce(first, summed_as(f"out {name}"), fresh), fresh, reduced))
-    for number, (operation, got, expected) in enumerate(pending):
-        operation.wait()
+    for number, (handle, got, expected) in enumerate(pending):
+        handle.wait()
         assert torch.equal(got, expected), f"operation {number}"
     shared, largest = 3 * ROW * size, ROW * size
     assert shared <= sum(device.pinned.values()) <= shared + len(pending) * largest, "one chunk for each in progress"
@@ -171,8 +173,6 @@ def test_handles(bps: Any) -> None:
 
 def unstaged(bps: Any) -> tuple[list[bool], list[bool]]:
     """Whether copies to the results of operations that are not staged are ordered, by wait() and by a future."""
-    from bps_rdma.torch.backend.folded import sum_sparse
-
     device = simulated.install(immediate=True)
     streams = threading.local()  # as on a GPU, each thread has a current stream
     orders: list[tuple[object, object]] = []
@@ -289,16 +289,14 @@ def test_rounds_of_one_name_keep_their_order(bps: Any) -> None:
     tensors = [data(bps.rank(), 9000) * (step + 1) for step in range(6)]
     pending = [transfer.all_reduce(tensor, summed_as("again")) for tensor in tensors]
     other = transfer.all_reduce(torch.ones(5000), summed_as("other"))
-    for step, (operation, tensor) in enumerate(zip(pending, tensors, strict=True)):
-        operation.wait()
+    for step, (handle, tensor) in enumerate(zip(pending, tensors, strict=True)):
+        handle.wait()
         assert torch.equal(tensor, (data(0, 9000) + data(1, 9000)) * (step + 1))
     assert torch.equal(other.wait(), torch.full((5000,), 2.0))
 
 
 def stuck(bps: Any) -> str:
     """The device never gets there: whoever waits learns it."""
-    from bps_rdma.torch.transfer import operation
-
     operation._GRACE = 0.5
     device = simulated.install()
     gate = threading.Event()
@@ -324,8 +322,6 @@ def test_a_device_that_hangs():
 
 def behind(bps: Any) -> float:
     """Waiting for what is behind much else takes longer than a chunk may take, and that is no reason to give up."""
-    from bps_rdma.torch.transfer import operation
-
     operation._GRACE = 0.0
     simulated.install(delay=0.03, immediate=True)
     transfer.all_reduce(torch.zeros(2048 * 48), summed_as("much"))

@@ -12,13 +12,14 @@ import harness
 import numpy as np
 import pytest
 
+import bps_rdma.torch as bps_torch
+from bps_rdma.torch import membership, rendezvous
+
 NO_SECRET = {"BPS_SECRET": "", "BPS_JOB_ID": ""}
 
 
 def joins_over_a_store(bps: Any, store: str, backend: str) -> tuple[float, bytes]:
     import torch.distributed as dist
-
-    import bps_rdma.torch as bps_torch
 
     if backend == "bps":
         import bps_rdma.torch.backend  # noqa: F401
@@ -50,8 +51,6 @@ def test_no_secret_goes_through_the_store(backend, tmp_path):
 def joins_from_two_hosts(bps: Any, store: str) -> str:
     import torch.distributed as dist
 
-    from bps_rdma.torch import membership
-
     rank = int(bps.settings.config_with({}).text("BPS_RANK"))
     membership.host_identity = lambda: f"host {rank}"
     membership._address_of_rank_0 = lambda _: "192.0.2.1"
@@ -74,8 +73,6 @@ def test_several_hosts_need_a_secret_besides_the_store(tmp_path):
 def is_told_lies(bps: Any, store: str) -> list[str]:
     """What a stranger puts into the store is an address and a job, and nothing else."""
     import torch.distributed as dist
-
-    from bps_rdma.torch import membership, rendezvous
 
     shared = dist.FileStore(store, 1)
     lie = {"job_id": "a", "root_uri": "192.0.2.1", "insecure": True, "secret": "known", "hosts": [0, 0]}

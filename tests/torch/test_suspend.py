@@ -15,6 +15,8 @@ import pytest
 import torch
 from harness import await_mark, mark
 
+import bps_rdma.torch as bps_torch
+
 COUNT = 300_000  # several partitions for each server
 TWO = {"DMLC_NUM_WORKER": "2"}  # whatever number of ranks the test starts
 PROMPT_S = 3 * harness.PATIENCE  # after so much silence a member of a job that is not suspended would be lost
@@ -28,8 +30,6 @@ class Model:
     """Something that was wrapped once, and sums that are checked."""
 
     def __init__(self) -> None:
-        import bps_rdma.torch as bps_torch
-
         self.bps = bps_torch
         self.inner = torch.nn.Linear(2, 1, bias=False)
         self.ddp = bps_torch.DistributedDataParallel(self.inner)
@@ -223,8 +223,6 @@ def test_servers_that_are_not_wanted_any_more_end():
 
 
 def nobody_comes_back(bps: Any, suspends: list[int]) -> None:
-    import bps_rdma.torch as bps_torch
-
     bps.push_pull_inplace(np.ones(COUNT, np.float32), name="x")
     if my_rank() in suspends:
         bps_torch.suspend()

@@ -12,6 +12,8 @@ import torch
 from harness import await_mark, mark
 from torch import nn
 
+import bps_rdma.torch as bps_torch
+
 SIZES = [2, 2, 1, 1, 1, 2, 2]  # ranks in each step
 
 
@@ -31,16 +33,14 @@ def adam(inner: nn.Module) -> torch.optim.Optimizer:
 
 
 def as_two_as_one_as_two(bps: Any, face: str) -> Any:
-    import bps_rdma.torch as bt
-
     inner = model()
     trained: Any = inner
     optimizer: Any = adam(inner)
     if face == "ddp":
-        trained = bt.DistributedDataParallel(inner)
+        trained = bps_torch.DistributedDataParallel(inner)
     else:
-        optimizer = bt.DistributedOptimizer(optimizer, inner.named_parameters())
-    state: Any = bt.TrainingState(trained, optimizer, step=0)
+        optimizer = bps_torch.DistributedOptimizer(optimizer, inner.named_parameters())
+    state: Any = bps_torch.TrainingState(trained, optimizer, step=0)
 
     def train(steps: int) -> None:
         for _ in range(steps):
@@ -53,14 +53,14 @@ def as_two_as_one_as_two(bps: Any, face: str) -> Any:
 
     train(2)
     rank = bps.rank()
-    bt.suspend()
+    bps_torch.suspend()
     if rank == 0:
-        bt.resume(1, global_rank=0)
+        bps_torch.resume(1, global_rank=0)
         train(3)
-        bt.suspend()
+        bps_torch.suspend()
         mark("alone")
     await_mark("alone", 0)
-    bt.resume(2, global_rank=rank)
+    bps_torch.resume(2, global_rank=rank)
     train(2)
     return state.step, [p.detach().clone() for p in inner.parameters()]
 
@@ -85,11 +85,9 @@ def test_a_rank_that_resumes_later_gets_the_state(face, servers):
 
 def comes_back_without(bps: Any) -> str:
     """Rank 1 has missed a step, and does not take over the weights."""
-    import bps_rdma.torch as bt
-
     rank = int(os.environ["RANK"])
     inner = model()
-    trained = bt.DistributedDataParallel(inner)
+    trained = bps_torch.DistributedDataParallel(inner)
     optimizer = adam(inner)
 
     def train(step: int) -> None:
@@ -98,14 +96,14 @@ def comes_back_without(bps: Any) -> str:
         optimizer.step()
 
     train(0)
-    bt.suspend()
+    bps_torch.suspend()
     if rank == 0:
-        bt.resume(1, global_rank=0)
+        bps_torch.resume(1, global_rank=0)
         train(1)
-        bt.suspend()
+        bps_torch.suspend()
         mark("alone")
     await_mark("alone", 0)
-    bt.resume(2, global_rank=rank)
+    bps_torch.resume(2, global_rank=rank)
     with pytest.raises(bps.MismatchError) as raised:
         train(2)
     return str(raised.value)

@@ -12,25 +12,25 @@ import torch.distributed as dist
 import training
 from torch import nn
 
+import bps_rdma.torch as bps_torch
+
 pytestmark = pytest.mark.timeout(300)
 
 
 def alone(bps: Any) -> str:
-    import bps_rdma.torch
-
     model = nn.SyncBatchNorm.convert_sync_batchnorm(training.Images())
     with pytest.raises(bps.InvalidArgumentError) as caught:
-        bps_rdma.torch.DistributedDataParallel(model)
+        bps_torch.DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(bps.InvalidArgumentError, match="'parameter 2' is a parameter of a SyncBatchNorm"):
-        bps_rdma.torch.DistributedOptimizer(optimizer)
+        bps_torch.DistributedOptimizer(optimizer)
     with pytest.raises(bps.InvalidArgumentError, match="'norm' is a SyncBatchNorm"):
-        bps_rdma.torch.CrossBarrier(model, optimizer)
-    bps_rdma.torch.DistributedOptimizer(torch.optim.SGD(nn.BatchNorm1d(2).parameters(), lr=0.1))
+        bps_torch.CrossBarrier(model, optimizer)
+    bps_torch.DistributedOptimizer(torch.optim.SGD(nn.BatchNorm1d(2).parameters(), lr=0.1))
     # In a group of one rank there is nothing to synchronise.
-    net = bps_rdma.torch.DistributedDataParallel(model, group=bps.new_group([bps.rank()]))
+    net = bps_torch.DistributedDataParallel(model, group=bps.new_group([bps.rank()]))
     net(training.batch(0)).sum().backward()
-    bps_rdma.torch.DistributedOptimizer(optimizer, group=bps.new_group([bps.rank()]))
+    bps_torch.DistributedOptimizer(optimizer, group=bps.new_group([bps.rank()]))
     return str(caught.value)
 
 
@@ -83,8 +83,6 @@ def use_kernels_for_the_cpu() -> None:
 
 @harness.on_ranks(workers=2, init=False)
 def test_its_statistics_are_those_of_the_whole_batch(bps: Any) -> None:
-    import bps_rdma.torch as bps
-
     dist.init_process_group("bps")
     rank, size = dist.get_rank(), dist.get_world_size()
     expected = training.seeded(training.Images)
@@ -96,9 +94,9 @@ def test_its_statistics_are_those_of_the_whole_batch(bps: Any) -> None:
         optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.05)
         net: Any = model
         if kind == "optimizer":
-            optimizer = bps.DistributedOptimizer(optimizer, model.named_parameters())
+            optimizer = bps_torch.DistributedOptimizer(optimizer, model.named_parameters())
         else:
-            net = bps.DistributedDataParallel(model, strategy=kind)
+            net = bps_torch.DistributedDataParallel(model, strategy=kind)
         for step in range(3):
             optimizer.zero_grad()
             training.loss_of(net(training.batch(step, *training.share(rank, size)))).backward()

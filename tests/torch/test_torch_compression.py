@@ -12,12 +12,14 @@ import torch
 from strategies import with_every_strategy
 from torch import nn
 
+import bps_rdma.torch
+from bps_rdma.errors import InvalidTensorError
+from bps_rdma.torch import DistributedDataParallel, DistributedOptimizer, broadcast_parameters, push_pull
+
 TCP = {"BPS_TRANSPORT": "tcp", "BPS_MIN_COMPRESS_BYTES": "1024"}
 
 
 def averaged(bps: Any, strategy: str) -> None:
-    from bps_rdma.torch import DistributedDataParallel
-
     model = nn.Linear(200, 100)
     ddp = DistributedDataParallel(model, strategy=strategy, compression="int8:feedback=1")
     torch.manual_seed(bps.rank())
@@ -49,8 +51,6 @@ class Branches(nn.Module):
 
 
 def unused(bps: Any, strategy: str) -> None:
-    from bps_rdma.torch import DistributedDataParallel
-
     model = Branches()
     ddp = DistributedDataParallel(
         model, strategy=strategy, compression="topk:k=0.01,feedback=1", find_unused_parameters=True
@@ -66,8 +66,6 @@ def test_unused_parameters_are_told_from_others() -> None:
 
 
 def loss_of(bps: Any, compression: Any) -> float:
-    from bps_rdma.torch import DistributedOptimizer, broadcast_parameters
-
     torch.manual_seed(0)
     teacher = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 8))
     model = nn.Sequential(nn.Linear(32, 128), nn.Tanh(), nn.Linear(128, 8))
@@ -112,8 +110,6 @@ def test_training_reaches_about_the_same_loss(compression: str) -> None:
 
 @harness.on_ranks(workers=2, env=TCP)
 def test_operations_take_methods(bps: Any) -> None:
-    from bps_rdma.torch import push_pull
-
     tensor = torch.randn(4096, generator=torch.Generator().manual_seed(bps.rank()), requires_grad=True)
     mean = push_pull(tensor, name="t", compression="int8")
     exact = bps.all_gather(tensor.detach()).view(bps.size(), -1).mean(0)
@@ -131,9 +127,6 @@ def test_operations_take_methods(bps: Any) -> None:
 
 def in_other_orders(bps: Any) -> None:
     """Operations refuse tensors that do not lie in one piece, and touch nothing; gradients may lie as they like."""
-    import bps_rdma.torch
-    from bps_rdma.errors import InvalidTensorError
-
     rows = torch.randn(600, 400)
     forms = [rows.t(), rows[::2, 1::3], torch.randn(1, 400).expand(300, 400)]
     for number, tensor in enumerate(forms):
@@ -147,8 +140,6 @@ def in_other_orders(bps: Any) -> None:
 
 
 def channels_last(bps: Any, strategy: str) -> None:
-    from bps_rdma.torch import DistributedDataParallel
-
     found = []
     for order in (torch.contiguous_format, torch.channels_last):
         torch.manual_seed(5)

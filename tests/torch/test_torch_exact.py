@@ -12,7 +12,9 @@ import torch
 from strategies import with_every_strategy
 from torch import nn
 
+import bps_rdma.torch
 from bps_rdma.errors import InvalidArgumentError
+from bps_rdma.torch import DistributedDataParallel
 
 
 def terms(dtype: torch.dtype) -> list[torch.Tensor]:
@@ -40,8 +42,6 @@ def expected(divisor: int) -> torch.Tensor:
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.long), 4])
 @harness.on_ranks("workers")
 def test_bfloat16_is_rounded_once(bps: Any) -> None:
-    import bps_rdma.torch
-
     mine = terms(torch.bfloat16)[bps.rank() :: bps.size()]
     total = bps.ExactSum(mine[0])
     for one in mine:
@@ -54,8 +54,6 @@ def test_bfloat16_is_rounded_once(bps: Any) -> None:
 
 
 def trained(bps: Any, strategy: str) -> None:
-    from bps_rdma.torch import DistributedDataParallel
-
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(50, 40), nn.Linear(40, 3), nn.Linear(3, 3))
     never = model[2]
@@ -87,8 +85,6 @@ def test_gradients_are_rounded_once() -> None:
 
 @harness.on_ranks(workers=1)
 def test_compression_is_refused(bps: Any) -> None:
-    from bps_rdma.torch import DistributedDataParallel
-
     with pytest.raises(InvalidArgumentError, match="not exact"):
         DistributedDataParallel(nn.Linear(2, 2), compression="int8", exact=True)
 

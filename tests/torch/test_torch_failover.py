@@ -14,26 +14,26 @@ import torch.distributed as dist
 from harness import await_mark, mark
 from torch import nn
 
+import bps_rdma.job
+import bps_rdma.torch as bps_torch
+
 STEPS = 60
 ENV = {"BPS_MIN_WORKERS": "2", "BPS_SERVER_FAILOVER": "1"}
 
 
 def train(bps: Any, face: str, folder: str, kills: bool) -> Any:
-    import bps_rdma.torch as face_of_torch
-    from bps_rdma import job
-
     torch.manual_seed(1)
     inner = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 300), nn.Linear(300, 2))
     trained: Any = inner
     optimizer: Any = torch.optim.SGD(inner.parameters(), lr=0.05, momentum=0.9)
     if face == "ddp":
-        trained = face_of_torch.DistributedDataParallel(inner, bucket_mb=0.02)
+        trained = bps_torch.DistributedDataParallel(inner, bucket_mb=0.02)
     elif face == "sharded":
-        trained = face_of_torch.DistributedDataParallel(inner, bucket_mb=0.02)
-        optimizer = face_of_torch.ShardedOptimizer(trained.parameters(), torch.optim.Adam, lr=0.01)
+        trained = bps_torch.DistributedDataParallel(inner, bucket_mb=0.02)
+        optimizer = bps_torch.ShardedOptimizer(trained.parameters(), torch.optim.Adam, lr=0.01)
     elif face == "optimizer":
-        face_of_torch.broadcast_parameters(inner.state_dict(), 0)
-        optimizer = face_of_torch.DistributedOptimizer(optimizer, inner.named_parameters())
+        bps_torch.broadcast_parameters(inner.state_dict(), 0)
+        optimizer = bps_torch.DistributedOptimizer(optimizer, inner.named_parameters())
     else:
         where = f"file://{folder}/store"
         dist.init_process_group("bps", init_method=where, rank=bps.rank(), world_size=bps.size())
@@ -48,7 +48,7 @@ def train(bps: Any, face: str, folder: str, kills: bool) -> Any:
         if step == STEPS // 2 and kills:
             await_mark("lost")
     result = [p.detach().numpy().copy() for p in inner.parameters()]
-    servers = job.current().process.servers
+    servers = bps_rdma.job.current().process.servers
     if face == "backend":
         dist.destroy_process_group()
     return servers, result

@@ -15,6 +15,9 @@ import training
 from harness import await_mark, mark
 from torch import nn
 
+import bps_rdma
+from bps_rdma.torch import CrossBarrier, DistributedDataParallel, DistributedOptimizer
+
 STRATEGIES = ["naive", "flat", "overlap", "bucketed"]
 # Far more than a busy machine needs, and sooner than BPS_TIMEOUT or silence ends a wait.
 SOON_S = 20 * harness.PATIENCE
@@ -22,9 +25,6 @@ SOON_S = 20 * harness.PATIENCE
 
 def until_an_error(bps: Any, what: str, how: str) -> tuple[str, str, float]:
     """Trains until rank 1 dies or stops in its fourth backward; what the others see, and after how many seconds."""
-    import bps_rdma
-    from bps_rdma.torch import CrossBarrier, DistributedDataParallel, DistributedOptimizer
-
     model: Any = training.seeded(training.Plain)
     optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1)
     if what == "optimizer":
@@ -81,9 +81,6 @@ def test_a_rank_that_hangs_in_backward(what):
 
 
 def disagreeing(bps: Any, what: str) -> tuple[str, str]:
-    import bps_rdma
-    from bps_rdma.torch import DistributedDataParallel, DistributedOptimizer
-
     width = 4 if bps.rank() == 0 else 5
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, width))
     try:

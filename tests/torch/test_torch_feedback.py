@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from bps_rdma.errors import InvalidArgumentError
+from bps_rdma.torch import DistributedDataParallel, DistributedOptimizer
 
 TCP = {"BPS_TRANSPORT": "tcp", "BPS_MIN_COMPRESS_BYTES": "1024"}
 HOW = "topk:k=0.05,feedback=1,momentum=0.5"
@@ -26,8 +27,6 @@ def model() -> nn.Sequential:
 def train(
     bps: Any, face: str, steps: range, saved: list[bytes] | None, saves: bool, staged: bool = False
 ) -> tuple[bytes, bytes]:
-    from bps_rdma.torch import DistributedDataParallel, DistributedOptimizer
-
     if staged:
         simulated.install(immediate=True)
     net = model()
@@ -88,8 +87,6 @@ def test_training_on_a_device_goes_on_bit_by_bit() -> None:
 
 
 def other_model(bps: Any, saved: bytes) -> None:
-    from bps_rdma.torch import DistributedDataParallel
-
     state = torch.load(io.BytesIO(saved), weights_only=True)["compression"]
     ddp = DistributedDataParallel(nn.Linear(3, 3), compression=HOW)
     with pytest.raises(InvalidArgumentError, match="parameters"):

@@ -15,6 +15,8 @@ from reference.exact_sums import exact_sum, gradients
 from strategies import STRATEGIES
 from torch import nn
 
+from bps_rdma.torch import CrossBarrier, DistributedDataParallel, DistributedOptimizer
+
 
 class Slopes(nn.Module):
     """Gradients are what the caller says: of three parameters, one of which is never used."""
@@ -60,8 +62,6 @@ def micro_batches(bps: Any, dtype: str, *, scaled: bool) -> list[torch.Tensor]:
 
 
 def with_no_sync(bps: Any, dtype: str, strategy: Any, scaled: bool) -> str:
-    from bps_rdma.torch import DistributedDataParallel
-
     model = Slopes(dtype)
     ddp = DistributedDataParallel(model, strategy=strategy, bucket_mb=0.01, exact=True, find_unused_parameters=True)
     found = set()
@@ -86,8 +86,6 @@ def with_no_sync(bps: Any, dtype: str, strategy: Any, scaled: bool) -> str:
 
 
 def with_passes(bps: Any, dtype: str, strategy: Any, scaled: bool) -> str:
-    from bps_rdma.torch import DistributedOptimizer
-
     model = Slopes(dtype)
     sgd = torch.optim.SGD(model.parameters(), 0.0)
     mine = micro_batches(bps, dtype, scaled=scaled)
@@ -148,8 +146,6 @@ def test_one_digest_for_all_worlds() -> None:
 @harness.on_ranks(workers=2)
 def test_ranks_may_differ_and_gradients_may_be_changed(bps: Any) -> None:
     """Ranks that accumulate and ranks that do not; parameters that some use; gradients that the caller changes."""
-    from bps_rdma.torch import DistributedDataParallel
-
     model = nn.ModuleList([nn.Linear(3, 1, bias=False) for _ in range(2)])
     ddp = DistributedDataParallel(nn.Sequential(*model), exact=True)
     ones = torch.ones(1, 3)
@@ -183,8 +179,6 @@ def test_ranks_may_differ_and_gradients_may_be_changed(bps: Any) -> None:
 
 
 def barrier(bps: Any) -> str:
-    from bps_rdma.torch import CrossBarrier
-
     model = Slopes("float32")
     optimizer = CrossBarrier(
         model, torch.optim.SGD(model.parameters(), 1.0), None, backward_passes_per_step=4, exact=True

@@ -19,7 +19,10 @@ from harness import await_mark, eventually, mark
 from restarted import ends_of
 from torch import nn
 
-from bps_rdma import presence
+import bps_rdma.torch as bps_torch
+from bps_rdma import RoundAbortedError, presence
+from bps_rdma.torch import DiLoCo, DistributedDataParallel, DistributedOptimizer, TrainingState
+from bps_rdma.torch.cross_barrier import CrossBarrier
 
 STEPS = 12
 LOST_AT = 5
@@ -39,10 +42,6 @@ def loss(trained: nn.Module, step: int, rank: int) -> torch.Tensor:
 
 def train(bps: Any, face: str, moment: str) -> list[Any]:
     """Rank 2 of 4 is killed in step LOST_AT; what the parameters are in the end, and who took each step."""
-    from bps_rdma import RoundAbortedError
-    from bps_rdma.torch import DistributedDataParallel, DistributedOptimizer
-    from bps_rdma.torch.cross_barrier import CrossBarrier
-
     inner = model()
     trained: Any = inner
     optimizer: Any = torch.optim.SGD(inner.parameters(), lr=0.05, momentum=0.9)
@@ -132,8 +131,6 @@ def test_a_rank_that_is_started_again_trains_on_with_the_others(tmp_path):
 
 def rounds_on_its_own(bps: Any) -> int:
     """Processors of several kinds: the weights of ranks differ in their last bits when one of them is lost."""
-    from bps_rdma.torch import DistributedDataParallel
-
     inner = model()
     trained = DistributedDataParallel(inner)
     optimizer = torch.optim.SGD(inner.parameters(), lr=0.05)
@@ -159,8 +156,6 @@ def test_ranks_that_round_differently_go_on_without_a_lost_one():
 
 def never_broadcast(bps: Any) -> str:
     """The ranks have made other models, and one is lost before they could find out."""
-    from bps_rdma.torch import DistributedOptimizer
-
     torch.manual_seed(bps.rank())
     inner = nn.Linear(8, 2)
     optimizer = DistributedOptimizer(torch.optim.SGD(inner.parameters(), lr=0.05), inner.named_parameters())
@@ -196,16 +191,14 @@ def is_ended() -> bool:
 
 def wrapped(kind: str) -> Any:
     """A model, and a function that trains it one step, averaged by a wrapper of this kind."""
-    import bps_rdma.torch as bps
-
     inner = model()
     plain = torch.optim.SGD(inner.parameters(), lr=0.05)
     if kind == "optimizer":
-        optimizer = bps.DistributedOptimizer(plain, inner.named_parameters())
+        optimizer = bps_torch.DistributedOptimizer(plain, inner.named_parameters())
     elif kind == "DiLoCo":
-        optimizer = bps.DiLoCo(plain, inner.named_parameters(), every=1)
+        optimizer = bps_torch.DiLoCo(plain, inner.named_parameters(), every=1)
     else:
-        inner, optimizer = bps.DistributedDataParallel(inner), plain
+        inner, optimizer = bps_torch.DistributedDataParallel(inner), plain
 
     def train(seed: int) -> None:
         optimizer.zero_grad()
@@ -248,7 +241,6 @@ def leaves_rests(bps: Any, face: str) -> list[int]:
 
     Rank 3 is lost in view 1, and rank 2 in view 2. Rank 1 learns of both by calls of its own.
     """
-    from bps_rdma.torch import DiLoCo, DistributedDataParallel, TrainingState
 
     class Late(DiLoCo):
         def take_over(self) -> None:

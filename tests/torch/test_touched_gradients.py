@@ -16,6 +16,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from wraps import plain, wraps
 
+import bps_rdma
+from bps_rdma.torch import Compression, CrossBarrier, DiLoCo, DistributedDataParallel, DistributedOptimizer
+
 # ---- The recipes of torch.amp
 
 
@@ -69,8 +72,6 @@ def test_mixed_precision_in_a_job_that_may_lose_ranks():
 
 def compressed(bps: Any) -> None:
     """An infinity on one rank reaches all of them, as such or as NaN, whatever the code: they skip the same step."""
-    from bps_rdma.torch import Compression, DistributedDataParallel, DistributedOptimizer
-
     begin, end = training.share(bps.rank(), bps.size())
     for method in ("int8:feedback=1", "int4", "onebit:scaling=1", "topk:k=0.1", Compression.fp16, Compression.bf16):
         for through_optimizer in (True, False):
@@ -96,8 +97,6 @@ def test_mixed_precision_with_compressed_gradients():
 @harness.on_ranks(workers=2)
 def test_mixed_precision_with_diloco(bps: Any) -> None:
     """A rank that skips a step has made it as far as the others are concerned."""
-    from bps_rdma.torch import DiLoCo
-
     begin, end = training.share(bps.rank(), bps.size())
     model = training.seeded(training.Plain)
     optimizer = DiLoCo(torch.optim.SGD(model.parameters(), lr=0.1), every=2)
@@ -163,7 +162,6 @@ def test_gradients_are_means_when_backward_returns(bps: Any) -> None:
 @harness.on_ranks(workers=2)
 def test_a_model_in_checkpoints(bps: Any) -> None:
     """Every parameter gets its gradient in a backward inside of another one, which is over later."""
-    from bps_rdma.torch import DistributedOptimizer
 
     class Nested(nn.Module):
         def __init__(self) -> None:
@@ -195,8 +193,6 @@ def test_a_model_in_checkpoints(bps: Any) -> None:
 @harness.on_ranks(workers=2)
 def test_backward_passes_that_nobody_announced(bps: Any) -> None:
     """Several backward passes without a word about it, losses one after the other, and a GAN's two optimizers."""
-    from bps_rdma.torch import DistributedOptimizer
-
     begin, end = training.share(bps.rank(), bps.size())
     for strategy in STRATEGIES:
         ones = [training.seeded(training.Plain) for _ in range(2)]
@@ -219,8 +215,6 @@ def test_backward_passes_that_nobody_announced(bps: Any) -> None:
 
 @harness.on_ranks(workers=2)
 def test_two_models_against_each_other(bps: Any) -> None:
-    from bps_rdma.torch import DistributedDataParallel, DistributedOptimizer
-
     begin, end = training.share(bps.rank(), bps.size())
 
     def train(generator: Any, critic: Any, optimizers: Any, cut: tuple[int, int]) -> None:
@@ -267,9 +261,6 @@ def test_two_models_against_each_other(bps: Any) -> None:
 
 @harness.on_ranks(workers=2)
 def test_cross_barrier_refuses_to_show_gradients(bps: Any) -> None:
-    import bps_rdma
-    from bps_rdma.torch import CrossBarrier
-
     model = training.seeded(training.Plain)
     optimizer = CrossBarrier(model, torch.optim.SGD(model.parameters(), lr=0.1))
     scaler = torch.amp.GradScaler(training.DEVICE)
@@ -303,8 +294,6 @@ def test_cross_barrier_refuses_to_show_gradients(bps: Any) -> None:
 
 def in_backward(bps: Any) -> None:
     """A hook of a user that changes a gradient after it was sent: the mean would be wrong, and on this rank only."""
-    import bps_rdma
-    from bps_rdma.torch import DistributedDataParallel, DistributedOptimizer
 
     def half(p: torch.Tensor) -> None:
         assert p.grad is not None

@@ -13,6 +13,7 @@ import simulated
 import torch
 from reference.trace_format import check
 
+import bps_rdma.torch as bps_torch
 from bps_rdma.operations import OperationOptions, ReduceOp
 from bps_rdma.tools.trace import files
 from bps_rdma.tools.trace.steps import hidden_percent, steps_of
@@ -102,10 +103,8 @@ def test_what_is_sent_during_backward_is_hidden(tmp_path):
 
 
 def steps_with_an_optimizer(bps: Any) -> None:
-    import bps_rdma.torch as bt
-
     model = Model()
-    optimizer = bt.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+    optimizer = bps_torch.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
     for _ in range(STEPS):
         optimizer.zero_grad()
         model(torch.ones(4, 64)).sum().backward()

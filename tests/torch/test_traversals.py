@@ -14,6 +14,8 @@ from strategies import with_every_strategy
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from bps_rdma.torch import DistributedDataParallel
+
 
 class Branches(nn.Module):
     """Two outputs, each of a layer of its own."""
@@ -28,8 +30,6 @@ class Branches(nn.Module):
 
 
 def wrapped(strategy: str, make: Callable[[], nn.Module]) -> Any:
-    from bps_rdma.torch import DistributedDataParallel
-
     return DistributedDataParallel(
         training.seeded(make), strategy=strategy, bucket_mb=0.0005, find_unused_parameters=True
     )

@@ -15,6 +15,9 @@ import torch.distributed as dist
 import training
 from torch import nn
 
+import bps_rdma.torch as bps_torch
+from bps_rdma.torch import DistributedDataParallel, DistributedOptimizer, ShardedOptimizer
+
 
 def batches(rank: int, size: int, number: int) -> list[torch.Tensor]:
     """Rank 0 has none, the next one `number`, and so on."""
@@ -22,8 +25,6 @@ def batches(rank: int, size: int, number: int) -> list[torch.Tensor]:
 
 
 def train(kind: str, divides: bool, make: Any) -> list[torch.Tensor]:
-    import bps_rdma.torch as bps
-
     rank, size = dist.get_rank(), dist.get_world_size()
     plain = training.seeded(make, rank)
     optimizer: Any = torch.optim.SGD(plain.parameters(), lr=0.05, momentum=habits.plain_momentum(plain))
@@ -31,13 +32,13 @@ def train(kind: str, divides: bool, make: Any) -> list[torch.Tensor]:
         model: Any = nn.parallel.DistributedDataParallel(plain)
         join = model.join
     elif kind == "DDP":
-        model = bps.DistributedDataParallel(plain)
+        model = bps_torch.DistributedDataParallel(plain)
         join = model.join
     else:
         model = plain
-        bps.broadcast_parameters(plain.state_dict())
+        bps_torch.broadcast_parameters(plain.state_dict())
         names = [f"{name}.weight" for name, each in plain.named_modules() if isinstance(each, nn.Embedding)]
-        optimizer = bps.DistributedOptimizer(optimizer, plain.named_parameters(), sparse=names)
+        optimizer = bps_torch.DistributedOptimizer(optimizer, plain.named_parameters(), sparse=names)
         join = optimizer.join
     with join(divide_by_initial_world_size=divides):
         for x in batches(rank, size, 2):
@@ -50,7 +51,7 @@ def train(kind: str, divides: bool, make: Any) -> list[torch.Tensor]:
             for each in optimizer.state.values()
             if each.get("momentum_buffer") is not None
         ]
-        assert len(set(bps.all_gather(torch.tensor([sum(momentum)])).tolist())) == 1
+        assert len(set(bps_torch.all_gather(torch.tensor([sum(momentum)])).tolist())) == 1
     found = [each.detach().clone() for each in plain.parameters()]
     if kind != "optimizer":
         found += [each.clone() for each in plain.buffers()]
@@ -60,10 +61,8 @@ def train(kind: str, divides: bool, make: Any) -> list[torch.Tensor]:
 @pytest.mark.parametrize("workers", [2, 3])
 @harness.on_ranks("workers", init=False)
 def test_weights_are_those_of_torchs_join(bps: Any) -> None:
-    import bps_rdma.torch
-
     dist.init_process_group("gloo", timeout=timedelta(seconds=100))
-    bps_rdma.torch.init()
+    bps_torch.init()
     cases = [("DDP", make) for make in (training.Plain, training.Images, habits.Waves, habits.Words)]
     cases += [("optimizer", make) for make in (training.Plain, habits.Waves, habits.Words)]
     for kind, make in cases:
@@ -82,8 +81,6 @@ def backwards(model: nn.Module, join: Any, inputs: list[torch.Tensor]) -> None:
 
 
 def stopped(bps: Any) -> list[str]:
-    from bps_rdma.torch import DistributedDataParallel, DistributedOptimizer, ShardedOptimizer
-
     errors = []
     model = DistributedDataParallel(training.seeded(training.Plain))
     with pytest.raises(bps.BpsError) as caught:

@@ -10,10 +10,11 @@ import torch
 from strategies import STRATEGIES
 from torch import nn
 
+from bps_rdma.torch import DistributedDataParallel, DistributedOptimizer, ShardedOptimizer
+
 
 def wraps(bps: Any) -> dict[str, Callable[[nn.Module], tuple[nn.Module, Any]]]:
     """By name: what makes (the module to call, its optimizer) of a model."""
-    from bps_rdma.torch import DistributedDataParallel, DistributedOptimizer, ShardedOptimizer
 
     def optimizer(strategy: str) -> Callable[[nn.Module], tuple[nn.Module, Any]]:
         def wrap(model: nn.Module) -> tuple[nn.Module, Any]:
