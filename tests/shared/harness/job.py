@@ -231,6 +231,7 @@ def on_ranks(*given: str, **options: Any) -> Callable[[Body], Callable[..., None
             run(test, *(values[name] for name in taken), **chosen)
 
         parameters = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in (*taken, *given)]
+        test.on_each_rank = body  # type: ignore[attr-defined]
         test.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         return test
 
