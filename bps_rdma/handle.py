@@ -6,13 +6,15 @@ from __future__ import annotations
 import os
 import types
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from typing import Any, Generic, TypeVar
 
 from bps_rdma import _core
 from bps_rdma._core import Handle, PreparedOperation
 from bps_rdma.blockers import Blocker
 from bps_rdma.errors import UnknownHandleError
+from bps_rdma.kept_errors import keeping
+from bps_rdma.presence import raised
 
 T = TypeVar("T")  # what wait() returns
 
@@ -110,15 +112,21 @@ def wait(pending: Iterable[AnyHandle[T]]) -> list[T]:
     """Waits for several operations and returns their arrays, in order. Raises the first error after all are over."""
     if not isinstance(pending, Iterable):
         raise UnknownHandleError(f"{pending!r} is not a list of handles", "pass a list, or one handle to synchronize()")
+    return wait_each(_checked(one).wait for one in pending)
+
+
+def wait_each(waits: Iterable[Callable[[], T]]) -> list[T]:
+    """Calls each of them and returns what they returned. Raises the first error after all are over."""
     results: list[T] = []
     error: Exception | None = None
-    for one in pending:
-        try:
-            results.append(_checked(one).wait())
-        except Exception as caught:
-            error = error or caught
+    with keeping:  # of further errors the caller learns nothing
+        for wait_one in waits:
+            try:
+                results.append(wait_one())
+            except Exception as caught:
+                error = error or caught
     if error is not None:
-        raise error
+        raise raised(error)
     return results
 
 

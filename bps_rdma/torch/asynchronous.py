@@ -12,8 +12,10 @@ import torch
 
 from bps_rdma import Group, Handle, job
 from bps_rdma.errors import BpsError, InvalidArgumentError, MismatchError
+from bps_rdma.kept_errors import keeping
 from bps_rdma.operations import OperationOptions, ReduceOp, accumulate_async, start, store, unstore
 from bps_rdma.operations.options import NONE
+from bps_rdma.presence import raised
 from bps_rdma.torch import membership
 from bps_rdma.torch.membership import naming
 from bps_rdma.torch.parameters import FixedParameters
@@ -259,13 +261,14 @@ class AsynchronousOptimizer(torch.optim.Optimizer):
             failure = error
         failure = self._bps_settle(failure)
         if failure is not None:
-            raise failure
+            raise raised(failure)
 
     def _bps_settle(self, failure: BpsError | None = None) -> BpsError | None:
         """Waits for what is under way, which an interrupted call may have left; the first failure, after `failure`."""
         while self._bps_handles:
             try:
-                self._bps_handles[0].wait()
+                with keeping:  # not every caller raises it
+                    self._bps_handles[0].wait()
             except BpsError as error:
                 failure = failure or error
             self._bps_handles.pop(0)  # not when it was interrupted

@@ -21,6 +21,7 @@ import bps_rdma
 from bps_rdma import job
 from bps_rdma.errors import BpsError, InvalidArgumentError
 from bps_rdma.group import Group
+from bps_rdma.handle import wait_each
 from bps_rdma.kept_errors import keeping
 from bps_rdma.operations import OperationOptions, ReduceOp
 from bps_rdma.operations.options import AnyCompression, text_of
@@ -58,6 +59,11 @@ class _Fragment:
         torch.sub(self.anchor, self.local(), out=self.moved)
         self.handle = transfer.all_reduce(self.moved, self.options)
         self.left = delay
+
+    def wait(self) -> None:
+        handle, self.handle = self.handle, None
+        if handle is not None:
+            handle.wait()
 
     def end(self, lr: float, momentum: float, mix: float) -> None:
         self.velocity.mul_(momentum).add_(self.moved)
@@ -187,10 +193,8 @@ class DiLoCo:
         on its way is given up, and the next agreement starts from the last anchor.
         """
         for one in self._fragments:
-            handle, one.handle = one.handle, None
-            if handle is not None:
-                with contextlib.suppress(BpsError), keeping:  # it may say that this view has ended, too
-                    handle.wait()
+            with contextlib.suppress(BpsError), keeping:  # it may say that this view has ended, too
+                one.wait()
         self._settle()
         state, root = None, self._group.ranks[0] if self._group else 0
         if bps_rdma.rank() == root:
@@ -270,16 +274,7 @@ class DiLoCo:
             self._agree(due)
 
     def _agree(self, fragments: list[_Fragment]) -> None:
-        error: Exception | None = None
-        for one in fragments:
-            handle, one.handle = one.handle, None
-            assert handle is not None
-            try:
-                handle.wait()
-            except Exception as caught:
-                error = error or caught
-        if error is not None:
-            raise error
+        wait_each(one.wait for one in fragments)
         bps_rdma.commit(self._group)  # or some ranks would go on from an anchor that others do not have
         for one in fragments:
             one.end(*self._outer, self._mix)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import torch
 
 from bps_rdma.errors import BpsError, InvalidTensorError
+from bps_rdma.handle import wait_each
 from bps_rdma.kept_errors import keeping
 from bps_rdma.spans import Spans
 from bps_rdma.torch import membership, transfer
@@ -128,17 +129,11 @@ class GradientPass:
         Raises:
             BpsError: this rank used some parameters only, and nothing tells whether others used the rest.
         """
-        error: Exception | None = None
         # The order of the units is the same on all ranks, and that of sending is not. Unrounded units may have to
         # exchange more, which takes all ranks at once.
         ordered = [self._started[unit] for unit in self._units.units if unit in self._started]
-        for unit in () if self._strategy.one_by_one else ordered:
-            try:
-                unit.wait()
-            except Exception as caught:
-                error = error or caught
-        if error is not None:
-            raise error
+        if not self._strategy.one_by_one:
+            wait_each(unit.wait for unit in ordered)
         for unit in self._started.values():
             unit.deliver()
         unused = [entry for unit in self._started.values() for entry in unit.unused_everywhere()]

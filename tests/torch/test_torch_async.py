@@ -10,7 +10,9 @@ from typing import Any
 import harness
 import pytest
 import torch
-from harness import await_mark, mark
+from bodies.untold_views import has_ended
+from bodies.views import FAST
+from harness import await_mark, eventually, mark
 from torch import nn
 
 from bps_rdma.errors import DeadlineError, InvalidArgumentError, MismatchError, PeerLostError, RoundAbortedError
@@ -348,3 +350,40 @@ def test_a_lost_server_is_no_end_where_members_may_be_lost() -> None:
     assert not one.error, one.error
     assert not other.error, other.error
     assert one.value == other.value
+
+
+def is_interrupted(bps: Any) -> set[float]:
+    """Ctrl-C leaves operations that a step had begun; the view ends before the next one looks at them."""
+    counting = Counting(1000)
+    counting.step()
+    if bps.rank() == 1:
+        await_mark("never")
+    if bps.rank() == 0:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        mark("steps")
+        with pytest.raises(KeyboardInterrupt):
+            counting.step()
+        mark("interrupted")
+        eventually(has_ended)
+        with pytest.raises(RoundAbortedError):
+            counting.step()
+    else:
+        await_mark("lost")
+        with pytest.raises(RoundAbortedError):
+            bps.barrier()
+    counting.step()
+    assert bps.size() == 2
+    return counting.values()
+
+
+def test_what_ctrl_c_has_left_tells_nobody_that_the_view_has_ended() -> None:
+    env = FAST | ASYNC | {"BPS_STALENESS": "0", "BPS_MIN_WORKERS": "2"}
+    with harness.start(is_interrupted, workers=3, servers=1, env=env) as job:
+        job.await_marks("steps", [0])
+        job.await_call("rank 0")
+        job.kill("rank 0", signal.SIGINT)
+        job.await_marks("interrupted", [0])
+        job.kill("rank 1")
+        job.set_mark("lost")
+        first, last = job.values(but=[1])
+    assert first == last

@@ -62,7 +62,19 @@ def counted(bps: Any) -> Any:
     return handle
 
 
-@pytest.mark.parametrize("begin", [message, polled, in_steps, counted])
+def waited_for_with_others(bps: Any) -> Any:
+    """A call that waits for several operations raises the first error: that of another one."""
+    late = bps.push_pull_async(np.ones(5), name="late", timeout=0.1)
+    handle, other = (bps.push_pull_async(np.ones(5), name=name) for name in ("alone", "other"))
+    eventually(late.done)
+    mark("running")
+    eventually(has_ended)
+    with pytest.raises(bps.DeadlineError):
+        bps.wait([late, handle])
+    return other
+
+
+@pytest.mark.parametrize("begin", [message, polled, in_steps, counted, waited_for_with_others])
 @pytest.mark.parametrize("servers", [None, 1])
 def test_only_an_error_that_is_raised_ends_a_view(begin, servers):
     with harness.start(go_on, begin, workers=3, servers=servers, env=FAST | {"BPS_MIN_WORKERS": "2"}) as job:
