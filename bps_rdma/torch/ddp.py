@@ -30,7 +30,7 @@ from bps_rdma.torch.transfer import members_of
 class DistributedDataParallel(torch.nn.Module):
     """Wraps a module: after `loss.backward()` every .grad is the mean over all ranks. Nothing else changes.
 
-    Parameters and buffers start as those of the group's first rank, unless this process enters a job that is running
+    Parameters and buffers start as those of the group's first rank, unless a process has just entered the job
     (see TrainingState). Constructed inside an initialised torch.distributed group, or in a process that a launcher
     started, it joins the job by itself.
 
@@ -96,12 +96,13 @@ class DistributedDataParallel(torch.nn.Module):
         self._spreads_buffers = broadcast_buffers
         self._set_up()
         with self._passes.trained.making() as prefix:
-            if not job.current().is_late:  # the others are beyond this; see TrainingState
+            agrees = not job.current().has_entrants  # else some may be beyond this; see TrainingState
+            if agrees:
                 state = [*module.named_parameters(), *module.named_buffers()]
                 broadcast_parameters(state, ours.ranks[0] if ours else 0, prefix=f"{prefix}.initial.", group=ours)
                 # That goes by names; buckets and buffers are filled in the order in which the module has them.
                 check_alike([name for name, _ in state], f"{prefix}, parameters in their order", ours)
-            self._passes.trained.begin(module.named_parameters(), agreed=True)  # they have just been broadcast
+            self._passes.trained.begin(module.named_parameters(), agreed=agrees)
 
     def _set_up(self) -> None:
         self._uneven = UnevenInputs()

@@ -146,7 +146,7 @@ class DiLoCo:
         self._outer = outer_lr, outer_momentum
         self._group: Group | None = membership.group_of(group)
         self._method = text_of(compression)
-        self._lacks_state = job.current().is_late  # the others are beyond this; see take_over()
+        self._lacks_state = job.current().has_entrants  # some may be beyond this; see take_over()
         with naming("DiLoCo.begin", self._group) as begin:
             if not self._lacks_state:
                 broadcast_parameters(named, self._group.ranks[0] if self._group else 0, f"{begin}.", self._group)
@@ -235,7 +235,7 @@ class DiLoCo:
         """
         if self._lacks_state:
             raise BpsError(
-                "this process has entered a job that was running, and knows nothing of what the others agreed on last",
+                "a process has entered the job, and not all of them know what the others agreed on last",
                 "pass the optimizer to TrainingState, and call sync() before each step",
             )
         self._settle()

@@ -17,7 +17,7 @@ from bps_rdma.torch import membership
 from bps_rdma.torch.broadcast_objects import broadcast_objects
 from bps_rdma.torch.check_alike import check_alike, optimizer_lines
 from bps_rdma.torch.joining import refuse_in_join
-from bps_rdma.torch.membership import AnyGroup
+from bps_rdma.torch.membership import AnyGroup, View
 from bps_rdma.torch.resharding import Before, gather_holders, gather_hosts, move_states, send_parameters
 from bps_rdma.torch.shards import Shards
 from bps_rdma.torch.transfer import members_of
@@ -70,48 +70,56 @@ class ShardedOptimizer(torch.optim.Optimizer):
         membership.init()
         self._group = membership.group_of(group)
         self._inner: torch.optim.Optimizer | None = None
-        failure: Exception | None = None
-        running = job.current()
         self._version = 0  # the states here have one more with each step, and when they are loaded
-        # The view for which they are complete: none yet, in a process that enters a running job.
-        self._view = None if running.is_late else membership.view()
+        self._view: View | None = None  # for which the states are complete
         self._held: set[torch.Tensor] = set()  # parameters whose state is here
         self._lost = 0  # parameters whose state was on lost ranks only
-        may_lose = running.may_lose_members and not running.is_late
-        hosts = gather_hosts(members_of(self._group)) if may_lose else None
+        with membership.naming("ShardedOptimizer", self._group):  # all ranks make it or none, if one is lost meanwhile
+            self._make(params, optimizer_cls, copies, kwargs)
+
+    def _make(
+        self, params: Iterable[Any], optimizer_cls: type[torch.optim.Optimizer], copies: int | None, options: Any
+    ) -> None:
+        failure: Exception | None = None
+        running = job.current()
+        # A rank that has just entered may be alone here: the others have made theirs before. Then reshard() agrees.
+        agrees = not running.has_entrants
+        hosts = gather_hosts(members_of(self._group)) if running.may_lose_members and agrees else None
         try:
             _check_class(optimizer_cls)
             if copies is not None and copies < 1:
                 raise InvalidArgumentError(f"copies is {copies}", "it counts the ranks that keep a state: 1 or more")
             self._shards = Shards(self._group, copies or (2 if running.may_lose_members else 1), hosts)
-            defaults = optimizer_cls([{"params": []}], **kwargs).defaults
+            defaults = optimizer_cls([{"params": []}], **options).defaults
             super().__init__(params, defaults)
-            inner = optimizer_cls([self._own_part(each) for each in self.param_groups], **kwargs)
+            inner = optimizer_cls([self._own_part(each) for each in self.param_groups], **options)
         except Exception as error:
             failure = error
-        if running.is_late:  # the others are beyond this
-            if failure is not None:
-                raise failure
-        else:
+        if agrees:
             lines = [] if failure else [optimizer_cls.__name__, f"copies {copies}", *optimizer_lines(self)]
             check_alike(lines, "ShardedOptimizer", self._group, failure)
+            self._view = membership.view()
+        elif failure is not None:
+            raise failure
         self._inner = inner
         self.state = inner.state
-        if self._view is not None:
-            self._held = set(self._shards.mine(self._shards.params))
+        if not running.is_late:  # otherwise others may have made steps
+            held = self._shards.mine(self._shards.params) if agrees else self._shards.params
+            self._held = set(held)  # there is no state yet: every rank has all of it
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds parameters, balanced with those that are there. Every rank must call it, with the same ones.
 
         Raises:
             MismatchError: ranks add different parameters. Errors of the optimizer itself; the other ranks then raise
-                InvalidArgumentError. In both cases nothing is added on any rank.
+                InvalidArgumentError. In both cases nothing is added on any rank. BpsError: as step().
         """
         inner = self._inner
         if inner is None:  # while it is being made
             super().add_param_group(param_group)
             self._shards.add(self.param_groups[-1]["params"])
             return
+        self._check_view()
         failure: Exception | None = None
         before = len(self.param_groups)
         try:
@@ -156,11 +164,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         inner = self._inner
         assert inner is not None
         running = job.current()
-        if self._view != membership.view():
-            raise BpsError(
-                "the members of the job have changed, and the optimizer's state is still divided among the old ones",
-                "call TrainingState.sync() before each step, or reshard() on all ranks",
-            )
+        self._check_view()
         if self._lost:
             raise self._state_is_lost()
         loss = None
@@ -181,6 +185,13 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self._take_options()
         self._version += 1
         return loss
+
+    def _check_view(self) -> None:
+        if self._view != membership.view():
+            raise BpsError(
+                "the members of the job have changed, and the optimizer's state is still divided among the old ones",
+                "call TrainingState.sync() before each step, or reshard() on all ranks",
+            )
 
     def _take_options(self) -> None:
         """Copies the options of the inner optimizer's groups."""
@@ -254,8 +265,11 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
         Raises:
             InvalidArgumentError: `root` is not in the group. MismatchError: ranks name different roots.
-            PeerLostError, DeadlineError: a rank was lost or did not call state_dict().
+            PeerLostError, DeadlineError: a rank was lost or did not call state_dict(). BpsError: as step().
         """
+        self._check_view()
+        if self._lost:
+            raise self._state_is_lost()
         members = members_of(self._group)
         if root is not None and root not in members.ranks:
             raise InvalidArgumentError(f"root {root} is not in the group {members.ranks}", "name a worker rank of it")

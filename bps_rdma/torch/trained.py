@@ -88,7 +88,7 @@ class TrainedParameters:
             raise
 
     def begin(self, named: Named, agreed: bool = False) -> None:
-        """Makes what averages the gradients of those that require them: all ranks do, or this one has entered late.
+        """Makes what averages the gradients of those that require them, unless a rank has just entered.
 
         Args:
             named: all of the owner, trained or not.
@@ -98,7 +98,7 @@ class TrainedParameters:
         pairs = list(named)
         self._kept = [parameter for _, parameter in pairs]
         self.watch(self._kept)
-        if not job.current().is_late:  # otherwise the first pass agrees on what the others train by now
+        if not job.current().has_entrants:  # otherwise the first pass agrees on what the others train by now
             self._replace([pair for pair in pairs if pair[1].requires_grad], view())
 
     def watch(self, parameters: Iterable[torch.nn.Parameter]) -> None:

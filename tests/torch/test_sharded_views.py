@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import os
 import signal
+from functools import partial
 from typing import Any
 
 import harness
@@ -170,10 +171,12 @@ def loses_too_much(bps: Any) -> list[str]:
     with pytest.raises(RoundAbortedError):
         sharded.step()
     bps.rank()  # in the next view
-    with pytest.raises(bps.BpsError) as without:
-        sharded.step()
-    texts.append(str(without.value))
-    for call in (state.sync, sharded.step):
+    more = {"params": [nn.Parameter(torch.zeros(3))]}
+    for call in (sharded.step, sharded.state_dict, partial(sharded.add_param_group, more)):
+        with pytest.raises(bps.BpsError) as without:
+            call()
+        texts.append(str(without.value))
+    for call in (state.sync, sharded.step, sharded.state_dict):
         with pytest.raises(bps.PeerLostError) as raised:
             call()
         texts.append(str(raised.value))
@@ -198,11 +201,13 @@ def test_what_is_lost_is_told_until_a_checkpoint_is_loaded():
         job.await_marks("saved")
         job.kill("rank 1")
         results = job.values(but=[1])
-    for without, synced, stepped in results:
-        assert "call TrainingState.sync()" in without
-        assert "was on lost ranks only" in synced
-        assert "load_state_dict()" in synced
-        assert synced == stepped
+    for texts in results:
+        without, lost = texts[:3], texts[3:]
+        assert all("call TrainingState.sync()" in text for text in without), without
+        assert "was on lost ranks only" in lost[0]
+        assert "load_state_dict()" in lost[0]
+        assert len(lost) == 3
+        assert len(set(lost)) == 1
 
 
 MAKE = """
