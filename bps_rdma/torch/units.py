@@ -85,7 +85,7 @@ def _changed(*entries: IndexedParameter) -> BpsError:
 
 
 class Single:
-    """One parameter's gradient, synchronised in place: nothing is copied, unless it has holes."""
+    """One parameter's gradient, synchronised in place: copied only if it has holes or is a part of a buffer."""
 
     def __init__(self, entry: IndexedParameter, sent: Sent) -> None:
         self.entries = [entry]
@@ -116,11 +116,13 @@ class Single:
         parameter = self.entries[0].parameter
         gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.detach()
         wire = gradient.resolve_conj().contiguous()
-        self._gradient, self._wire = gradient, wire
         self._sent = parameter.grad
+        is_part = self._sent is not None and self._sent._is_view()
+        if is_part and wire is gradient:  # a hook that changes it now must not change the mean on this rank alone
+            wire = gradient.clone()
+        self._gradient, self._wire = gradient, wire
         # Views share a version with their base, and with gradients that are still computed.
-        counts = self._sent is not None and not self._sent._is_view()
-        self._version = gradient._version if counts else None
+        self._version = None if self._sent is None or is_part else gradient._version
         self._handle = transfer.all_reduce(as_real(wire.data), self._options)  # the mean is no change that counts
 
     def wait(self) -> None:

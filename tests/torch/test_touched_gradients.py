@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import harness
@@ -326,3 +327,35 @@ def on_a_device(bps: Any) -> None:
 @pytest.mark.parametrize("body", [in_backward, on_a_device])
 def test_a_hook_that_changes_what_was_sent(body):
     harness.run(body, workers=2)
+
+
+def halve(part: torch.Tensor, _: torch.Tensor) -> None:
+    part.mul_(0.5)
+
+
+def in_a_buffer(bps: Any) -> None:
+    """A part of the script's own buffer is changed after it was sent: all ranks have the mean of what was sent."""
+    from bps_rdma.torch import DistributedDataParallel, DistributedOptimizer
+
+    for strategy in ("overlap", "bucketed"):
+        for kind in (DistributedDataParallel, DistributedOptimizer):
+            model = nn.Sequential(nn.Linear(8, 8, bias=False), nn.Linear(8, 4, bias=False))
+            nn.init.ones_(model[0].weight)
+            flat = torch.zeros(64 + 32)
+            first, last = (each.weight for each in model)
+            first.grad, last.grad = flat[:64].view_as(first), flat[64:].view_as(last)
+            if kind is DistributedDataParallel:
+                wrapped = kind(model, strategy=strategy, bucket_mb=0.0001)
+            else:
+                kept = kind(torch.optim.SGD(model.parameters()), model.named_parameters(), strategy=strategy)
+                assert kept is not None
+                wrapped = model
+            first.register_post_accumulate_grad_hook(partial(halve, flat[64:]))
+            wrapped(torch.full((1, 8), 1.0 + bps.rank())).sum().backward()
+            assert flat[64:].tolist() in ([12.0] * 32, [6.0] * 32), "the mean, or a half that was sent by all ranks"
+            mean = bps.push_pull(flat.numpy().copy(), name="all alike")
+            assert (torch.from_numpy(mean) == flat).all(), "ranks differ"
+
+
+def test_a_hook_that_changes_a_part_of_a_buffer():
+    harness.run(in_a_buffer, workers=2)
