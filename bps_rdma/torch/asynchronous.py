@@ -17,7 +17,7 @@ from bps_rdma.operations import OperationOptions, ReduceOp, accumulate_async, st
 from bps_rdma.operations.options import NONE
 from bps_rdma.presence import raised
 from bps_rdma.torch import membership
-from bps_rdma.torch.membership import naming
+from bps_rdma.torch.membership import View, naming
 from bps_rdma.torch.parameters import FixedParameters
 from bps_rdma.torch.transfer import zeros_beside
 from bps_rdma.torch.wrapping import new_instance, scaled_step
@@ -71,6 +71,7 @@ class AsynchronousOptimizer(torch.optim.Optimizer):
     _bps_weights: list[_Weights]
     _bps_handles: list[Handle[Any]]  # operations that are under way
     _bps_unfinished: bool  # a change has failed: its deltas stay until the servers have all of it
+    _bps_view: View | None  # in which the weights were stored
     _bps_steps: int  # steps that all ranks have completed, with BPS_STALENESS=0
 
     def __reduce_ex__(self, _: Any) -> Any:
@@ -121,7 +122,9 @@ class AsynchronousOptimizer(torch.optim.Optimizer):
                     _Weights(f"{self._bps_prefix}.{str(dtype).removeprefix('torch.')}", parameters)
                     for dtype, parameters in by_dtype.items()
                 ]
-                self.store_weights()
+                self._bps_view = None
+                if not job.current().has_entrants:  # else some may be beyond this: the next step() stores them
+                    self.store_weights()
         except BaseException:
             self._bps_is_copy = was_copy  # it begins again, and may get another name
             raise

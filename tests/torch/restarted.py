@@ -40,12 +40,12 @@ bps.shutdown()
 """
 
 
-def ends_of(tmp_path: Path, *, make: str, loss: str, end: str, steps: int = 20) -> list[list[str]]:
+def ends_of(tmp_path: Path, *, make: str, loss: str, end: str, steps: int = 20, **settings: str) -> list[list[str]]:
     """What three ranks print at the end, of which one kills itself once, and is started again."""
     script = tmp_path / "train.py"
     script.write_text(PROGRAM.format(make=make.strip(), loss=loss, end=end.strip(), steps=steps))
     command = [harness.binary("bps"), "run", "-np", "3", "--min-np", "2", "--restarts", "1", str(script)]
-    env = harness.clean_env()
+    env = harness.clean_env(**settings)
     words = [*command, str(tmp_path / "died")]
     ended = harness.run_command(words, env=env, within=200)
     assert ended.returncode == 0, ended.stdout + ended.stderr

@@ -13,6 +13,7 @@ import torch
 from bodies.untold_views import has_ended
 from bodies.views import FAST
 from harness import await_mark, eventually, mark
+from restarted import ends_of
 from torch import nn
 
 from bps_rdma.errors import DeadlineError, InvalidArgumentError, MismatchError, PeerLostError, RoundAbortedError
@@ -387,3 +388,23 @@ def test_what_ctrl_c_has_left_tells_nobody_that_the_view_has_ended() -> None:
         job.set_mark("lost")
         first, last = job.values(but=[1])
     assert first == last
+
+
+MAKE = """
+model = torch.nn.Linear(8, 3)
+optimizer = bps.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01))
+
+
+def loss_of(generator):
+    bps.commit()  # a process may enter
+    return model(torch.randn(16, 8, generator=generator)).square().mean()
+"""
+END = """
+total = sum(p.double().sum().item() for p in model.parameters())
+sys.stdout.write(f"end: {state.step} {total.hex()}\\n")
+"""
+
+
+def test_a_rank_that_enters_gets_the_weights(tmp_path: Any) -> None:
+    ends = ends_of(tmp_path, make=MAKE, loss="loss_of(generator)", end=END, BPS_ASYNC="1", BPS_STALENESS="0")
+    assert len({tuple(end) for end in ends}) == 1, "all have the same step and weights, to the bit"
