@@ -15,7 +15,8 @@
 namespace bps::transport {
 namespace {
 
-// So much may wait for a peer that does not read: far more than all that is ever said to one that stops for a while.
+// At most this many bytes wait for a peer that does not read. That is far more than is ever said to one that stops for
+// a while.
 constexpr std::size_t kMostBacklog = 64U << 20;
 constexpr std::size_t kCopied = 4096;  // of shared messages
 

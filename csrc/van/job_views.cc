@@ -170,8 +170,8 @@ void Job::begin_when_all_are_back() {
       Member* const member = record_.members->find_renewed(peer);
       if (member == nullptr || member->is_worker()) {
         joining_.refuse(peer, *renewing.give_up);
-      } else {  // a server hears how the workers leave where it was before, and may be needed by those who resume the
-                // job
+      } else {
+        // A server hears how the workers leave where it was before, and may be needed by those who resume the job.
         record_.members->renew(*member, 0);
         if (events_.close) events_.close(peer);
       }
