@@ -19,6 +19,12 @@ void require_direct(const WorkerOptions& options) {
 }
 
 // Notes what the streams of a device's arrays have reached now. It comes before the round: an array that is refused
+Request without_memory(Request request) {
+  request.input = request.output = nullptr;
+  request.input_allocation = request.output_allocation = {};
+  return request;
+}
+
 // takes no part in one.
 std::array<device::Ready, 2> take_points(const Tensor& tensor, const Request& request, const DeviceMemory& memory) {
   check_on_device(tensor, request);
@@ -99,14 +105,23 @@ std::shared_ptr<Operation> Worker::resume(const std::shared_ptr<Tensor>& tensor,
   return operation;
 }
 
-// Nothing is sent of what has failed before; the servers are told to fail the round.
 void Worker::refuse(const std::shared_ptr<Tensor>& tensor, const Operation& late, std::uint32_t round,
                     const std::string& why) {
-  Request request = late.request;
-  request.input = request.output = nullptr;
-  request.input_allocation = request.output_allocation = {};
-  const auto operation = make_operation(tensor, request, round, sequence_.fetch_add(1));
-  (void)operation->fail(ErrorCode::kTimeout, why, kRaiseTimeout);
+  fail_at_once(make_operation(tensor, without_memory(late.request), round, sequence_.fetch_add(1)),
+               Error(ErrorCode::kTimeout, why, kRaiseTimeout));
+}
+
+void Worker::decline(const std::shared_ptr<Tensor>& tensor, const Request& request, const Error& why) {
+  require_alive(*tensor, request.kind);
+  const std::uint32_t round = take_round(*tensor, request);
+  auto plans = planner_.of_round(*tensor, request, round);
+  fail_at_once(make_operation(tensor, without_memory(request), round, sequence_.fetch_add(1), {}, std::move(plans)),
+               Error(ErrorCode::kMismatch, why.what(), why.hint()));
+}
+
+// Nothing is sent of what has failed before; the servers are told to fail the round.
+void Worker::fail_at_once(const std::shared_ptr<Operation>& operation, const Error& why) {
+  (void)operation->fail(why.code(), why.what(), why.hint());
   launch(operation, false);
 }
 

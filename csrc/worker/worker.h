@@ -77,6 +77,8 @@ class Worker {
               const std::string& why);
 
   // The last operations, for people, at most `most`.
+  // This rank cannot take part in the next round, for a reason that the others do not have: it fails on all of them.
+  void decline(const std::shared_ptr<Tensor>& tensor, const Request& request, const Error& why);
   std::vector<FlightRecorder::Record> recent(std::size_t most) const { return recorder_->list(most); }
   // Returns how the last operation failed, or could not be started; "" if one was started since.
   std::string last_failure() const { return failed_.last(sequence_.load()); }
@@ -115,6 +117,7 @@ class Worker {
   void cancel(const std::shared_ptr<Operation>& operation, const WorkerLoop* except);
   // Each loop but `except` makes the call, on its own thread, at some time.
   template <typename Call>
+  void fail_at_once(const std::shared_ptr<Operation>& operation, const Error& why);
   void tell_loops(const Call& call, const WorkerLoop* except = nullptr) const {
     for (WorkerLoop* each : worker_loops_) {
       if (each != except) each->reactor().loop().post([=] { call(*each); });

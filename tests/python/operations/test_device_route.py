@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from bodies.children import in_child
 from gpu_arrays import GpuArray, Kernel, fake
+from harness import await_mark, mark
 from reference.values import NUMPY_DTYPES, pushed, summed
 
 import bps_rdma
@@ -351,6 +352,37 @@ def nothing_grows(bps: Any) -> None:
 
 def test_nothing_grows_and_nothing_is_left():
     harness.run(nothing_grows, workers=2, env=on_gpu("shm"))
+
+
+def compresses_on_both(bps: Any, first: int) -> str:
+    """Rank 0 has its array on a GPU, which the core does not compress, and rank 1 in CPU memory."""
+    rank, text = bps.rank(), ""
+    array = GpuArray(COUNT, "float32") if rank == 0 else np.ones(COUNT, np.float32)
+    if rank != first:
+        await_mark("go")
+    if rank == 0:
+        with pytest.raises(bps.InvalidArgumentError, match="compressed, and its array is on a GPU"):
+            bps.push_pull(array, "c", compression=bps.Int8())
+    else:
+        mark("calls")
+        with pytest.raises(bps.MismatchError) as caught:
+            bps.push_pull(array, "c", compression=bps.Int8())
+        text = str(caught.value)
+    mark("told")
+    fallback = bps.push_pull(np.full(COUNT, rank + 1, np.float32), "c", compression=bps.Int8(), average=False)
+    assert (fallback == 3).all()
+    return text
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_compressed_sum_of_arrays_here_and_there_fails_on_all_ranks(transport, first):
+    with harness.start(compresses_on_both, first, workers=2, env=on_gpu(transport)) as job:
+        job.await_marks("told" if first == 0 else "calls", [first])
+        if first == 1:
+            job.await_call("rank 1")
+        job.set_mark("go")
+        text = job.results()[1]
+    assert "push_pull of 'c', round 0: rank 0 gave up: 'c' is compressed, and its array is on a GPU" in text
 
 
 def refusals(bps: Any) -> None:
