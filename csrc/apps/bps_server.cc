@@ -128,10 +128,11 @@ int run(SettingValues values, std::int32_t rank) {
     if (was_suspended) say_why(*process);
     try {
       process = node::Process::renew(*process);
-    } catch (const Error&) {
-      if (!process->van().wait_for_end()) throw;
+    } catch (const Error&) {  // no other view begins for this server: perhaps because the job is over
+      well = process->van().wait_for_end();
+      if (!well && process->van().end().so_far() != van::SessionEnd::How::kBadly) throw;
       say_why(*process);
-      return 0;  // all workers have left meanwhile, as they should, and no other view begins for this server
+      break;
     }
     const std::string self = process->van().self().describe();
     if (was_suspended) std::fprintf(stderr, "bps-server: ready again; this is %s\n", self.c_str());

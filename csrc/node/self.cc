@@ -3,6 +3,7 @@
 
 #include <unistd.h>
 
+#include <limits>
 #include <span>
 
 #include "core/hmac.h"
@@ -32,8 +33,10 @@ van::VanOptions van_options(const ProcessOptions& options, const JobSecret& secr
   van.origin = startup.origin;
   van.scheduler_ports = startup.scheduler_ports;
   if (hosted_port != 0) van.scheduler_ports = {hosted_port};
-  // The members of a view that has ended come when they call the next operation.
-  van.join_timeout_s = lineage.renews != 0 ? deadlines.operation : deadlines.join;
+  // The workers of a view that has ended come when they call the next operation, which may be late. A server is there
+  // for them until it hears that no view follows.
+  const double patience_s = startup.is_worker() ? deadlines.operation : std::numeric_limits<double>::infinity();
+  van.join_timeout_s = lineage.renews != 0 ? patience_s : deadlines.join;
   if (lineage.resume_patience_s > 0) van.join_timeout_s = lineage.resume_patience_s;
   van.renews = lineage.renews;
   van.heartbeat_timeout_s = deadlines.heartbeat;

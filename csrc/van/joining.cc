@@ -50,20 +50,26 @@ void Joining::gather(Peer peer, const Join& join) {
   if (rendezvous.complete()) events_.on_complete(rendezvous.seat());
 }
 
-// A member of the view that has ended joins the next one. Where that cannot begin, a server goes on asking: the end of
-// the job is told where it was before.
+// A member of the view that has ended joins the next one. Where that cannot begin, a server waits on: the end of the
+// job is told where it was before, and workers may suspend the job instead.
 bool Joining::join_again(Peer peer, const Join& join) {
   Member* const member = record_.members->by_identity(join.node.identity);
   auto* renewing = record_.phase.in<Renewing>();
   const auto given_up = record_.phase.given_up();
   const bool is_awaited = renewing != nullptr && member != nullptr && member->is_awaited();
-  if (is_awaited && given_up && !member->is_worker()) return false;
+  const bool serves_on = is_awaited && !member->is_worker();
+  if (serves_on && given_up) {
+    record_.members->renew(*member, peer);
+    patience_.begin(peer, Clock::time_point::max());
+    return true;
+  }
   if (!is_awaited || given_up) {
     refuse(peer, given_up.value_or(Refused{ErrorCode::kPeerLost, "the job goes on without this process",
                                            "it was lost, or took too long to join the next view"}));
     return true;
   }
-  seat_again(peer, join, *member, Clock::now() + std::chrono::milliseconds(join.patience_ms));
+  const auto patience = std::chrono::milliseconds(join.patience_ms);
+  seat_again(peer, join, *member, serves_on ? Clock::time_point::max() : Clock::now() + patience);
   events_.on_back();
   return true;
 }

@@ -233,6 +233,46 @@ def test_too_few_workers_for_the_next_view_end_the_job(transport, comes):
         assert too_few or (comes and "worker 1 " in text), text
 
 
+def stays_away(bps: Any) -> float:
+    mark("running")
+    if bps.rank() > 0:
+        await_mark("never")
+    await_mark("comes")
+    for _ in range(2):
+        with contextlib.suppress(bps.RoundAbortedError):
+            return float(bps.push_pull(np.ones(8, np.float32), name="a", average=False)[0])
+    return 0.0
+
+
+def test_a_server_waits_for_the_last_worker_as_long_as_that_stays_away():
+    """It has no call whose deadline could pass: only those of workers end the wait for a view."""
+    server_times = FAST | {"BPS_MIN_WORKERS": "1", "BPS_TIMEOUT": "1"}
+    patient = [{"BPS_TIMEOUT": "100"}] * 2
+    with harness.start(stays_away, workers=2, servers=1, env=server_times, rank_env=patient) as job:
+        job.await_marks("running")
+        job.kill("rank 1")
+        time.sleep(3)  # longer than the server's BPS_TIMEOUT
+        job.set_mark("comes")
+        assert job.values(but=[1]) == [1.0]
+        assert job.helper_statuses() == {"scheduler": 0, "server 0": 0}
+
+
+def test_a_server_that_no_view_follows_says_how_the_job_has_ended():
+    """The last worker may take its time, to save a checkpoint."""
+    server_times = FAST | {"BPS_MIN_WORKERS": "2", "BPS_TIMEOUT": "1"}
+    patient = [{"BPS_TIMEOUT": "100"}] * 3
+    with harness.start(stays_away, workers=3, servers=1, env=server_times, rank_env=patient) as job:
+        job.await_marks("running")
+        job.kill("rank 2")
+        job.eventually(lambda: "worker 2 " in job.log("scheduler"))
+        job.kill("rank 1")
+        time.sleep(3)  # longer than the server's BPS_TIMEOUT
+        job.set_mark("comes")
+        assert "PeerLostError: worker 2 " in job.outcomes(but=[1, 2])[0].error
+        assert job.helper_statuses() == {"scheduler": 1, "server 0": 1}
+        assert job.log("server 0").splitlines()[-1] == "bps-server: the job ended early: a member was lost"
+
+
 def test_who_hears_of_the_loss_from_another_rank_first(transport):
     env = FAST | harness.over(transport) | {"BPS_MIN_WORKERS": "2", "BPS_HEARTBEAT_TIMEOUT": "20"}
     with harness.start(train, 20, 2, workers=3, env=env) as job:
