@@ -250,7 +250,7 @@ void Job::closed(Peer peer, const std::string& why) {
   }
   suspicions_.forget(peer);
   if (joining_.waits(peer)) {
-    if (Member* const lost = joining_.stop_waiting(peer)) lose(*lost, why);
+    if (Member* const lost = joining_.stop_waiting(peer, why)) lose(*lost, why);
     return;
   }
   if (Member* const member = record_.members->find_before(peer)) return record_.members->set_before(*member, 0);

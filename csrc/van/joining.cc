@@ -3,7 +3,14 @@
 
 #include <algorithm>
 
+#include "core/log.h"
+
 namespace bps::van {
+namespace {
+
+constexpr const char* kMayBeReplaced = "; the others wait on for a process in its place";
+
+}  // namespace
 
 bool Joining::knows(Peer peer) const {
   const auto* reuniting = record_.phase.in<Reuniting>();
@@ -178,12 +185,16 @@ bool Joining::rejoin(Peer peer, const Rejoin& report) {
 
 // ---- The end of a wait
 
-Member* Joining::stop_waiting(Peer peer) {
+Member* Joining::stop_waiting(Peer peer, const std::string& why) {
   patience_.end(peer);
   if (auto* gathering = record_.phase.in<Gathering>()) gathering->alone_since = Clock::now();
   auto* suspended = record_.phase.in<Suspended>();
   const bool had_workers = suspended != nullptr && suspended->rendezvous.has_workers();
-  if (Rendezvous* rendezvous = record_.phase.rendezvous()) rendezvous->remove(peer);
+  if (Rendezvous* rendezvous = record_.phase.rendezvous()) {
+    const std::string lost = rendezvous->lose(peer, why);
+    const bool may_be_replaced = !lost.empty() && !record_.phase.is<Renewing>();
+    if (may_be_replaced) log_warning(lost + " was lost before all members have come: " + why + kMayBeReplaced);
+  }
   if (had_workers && !suspended->rendezvous.has_workers())
     suspended->until = Clock::now() + record_.options.resume_timeout;
   std::erase_if(entering_, [peer](const auto& one) { return one.first == peer; });

@@ -43,7 +43,7 @@ class Joining {
   // When the first one gives up.
   std::optional<Clock::time_point> deadline() const { return patience_.first(); }
   // The connection by which a process waits has ended. Returns the member that is lost by that, or null.
-  Member* stop_waiting(Peer peer);
+  Member* stop_waiting(Peer peer, const std::string& why);
   // All that wait have come, or need wait no longer; returns them.
   std::vector<Peer> end_all() { return patience_.end_all(); }
 

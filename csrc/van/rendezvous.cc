@@ -10,6 +10,7 @@ namespace {
 
 // The most members of each kind in a job that was suspended: what one process says there is memory for.
 constexpr std::uint32_t kMostMembers = 1U << 20;
+constexpr std::size_t kMostNamed = 4;  // lost processes in one text
 
 std::string counts(std::uint32_t workers, std::uint32_t servers) {
   return std::to_string(workers) + (workers == 1 ? " worker and " : " workers and ") + std::to_string(servers) +
@@ -102,6 +103,7 @@ void Rendezvous::push(Peer peer, Node node) {
   workers_taken_.add(node.worker_rank);
   servers_taken_.add(node.server_rank);
   identities_.insert(node.identity);
+  lost_.erase({node.worker_rank, node.server_rank});
   joined_.push_back({peer, std::move(node)});
 }
 
@@ -151,6 +153,16 @@ void Rendezvous::remove(Peer peer) {
   forget_unused_numbers();
 }
 
+std::string Rendezvous::lose(Peer peer, const std::string& why) {
+  const auto joined = std::ranges::find(joined_, peer, &Joined::peer);
+  if (joined == joined_.end()) return "";
+  const Node& node = joined->node;
+  const std::string name = node.describe();
+  lost_[{node.worker_rank, node.server_rank}] = name + " had joined and was lost: " + why;
+  remove(peer);
+  return name;
+}
+
 // The next process that comes tells them.
 void Rendezvous::forget_unused_numbers() {
   if (!is_resumed_ || has_workers()) return;
@@ -167,7 +179,15 @@ std::string Rendezvous::missing() const {
   std::string text = missing(&Node::worker_rank, workers_, "worker");
   const std::string servers = missing(&Node::server_rank, servers_, "server");
   if (!text.empty() && !servers.empty()) text += "; ";
-  return text + servers;
+  return text + servers + lost();
+}
+
+std::string Rendezvous::lost() const {
+  std::string text;
+  std::size_t named = 0;
+  for (auto one = lost_.begin(); one != lost_.end() && named < kMostNamed; ++one, ++named) text += "; " + one->second;
+  if (lost_.size() > kMostNamed) text += "; " + std::to_string(lost_.size() - kMostNamed) + " more were lost as well";
+  return text;
 }
 
 std::string Rendezvous::missing(Rank rank, std::uint32_t count, const std::string& role) const {

@@ -11,6 +11,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <unordered_set>
@@ -43,10 +44,13 @@ class Rendezvous {
   // A process that enters a job which is running: it gets the ranks after those of the others.
   void add_new(Peer peer, Node node);
   void remove(Peer peer);
+  // The same for a process whose connection has ended. Another one may come in its place. Returns what is known of it:
+  // "worker 1 (host, pid 7)"; "" of a process that is none of these.
+  std::string lose(Peer peer, const std::string& why);
   bool empty() const { return joined_.empty(); }
   bool has_workers() const { return number_of(&Node::worker_rank) > 0; }
   bool complete() const;
-  // "2 of 4 workers joined; missing ranks 1, 3".
+  // "2 of 4 workers joined; missing ranks 1, 3; worker 1 (host, pid 7) had joined and was lost: connection closed".
   std::string missing() const;
 
   struct Seating {
@@ -83,6 +87,7 @@ class Rendezvous {
   std::optional<Refused> check_rank(const Node& node, Rank rank, std::uint32_t count, const std::string& role) const;
   std::uint32_t number_of(Rank rank) const { return taken(rank).members; }
   std::string missing(Rank rank, std::uint32_t count, const std::string& role) const;
+  std::string lost() const;
   std::uint32_t close_up(Rank rank);
   void leave_out_spare_servers();
   void forget_unused_numbers();
@@ -97,6 +102,8 @@ class Rendezvous {
   bool is_resumed_ = false;     // the job was suspended
   bool has_numbers_ = true;     // of workers and servers
   std::vector<Joined> joined_;  // in the order of arrival
+  // By the ranks that they wanted, those that are gone again, and how each was lost.
+  std::map<std::pair<std::int32_t, std::int32_t>, std::string> lost_;
   Taken workers_taken_, servers_taken_;
   std::unordered_set<std::uint64_t> identities_;
 };

@@ -87,6 +87,33 @@ TEST(Rendezvous, ManyJoinAndSomeAreGone) {
   EXPECT_EQ(peers[7], kMany + 3);
 }
 
+TEST(Rendezvous, WhoWasLostIsNamedUntilAnotherOneComesInItsPlace) {
+  Rendezvous rendezvous(3, 0);
+  for (const std::int32_t rank : {0, 1, 2}) {
+    ASSERT_FALSE(rendezvous.add(static_cast<Peer>(rank + 1), wish(rank, kNoRank, 3, 0)));
+  }
+  const std::string one = rendezvous.lose(2, "connection closed"), two = rendezvous.lose(3, "silent");
+  EXPECT_EQ(one.substr(0, 10), "worker 1 (");
+  EXPECT_EQ(rendezvous.lose(3, "silent"), "") << "it was lost before";
+  const std::string lost_two = "; " + two + " had joined and was lost: silent";
+  EXPECT_EQ(rendezvous.missing(), "1 of 3 workers joined; missing ranks 1, 2; " + one +
+                                      " had joined and was lost: connection closed" + lost_two);
+  ASSERT_FALSE(rendezvous.add(4, wish(1, kNoRank, 3, 0)));
+  EXPECT_EQ(rendezvous.missing(), "2 of 3 workers joined; missing rank 2" + lost_two);
+}
+
+TEST(Rendezvous, AFewOfManyThatWereLostAreNamed) {
+  Rendezvous rendezvous(9, 0);
+  for (std::int32_t rank = 0; rank < 8; ++rank) {
+    ASSERT_FALSE(rendezvous.add(static_cast<Peer>(rank + 1), wish(rank, kNoRank, 9, 0)));
+    (void)rendezvous.lose(static_cast<Peer>(rank + 1), "connection closed");
+  }
+  const std::string missing = rendezvous.missing();
+  EXPECT_NE(missing.find("worker 3 ("), std::string::npos) << missing;
+  EXPECT_EQ(missing.find("worker 4 ("), std::string::npos) << missing;
+  EXPECT_TRUE(missing.ends_with("; 4 more were lost as well")) << missing;
+}
+
 TEST(Rendezvous, TermsThatDifferAreRefused) {
   const Terms terms{.min_workers = 1, .placement = "auto", .key_hash = "raw"};
   Rendezvous rendezvous(3, 2, {.min_workers = 1});

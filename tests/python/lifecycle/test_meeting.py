@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 import sys
 import textwrap
@@ -220,3 +221,32 @@ def test_min_workers_under_torchrun_is_warned_of():
     assert done.returncode == 0, done.stderr
     assert "BPS_MIN_WORKERS=1 does not help under torchrun" in done.stderr
     assert "bps run --min-np" in done.stderr
+
+
+def comes_or_dies(bps: Any, rank_in: str) -> str:
+    if os.environ[rank_in] == "0":
+        harness.await_mark("go")
+    harness.mark("comes")
+    with pytest.raises(bps.DeadlineError) as caught:
+        bps.init()
+    return str(caught.value)
+
+
+def test_a_member_that_dies_before_all_have_come_is_named():
+    """Another process may still come in its place: so the others wait, as they do for one that has not come."""
+    patience = [{"BPS_JOIN_TIMEOUT": "5"}, {"BPS_JOIN_TIMEOUT": "100"}]
+    with harness.start(comes_or_dies, "DMLC_WORKER_ID", workers=2, servers=1, init=False, rank_env=patience) as job:
+
+        def has_told(words: str) -> bool:
+            job.kill("scheduler", signal.SIGUSR1)  # its answer tells who is missing
+            return words in job.log("scheduler")
+
+        job.await_marks("comes", [1])
+        job.eventually(lambda: has_told("1 of 2 workers joined; missing rank 0"))
+        job.kill("rank 1")
+        job.eventually(lambda: has_told("0 of 2 workers joined; missing ranks 0, 1; worker 1 ("))
+        job.set_mark("go")
+        text = job.values(but=[1])[0]
+        lost = f"worker 1 ({socket.gethostname()}, pid {job.pid('rank 1')})"
+        assert f"missing rank 1; {lost} had joined and was lost" in text
+        assert f"{lost} was lost before all members have come" in job.log("scheduler")
