@@ -4,26 +4,37 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import ClassVar
 
 
-@dataclass(frozen=True)
 class Group:
     """Worker ranks that synchronise among themselves.
 
     When a job goes on without a lost member (RoundAbortedError), its groups change with it: a group that you hold then
-    has the ranks that are left, under the numbers of the next view.
-
-    Attributes:
-        id: the number under which all members know it; 0 is the world.
-        ranks: worker ranks, ascending.
+    has the ranks that are left, under the numbers of the next view. Reading them takes this process into that view, as
+    calling rank() and size() of bps_rdma does.
     """
 
-    id: int
-    ranks: tuple[int, ...]
+    __slots__ = ("_id", "_ranks")
+    # The module job, which knows views, gives these.
+    _go_on: ClassVar[Callable[[], None]]  # into the next view, if it is time
+    _own_rank: ClassVar[Callable[[], int]]  # of this worker
 
-    _own_rank: ClassVar[Callable[[], int]]  # of this worker; the module job, which knows groups, gives it
+    def __init__(self, number: int, ranks: tuple[int, ...], /) -> None:
+        self._id = number
+        self._ranks = ranks
+
+    @property
+    def id(self) -> int:
+        """The number under which all members know it; 0 is the world."""
+        Group._go_on()
+        return self._id
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Worker ranks, ascending."""
+        Group._go_on()
+        return self._ranks
 
     @property
     def size(self) -> int:
@@ -37,11 +48,20 @@ class Group:
         Raises:
             NotInitializedError: this process is in no job. ValueError: this worker is not in the group.
         """
-        return self.ranks.index(Group._own_rank())
+        own = Group._own_rank()  # first: it may take this process into the next view
+        return self._ranks.index(own)
+
+    def __eq__(self, other: object) -> bool:
+        """Whether they have the same number and ranks."""
+        return isinstance(other, Group) and (self._id, self._ranks) == (other._id, other._ranks)
 
     def __hash__(self) -> int:
         """The same for all groups: a group changes, and must be found again where it was put before."""
         return hash(Group)
+
+    def __repr__(self) -> str:
+        """As it was built."""
+        return f"Group(id={self._id}, ranks={self._ranks})"
 
     def __deepcopy__(self, _: object) -> Group:
         """The group itself, which goes with the job."""
@@ -49,5 +69,4 @@ class Group:
 
     def _become(self, other: Group) -> None:
         """Takes the values of the group that stands in its place in the next view."""
-        object.__setattr__(self, "id", other.id)
-        object.__setattr__(self, "ranks", other.ranks)
+        self._id, self._ranks = other._id, other._ranks

@@ -121,6 +121,12 @@ def begin_change(*, ends_init: bool) -> Change | None:
         running.over.wait()
 
 
+def is_changing() -> bool:
+    """Whether this thread is at a change."""
+    running = _change
+    return running is not None and running.thread == threading.get_ident()
+
+
 def end_change(change: Change) -> None:
     """Lets the next thread begin one."""
     global _change

@@ -36,6 +36,16 @@ def current() -> Job:
     return _renewed() if job is None else job
 
 
+def go_on() -> None:
+    """Takes this process into its next view if current() would, and if it is not on its way there.
+
+    Raises:
+        What current() raises, but in no job.
+    """
+    if presence.inside is None and presence.now().job is not None and not keeping and not presence.is_changing():
+        current()
+
+
 def _renewed() -> Job:
     stage, job = presence.now()
     if job is None:

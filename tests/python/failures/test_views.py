@@ -325,6 +325,33 @@ def test_groups_shrink_with_the_job():
     assert [value["sum"] for value in values] == [2.0, 2.0, 1.0]
 
 
+def groups_between_views(bps: Any, first: str) -> dict[str, Any]:
+    """What a group says first of all after the exception, before any call takes the rank into the next view."""
+    rank = bps.rank()
+    ends = bps.new_group([0, 2]) if rank != 1 else None
+    all_of_them = bps.new_group([0, 1, 2], "all")
+    mark("ready")
+    if rank == 1:
+        await_mark("never", timeout=60)
+    before = (all_of_them.ranks, all_of_them.rank)
+    with pytest.raises(bps.RoundAbortedError):
+        bps.push_pull(np.ones(10, np.float32), name="x", group=all_of_them)
+    told = getattr(all_of_them, first)
+    return {"before": before, first: told, "ends": (ends.size, ends.ranks, ends.rank), "all": all_of_them.ranks}
+
+
+@pytest.mark.parametrize(("first", "told"), [("size", [2, 2]), ("ranks", [(0, 1)] * 2), ("rank", [0, 1])])
+def test_groups_are_those_of_the_next_view_as_soon_as_a_rank_is_told(first, told):
+    with harness.start(groups_between_views, first, workers=3, env=FAST | TOLD | {"BPS_MIN_WORKERS": "1"}) as job:
+        job.await_marks("ready")
+        job.kill("rank 1")
+        values = job.values(but=[1])
+    assert [value["before"] for value in values] == [((0, 1, 2), 0), ((0, 1, 2), 2)]
+    assert [value[first] for value in values] == told
+    assert [value["ends"] for value in values] == [(2, (0, 1), 0), (2, (0, 1), 1)]
+    assert [value["all"] for value in values] == [(0, 1)] * 2
+
+
 def sums_that_need_more(bps: Any) -> float:
     """A caller waits for all it has begun when it has been told of the end of the view: as a pass of gradients does."""
     from bps_rdma import _core, arrays, presence
