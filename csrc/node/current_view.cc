@@ -93,7 +93,17 @@ van::VanEvents CurrentView::events() {
             with_view([&](View& view) { view.loops().fail_tensor(tensor, why); });
             with_worker([&](worker::Worker& worker) { worker.fail_tensor(tensor, why); });
           },
-      .on_beat = [this] { report_links(); },
+      .on_round_failed =
+          [this](const van::RoundFailed& failed) {
+            with_worker([&](worker::Worker& worker) { worker.fail_round(failed); });
+          },
+      .on_beat =
+          [this] {
+            report_links();
+            with_worker([this](worker::Worker& worker) {
+              if (const auto late = worker.take_late_round()) van_->tell(*late);
+            });
+          },
       // Without a reply the scheduler calls it off.
       .on_shift_begun =
           [this](const van::BeginShift& shift) {

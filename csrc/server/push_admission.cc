@@ -6,8 +6,28 @@
 
 #include "server/push_check.h"
 #include "server/worker_session.h"
+#include "tensor/operation_names.h"
 
 namespace bps::server {
+namespace {
+
+std::string describe_mismatch(const Round& round, const Push& push) {
+  const tensor::Caller caller{push.session.client.worker_rank, push.header.kind};
+  std::string others;
+  for (const Arrival& one : round.arrivals) {
+    if (one.session == nullptr || one.session == &push.session) continue;
+    const std::uint32_t other = one.session->client.worker_rank;
+    if (caller.kind != round.first.kind) {
+      return tensor::different_operations(round.number, {other, round.first.kind}, caller);
+    }
+    others = "rank " + std::to_string(other) + " and ";
+    break;
+  }
+  return "ranks disagree in round " + std::to_string(round.number) + ": " + others + "rank " +
+         std::to_string(caller.rank) + " called different operations, or with different dtype, size or reduction";
+}
+
+}  // namespace
 
 Round* PushAdmission::admit(Push& push) {
   const tensor::PushHeader& header = push.header;
@@ -110,18 +130,7 @@ void PushAdmission::refuse_failed(Round& round, const Push& push) {
 // returns.
 void PushAdmission::disagree(Round& round, const Push& push) {
   const tensor::PushHeader& header = push.header;
-  const WorkerSession& session = push.session;
-  std::string others;
-  for (const Arrival& one : round.arrivals) {
-    if (one.session == nullptr || one.session == &session) continue;
-    others = "rank " + std::to_string(one.session->client.worker_rank) + " and ";
-    break;
-  }
-  const Error why{ErrorCode::kMismatch,
-                  "ranks disagree in round " + std::to_string(round.number) + ": " + others + "rank " +
-                      std::to_string(session.client.worker_rank) +
-                      " called different operations, or with different dtype, size or reduction",
-                  "call the same operation with the same arguments for a name on every rank of the group"};
+  const Error why{ErrorCode::kMismatch, describe_mismatch(round, push), tensor::kCallAlike};
   parts_.ends.refuse(push.session, header.immediate, why);
   Arrival& arrival = round.arrivals[push.contributor];
   if (!arrival.awaits_answer()) round.end(arrival);

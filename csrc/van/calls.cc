@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "core/json.h"
+#include "tensor/operation_names.h"
 
 namespace bps::van {
 namespace {
@@ -92,6 +93,20 @@ void Calls::declare(const Member& caller, const Declare& call) {
   }
   declared_ += ids.size();
   send_(caller.peer, Declared{call.call, std::move(ids)});
+}
+
+void Calls::late_round(const Member& caller, const LateRound& late) {
+  const Group* group = registry_.group(late.group);
+  if (group == nullptr || group->index_of(caller.rank()) == kNoRank) return;
+  const auto found = late_rounds_.note(caller.rank(), late);
+  if (!found) return;
+  const std::string text = tensor::different_operations(late.round, found->other, {caller.rank(), late.kind});
+  const RoundFailed failed{late.group, late.tensor, late.round, text};
+  if (!found->is_new) return send_(caller.peer, failed);
+  for (const std::uint32_t rank : group->ranks) {
+    const Member& member = members_.worker(rank);
+    if (member.fate == Member::Fate::kHere) send_(member.peer, failed);
+  }
 }
 
 void Calls::barrier(const Member& caller, const Barrier& call) {

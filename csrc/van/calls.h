@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "van/barrier_state.h"
+#include "van/late_rounds.h"
 #include "van/member_table.h"
 #include "van/registry.h"
 
@@ -36,6 +37,7 @@ class Calls {
   void new_group(const Member& caller, const NewGroup& call);
   void group_ack(const Member& server, const GroupAck& ack);
   void cancel(const Member& caller, const Cancel& call);
+  void late_round(const Member& caller, const LateRound& late);
   // This member has left or is lost.
   void gone(const Member& member);
   // A member that has left sums for the others no more.
@@ -77,6 +79,7 @@ class Calls {
   std::unordered_map<std::uint32_t, BarrierState> barriers_by_group_;
   NewGroups new_groups_;
   std::map<std::uint32_t, Forming> forming_;
+  LateRounds late_rounds_;
   std::uint64_t declared_ = 0;
   std::uint64_t barriers_ = 0;
 };

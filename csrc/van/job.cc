@@ -94,6 +94,7 @@ bool Job::receive_of_member(Member& member, Message&& message) {
                         [&](const Declare& call) { return of_worker(&Calls::declare, call); },
                         [&](const Barrier& call) { return of_worker(&Calls::barrier, call); },
                         [&](const NewGroup& call) { return of_worker(&Calls::new_group, call); },
+                        [&](const LateRound& late) { return of_worker(&Calls::late_round, late); },
                         [&](const GroupAck& ack) {
                           calls_->group_ack(member, ack);
                           return true;

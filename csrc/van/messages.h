@@ -7,6 +7,7 @@
 // `call` is a number that a node gives to a request; the reply repeats it. Call 0 is the join.
 #pragma once
 
+#include <compare>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -16,6 +17,7 @@
 
 #include "core/bytes.h"
 #include "core/error.h"
+#include "tensor/push_header.h"
 #include "van/inquiry_messages.h"
 #include "van/membership.h"
 #include "van/origin.h"
@@ -137,6 +139,25 @@ struct TensorFailed {  // to the ranks that have declared it: another rank decla
     io.bounded(m.text, kMostTextBytes);
   }
   bool operator==(const TensorFailed&) const = default;
+};
+struct LateRound {  // worker -> scheduler, with its heartbeats: what it has waited for longest, once that takes a while
+  std::uint32_t group = 0;
+  std::uint32_t tensor = 0;
+  std::uint32_t round = 0;
+  tensor::OperationKind kind{};
+  static constexpr void fields(auto& io, auto& m) { io(m.group, m.tensor, m.round, m.kind); }
+  auto operator<=>(const LateRound&) const = default;
+};
+struct RoundFailed {  // to the ranks of the group: they have called different operations
+  std::uint32_t group = 0;
+  std::uint32_t tensor = 0;
+  std::uint32_t round = 0;
+  std::string text;
+  static constexpr void fields(auto& io, auto& m) {
+    io(m.group, m.tensor, m.round);
+    io.bounded(m.text, kMostTextBytes);
+  }
+  bool operator==(const RoundFailed&) const = default;
 };
 struct NewGroup {  // the reply is GroupReady or Failed
   std::uint32_t call = 0;
@@ -276,10 +297,10 @@ struct Rejoin {
 };
 
 // The position in this list is the type on the wire: append only.
-using Message =
-    std::variant<Join, Welcome, Refused, Heartbeat, Barrier, Done, Failed, Cancel, Missing, Declare, Declared,
-                 TensorFailed, NewGroup, GroupInfo, GroupAck, GroupReady, Leave, AllLeft, PeerLost, Suspect, Reachable,
-                 Departed, ViewEnded, Ask, Asked, Question, Reply, Told, Rejoin, LinkUse, BeginShift, Rounds, EndShift>;
+using Message = std::variant<Join, Welcome, Refused, Heartbeat, Barrier, Done, Failed, Cancel, Missing, Declare,
+                             Declared, TensorFailed, NewGroup, GroupInfo, GroupAck, GroupReady, Leave, AllLeft,
+                             PeerLost, Suspect, Reachable, Departed, ViewEnded, Ask, Asked, Question, Reply, Told,
+                             Rejoin, LinkUse, BeginShift, Rounds, EndShift, LateRound, RoundFailed>;
 
 // Without the length. Texts beyond their limit are cut; check_spec() finds names that are too long.
 Bytes encode(const Message& message);

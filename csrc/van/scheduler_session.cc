@@ -123,6 +123,8 @@ bool SchedulerSession::receive_news(const Message& message) {
     if (events_.on_shift_ended) events_.on_shift_ended(*shifted);
   } else if (const auto* failed = std::get_if<TensorFailed>(&message)) {
     if (events_.on_tensor_failed) events_.on_tensor_failed(failed->tensor, failed->text);
+  } else if (const auto* round = std::get_if<RoundFailed>(&message)) {
+    if (events_.on_round_failed) events_.on_round_failed(*round);
   } else {
     return false;
   }

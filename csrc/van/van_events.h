@@ -34,7 +34,9 @@ struct VanEvents {
   std::function<void(const Group&, std::function<void()> known)> on_group;
   // Workers: ranks disagree about this tensor; operations on it cannot complete.
   std::function<void(std::uint32_t tensor, const std::string& why)> on_tensor_failed;
-  // A heartbeat is sent: what this node's links carry may be told with it, by Van::tell().
+  // Workers: operations of this round cannot complete, because ranks have called different ones.
+  std::function<void(const RoundFailed&)> on_round_failed = nullptr;
+  // A heartbeat is sent: what this node's links carry, and what it waits for, may be told with it, by Van::tell().
   std::function<void()> on_beat = nullptr;
   // Workers: servers are about to get other weights; answer with Van::tell(). Then what has become of that.
   std::function<void(const BeginShift&)> on_shift_begun = nullptr;

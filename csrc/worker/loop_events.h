@@ -22,6 +22,8 @@ struct LoopEvents {
   // One path of several to the server at `place` is lost, and both ends of it are closed; answer with add_path(), when
   // it can be connected again.
   std::function<void(std::size_t place, std::size_t pair)> when_path_lost;
+  // The deadlines of operations were checked: this is the first one that is not done, or null.
+  std::function<void(const Operation* first)> when_checked;
   // An operation fails on this loop, told once; the other loops must cancel() their parts of it.
   std::function<void(const std::shared_ptr<Operation>&)> when_failing;
 };

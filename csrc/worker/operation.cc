@@ -7,19 +7,12 @@
 namespace bps::worker {
 namespace {
 
-constexpr const char* kNames[] = {"push_pull", "reduce_scatter", "all_gather",       "broadcast",        "push or pull",
-                                  "store",     "accumulate",     "read of feedback", "write of feedback"};
-
 const Plan& plan_of(const Tensor& tensor, const Plans* plans, tensor::OperationKind kind) {
   const Plans& used = plans == nullptr ? tensor.plans : *plans;
   return tensor::is_sharded(kind) ? used.sharded : used.whole;
 }
 
 }  // namespace
-
-const char* name_of(tensor::OperationKind kind) {
-  return kNames[static_cast<std::size_t>(kind)];
-}
 
 Operation::Operation(std::shared_ptr<Tensor> declared, const Request& what, std::uint32_t number, std::uint64_t order,
                      std::size_t worker_loops, std::size_t places, std::span<const Begun> only,

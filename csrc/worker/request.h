@@ -8,11 +8,12 @@
 #include "core/dtype.h"
 #include "device/device.h"
 #include "tensor/extent.h"
+#include "tensor/operation_names.h"
 #include "transport/region_cache.h"
 
 namespace bps::worker {
 
-const char* name_of(tensor::OperationKind kind);
+using tensor::name_of;
 
 struct Request {
   tensor::OperationKind kind = tensor::OperationKind::kPushPull;

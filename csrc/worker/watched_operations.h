@@ -27,6 +27,15 @@ class WatchedOperations {
     });
     purge_at_ = std::max<std::size_t>(64, 2 * operations_.size());
   }
+  // The first one in the order of calls that is neither done nor failing, or null.
+  const Operation* first() const {
+    const Operation* first = nullptr;
+    for (const auto& one : operations_) {
+      if (one->is_done() || one->is_failing()) continue;
+      if (first == nullptr || one->sequence < first->sequence) first = one.get();
+    }
+    return first;
+  }
   auto begin() const { return operations_.begin(); }
   auto end() const { return operations_.end(); }
 

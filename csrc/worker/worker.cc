@@ -6,6 +6,7 @@
 #include <thread>
 #include <utility>
 
+#include "tensor/operation_names.h"
 #include "worker/round_numbers.h"
 
 namespace bps::worker {
@@ -18,13 +19,13 @@ void require_direct(const WorkerOptions& options) {
   }
 }
 
-// Notes what the streams of a device's arrays have reached now. It comes before the round: an array that is refused
 Request without_memory(Request request) {
   request.input = request.output = nullptr;
   request.input_allocation = request.output_allocation = {};
   return request;
 }
 
+// Notes what the streams of a device's arrays have reached now. It comes before the round: an array that is refused
 // takes no part in one.
 std::array<device::Ready, 2> take_points(const Tensor& tensor, const Request& request, const DeviceMemory& memory) {
   check_on_device(tensor, request);
@@ -59,6 +60,9 @@ void Worker::add_loop(WorkerLoop* worker_loop, std::span<const std::size_t> conn
   worker_loops_.push_back(worker_loop);
   worker_loop->events.when_failing = [this, worker_loop](const std::shared_ptr<Operation>& operation) {
     cancel(operation, worker_loop);
+  };
+  worker_loop->events.when_checked = [this, index = worker_loops_.size()](const Operation* first) {
+    late_rounds_.note(index, first);
   };
   planner_.add_loop(connected);
 }
@@ -285,6 +289,16 @@ void Worker::fail_tensor(std::uint32_t id, const std::string& why) {
   tell_loops([id, why](WorkerLoop& loop) {
     loop.abort_operations([&](const Operation& operation) { return operation.tensor->id == id; }, ErrorCode::kMismatch,
                           why, kDeclareAlike);
+  });
+}
+
+void Worker::fail_round(const van::RoundFailed& failed) {
+  tell_loops([failed](WorkerLoop& loop) {
+    const auto concerns = [&](const Operation& operation) {
+      const Tensor& tensor = *operation.tensor;
+      return tensor.id == failed.tensor && tensor.group->id == failed.group && operation.round == failed.round;
+    };
+    loop.abort_operations(concerns, ErrorCode::kMismatch, failed.text, tensor::kCallAlike);
   });
 }
 

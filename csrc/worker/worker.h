@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -18,6 +19,7 @@
 #include "worker/declarations.h"
 #include "worker/failed_operations.h"
 #include "worker/gone_members.h"
+#include "worker/late_rounds.h"
 #include "worker/planner.h"
 #include "worker/prepared_operation.h"
 #include "worker/worker_loop.h"
@@ -75,10 +77,10 @@ class Worker {
   // wait.
   void refuse(const std::shared_ptr<Tensor>& tensor, const Operation& late, std::uint32_t round,
               const std::string& why);
-
-  // The last operations, for people, at most `most`.
   // This rank cannot take part in the next round, for a reason that the others do not have: it fails on all of them.
   void decline(const std::shared_ptr<Tensor>& tensor, const Request& request, const Error& why);
+
+  // The last operations, for people, at most `most`.
   std::vector<FlightRecorder::Record> recent(std::size_t most) const { return recorder_->list(most); }
   // Returns how the last operation failed, or could not be started; "" if one was started since.
   std::string last_failure() const { return failed_.last(sequence_.load()); }
@@ -97,6 +99,10 @@ class Worker {
   void on_reachable(std::uint32_t node);
   // The ranks have declared the tensor differently.
   void fail_tensor(std::uint32_t id, const std::string& why);
+  // The ranks have called different operations in this round.
+  void fail_round(const van::RoundFailed& failed);
+  // What the scheduler is to know with the next heartbeat, if anything.
+  std::optional<van::LateRound> take_late_round() { return late_rounds_.take(); }
   // Servers are about to have other weights. Rounds wait until the planner's end_shift(); these are the next ones.
   std::vector<van::TensorRound> begin_shift();
 
@@ -111,13 +117,13 @@ class Worker {
                                             std::uint32_t round, std::uint64_t sequence,
                                             std::span<const Begun> only = {},
                                             std::shared_ptr<const Plans> plans = nullptr);
+  void fail_at_once(const std::shared_ptr<Operation>& operation, const Error& why);
   void launch(const std::shared_ptr<Operation>& operation, bool awaited);
   void submit(const std::shared_ptr<Operation>& operation);
   // Tells that it has failed, and all loops but `except`, which has done what follows.
   void cancel(const std::shared_ptr<Operation>& operation, const WorkerLoop* except);
   // Each loop but `except` makes the call, on its own thread, at some time.
   template <typename Call>
-  void fail_at_once(const std::shared_ptr<Operation>& operation, const Error& why);
   void tell_loops(const Call& call, const WorkerLoop* except = nullptr) const {
     for (WorkerLoop* each : worker_loops_) {
       if (each != except) each->reactor().loop().post([=] { call(*each); });
@@ -136,6 +142,7 @@ class Worker {
   GoneMembers gone_;
   std::atomic<std::uint64_t> sequence_{0};
   FailedOperations failed_;
+  LateRounds late_rounds_;
   std::atomic<bool> has_one_phase_{false};  // an operation was started that has no second one
 };
 

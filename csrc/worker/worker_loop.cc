@@ -187,6 +187,7 @@ void WorkerLoop::check_deadlines() {
           Error(ErrorCode::kTimeout, "not complete within " + in_words(operation->request.timeout_s), kRaiseTimeout));
     }
   }
+  if (events.when_checked) events.when_checked(watched_.first());
   for (const ReplyWatch::Overdue& late : watch_.check(partitions_.table, connections_, events.when_silent)) {
     if (!late.server->loss.is_known()) losses_.report(*late.server, late.why);
   }

@@ -72,6 +72,19 @@ TEST(Barrier, AStrangerToTheGroupIsTold) {
   EXPECT_EQ(thrown_by([&] { job[0]->barrier({7, {0, 1}}, 1); }).code, ErrorCode::kInvalidArgument);
 }
 
+TEST(LateRound, AllRanksOfTheGroupAreToldOfDifferentOperations) {
+  using enum tensor::OperationKind;
+  JointJob job(3);
+  job[0]->tell(LateRound{0, 7, 2, kPushPull});
+  job[1]->tell(LateRound{0, 7, 1, kReduceScatter});  // an earlier round, which it waits for no more
+  job[1]->tell(LateRound{0, 8, 2, kPushPull});
+  job[1]->tell(LateRound{9, 7, 2, kReduceScatter});  // there is no such group
+  job[1]->tell(LateRound{0, 7, 2, kReduceScatter});
+  const std::map<std::uint32_t, std::string> told{
+      {7, "ranks disagree in round 2: rank 0 called push_pull, and rank 1 called reduce_scatter"}};
+  for (std::size_t i = 0; i < 3; ++i) EXPECT_TRUE(soon([&] { return job[i].rounds() == told; })) << i;
+}
+
 TEST(Declare, AllRanksGetTheSameIds) {
   JointJob job(3);
   std::vector<std::vector<TensorId>> ids(3);

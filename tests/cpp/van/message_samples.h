@@ -50,6 +50,8 @@ inline std::vector<Message> message_samples() {
       Declare{11, {}},
       Declared{10, {{1234, {}}, {(1U << 30) - 1, {1, 2}}}},
       TensorFailed{1234, "tensor 'w' is float32 (3, 4) on rank 0 but float64 (3, 4) on rank 1"},
+      LateRound{3, 1234, 17, tensor::OperationKind::kAllGather},
+      RoundFailed{3, 1234, 17, "rank 0 called push_pull, and rank 1 all_gather"},
       NewGroup{12, {0, 1}, "tp"},
       GroupInfo{{3, {0, 2, 5}}},
       GroupAck{3},

@@ -61,7 +61,9 @@ class TestNode {
                       note(groups_, group.id, group);
                       if (known) known();
                     },
-                .on_tensor_failed = [this](std::uint32_t id, const std::string& why) { note(failed_, id, why); }})) {}
+                .on_tensor_failed = [this](std::uint32_t id, const std::string& why) { note(failed_, id, why); },
+                .on_round_failed = [this](const RoundFailed& failed) { note(rounds_, failed.tensor, failed.text); }})) {
+  }
 
   Terms terms;  // that it joins with
   Van* operator->() { return van_.get(); }
@@ -85,6 +87,7 @@ class TestNode {
   std::map<std::uint32_t, std::string> lost() { return read(lost_); }
   std::map<std::uint32_t, std::string> left() { return read(left_); }
   std::map<std::uint32_t, std::string> failed() { return read(failed_); }
+  std::map<std::uint32_t, std::string> rounds() { return read(rounds_); }  // that have failed, by tensor
   std::map<std::uint32_t, Group> groups() { return read(groups_); }
 
  private:
@@ -103,6 +106,7 @@ class TestNode {
   std::map<std::uint32_t, std::string> lost_;
   std::map<std::uint32_t, std::string> left_;
   std::map<std::uint32_t, std::string> failed_;
+  std::map<std::uint32_t, std::string> rounds_;
   std::map<std::uint32_t, Group> groups_;
   std::unique_ptr<Van> van_;
 };
