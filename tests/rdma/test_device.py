@@ -89,14 +89,18 @@ STREAMED = 20 * 60_000  # bytes in either direction
 
 
 def stream_over(cable):
-    """Between two programs of rdma-core, connected by rdma_cm; both compare what they receive."""
+    """Between two programs of rdma-core, connected by rdma_cm; both compare what they receive.
+
+    The second one ends well only if the first one has sent back what it has compared. That one may wait for minutes for
+    the end of the connection, if the cable has lost the packet that tells it.
+    """
     near, far = cable.ends
     options = ["-p", "7471", "-C", "20", "-S", "60000", "-T", "v"]
     with subprocess.Popen(["rstream", "-b", far.address, *options]) as server:
         try:
             harness.eventually(listens, what="a listener of the first program", hopeless=lambda: ended(server))
             fabric.command("rstream", "-b", near.address, "-s", far.address, *options)
-            assert server.wait(60 * harness.PATIENCE) == 0
+            assert server.poll() in (None, 0)
         finally:
             server.kill()
 

@@ -21,11 +21,14 @@ IDENTITY = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
 
 def clean_env(**extra: str) -> dict[str, str]:
-    """The environment of this process without anything that bps_rdma or a launcher would read."""
+    """The environment of this process without anything that bps_rdma or a launcher would read.
+
+    A busy machine may take more than the default of BPS_JOIN_TIMEOUT to start ranks that import torch.
+    """
     kept = {
         name: value for name, value in os.environ.items() if not name.startswith(_SCRUBBED) and name not in IDENTITY
     }
-    return kept | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"} | extra
+    return kept | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "BPS_JOIN_TIMEOUT": "180"} | extra
 
 
 def of_rank(rank: int, size: int, port: int, root: str = LOOPBACK) -> dict[str, str]:

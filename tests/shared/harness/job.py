@@ -25,7 +25,7 @@ from .process import is_blocked
 from .rank import run_rank, run_script, run_server
 from .waiting import PATIENCE
 
-_DEADLINE_S = 120.0
+_DEADLINE_S = 200.0  # of a busy machine, too
 Body = Callable[..., Any]
 
 
@@ -104,7 +104,7 @@ class Job(Members):
 
     # ---- While it runs
 
-    def await_marks(self, mark: str, ranks: Sequence[int] | None = None, timeout: float = 60) -> None:
+    def await_marks(self, mark: str, ranks: Sequence[int] | None = None, timeout: float = 120) -> None:
         """Waits until those ranks (default: all) have called `mark(mark)`."""
         for rank in range(self.workers) if ranks is None else ranks:
             marked = functools.partial(self.has_marked, mark, rank)
