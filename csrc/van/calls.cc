@@ -100,7 +100,8 @@ void Calls::late_round(const Member& caller, const LateRound& late) {
   if (group == nullptr || group->index_of(caller.rank()) == kNoRank) return;
   const auto found = late_rounds_.note(caller.rank(), late);
   if (!found) return;
-  const std::string text = tensor::different_operations(late.round, found->other, {caller.rank(), late.kind});
+  const auto& [round, one, other] = found->difference;
+  const std::string text = tensor::different_operations(late.round, one, other);
   const RoundFailed failed{late.group, late.tensor, late.round, text};
   if (!found->is_new) return send_(caller.peer, failed);
   for (const std::uint32_t rank : group->ranks) {

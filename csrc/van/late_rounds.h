@@ -3,12 +3,12 @@
 // different kinds. Servers find that out as well where pushes of both meet; but kinds cut a tensor in different ways,
 // so that they may meet nowhere, and each rank would wait for the other until its deadline.
 //
-// Belongs to the scheduler's thread. Memory: one round for each rank.
+// Belongs to the scheduler's thread. Memory: one round for each rank, and some that failed.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
-#include <iterator>
-#include <limits>
+#include <deque>
 #include <optional>
 #include <set>
 #include <unordered_map>
@@ -22,33 +22,42 @@ namespace bps::van {
 class LateRounds {
  public:
   struct Difference {
+    LateRound round;  // of any kind
+    tensor::Caller one;
     tensor::Caller other;
-    bool is_new;  // nobody has found it before: all that wait in this round are to be told, and else only this rank
+  };
+  struct Found {
+    Difference difference;
+    bool is_new;  // all ranks of the group are to be told; else only this one
   };
 
-  // The rank waits for this now. Tells if another one waits in the same round for an operation of another kind.
-  std::optional<Difference> note(std::uint32_t rank, const LateRound& late) {
-    const auto [latest, is_first] = latest_.try_emplace(rank, late);
-    if (!is_first) waiting_.erase({std::exchange(latest->second, late), rank});
-    // The others of this round stand together, in the order of their kinds.
+  // The rank waits for this now. Tells if others have waited in the same round for operations of different kinds, or do
+  // so with this one.
+  std::optional<Found> note(std::uint32_t rank, const LateRound& late) {
     LateRound least = late, most = late;
     least.kind = tensor::OperationKind{};
     most.kind = tensor::OperationKind::kWriteFeedback;
-    const auto begin = waiting_.lower_bound({least, 0});
-    const auto end = waiting_.upper_bound({most, std::numeric_limits<std::uint32_t>::max()});
-    std::optional<Difference> found;
-    if (begin != end) {
-      const auto last = std::prev(end);
-      const auto& [round, other] = begin->first.kind != late.kind ? *begin : *last;
-      if (round.kind != late.kind) found = {{other, round.kind}, begin->first.kind == last->first.kind};
+    const auto [latest, is_first] = latest_.try_emplace(rank, late);
+    if (!is_first) waiting_.erase({std::exchange(latest->second, late), rank});
+    const auto known = std::ranges::find(failed_, least, &Difference::round);
+    if (known != failed_.end()) return Found{*known, false};
+    // The others of this round stand together, and are of one kind.
+    const auto other = waiting_.lower_bound({least, 0});
+    const bool differs = other != waiting_.end() && other->first <= most && other->first.kind != late.kind;
+    if (differs) {
+      if (failed_.size() == kMostFailed) failed_.pop_front();
+      failed_.push_back({least, {other->second, other->first.kind}, {rank, late.kind}});
     }
     waiting_.emplace(late, rank);
-    return found;
+    return differs ? std::optional(Found{failed_.back(), true}) : std::nullopt;
   }
 
  private:
+  static constexpr std::size_t kMostFailed = 64;  // remembered for ranks that come late
+
   std::unordered_map<std::uint32_t, LateRound> latest_;  // by rank
   std::set<std::pair<LateRound, std::uint32_t>> waiting_;
+  std::deque<Difference> failed_;  // rounds in which kinds differ, the latest last
 };
 
 }  // namespace bps::van

@@ -18,8 +18,9 @@ namespace bps::worker {
 
 class LateRounds {
  public:
-  // Told at regular intervals: the first operation of those that a loop watches and that are not done, or null.
-  void note(std::size_t loop, const Operation* first) {
+  // A loop tells this at regular intervals: the first operation of those that it watches and that are not done, or
+  // null.
+  void note(const void* loop, const Operation* first) {
     const std::lock_guard lock(mutex_);
     if (first == nullptr) {
       firsts_.erase(loop);
@@ -47,7 +48,7 @@ class LateRounds {
     bool is_late = false;
   };
   std::mutex mutex_;
-  std::map<std::size_t, First> firsts_;  // by loop
+  std::map<const void*, First> firsts_;  // by loop
   std::optional<std::uint64_t> told_;
 };
 

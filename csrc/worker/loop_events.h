@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The events that a worker loop tells of. They are set before the reactor starts, and called on the loop's thread.
+// The events that a worker loop tells of. They are set and called on the loop's thread.
 #pragma once
 
 #include <cstddef>

@@ -58,12 +58,14 @@ Worker::Worker(WorkerOptions options, van::Van& van)
 
 void Worker::add_loop(WorkerLoop* worker_loop, std::span<const std::size_t> connected) {
   worker_loops_.push_back(worker_loop);
-  worker_loop->events.when_failing = [this, worker_loop](const std::shared_ptr<Operation>& operation) {
-    cancel(operation, worker_loop);
-  };
-  worker_loop->events.when_checked = [this, index = worker_loops_.size()](const Operation* first) {
-    late_rounds_.note(index, first);
-  };
+  worker_loop->reactor().call([&] {  // it runs already
+    worker_loop->events.when_failing = [this, worker_loop](const std::shared_ptr<Operation>& operation) {
+      cancel(operation, worker_loop);
+    };
+    worker_loop->events.when_checked = [rounds = late_rounds_, worker_loop](const Operation* first) {
+      rounds->note(worker_loop, first);
+    };
+  });
   planner_.add_loop(connected);
 }
 

@@ -102,7 +102,7 @@ class Worker {
   // The ranks have called different operations in this round.
   void fail_round(const van::RoundFailed& failed);
   // What the scheduler is to know with the next heartbeat, if anything.
-  std::optional<van::LateRound> take_late_round() { return late_rounds_.take(); }
+  std::optional<van::LateRound> take_late_round() { return late_rounds_->take(); }
   // Servers are about to have other weights. Rounds wait until the planner's end_shift(); these are the next ones.
   std::vector<van::TensorRound> begin_shift();
 
@@ -142,7 +142,7 @@ class Worker {
   GoneMembers gone_;
   std::atomic<std::uint64_t> sequence_{0};
   FailedOperations failed_;
-  LateRounds late_rounds_;
+  const std::shared_ptr<LateRounds> late_rounds_ = std::make_shared<LateRounds>();  // loops may outlive the worker
   std::atomic<bool> has_one_phase_{false};  // an operation was started that has no second one
 };
 

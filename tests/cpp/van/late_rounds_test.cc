@@ -31,8 +31,10 @@ TEST(LateRounds, ARankOfAnotherKindIsFoundWhicheverCameFirst) {
     EXPECT_FALSE(rounds.note(0, late(2, kBroadcast)));
     const auto other = rounds.note(1, late(2, kind));
     ASSERT_TRUE(other);
-    EXPECT_EQ(other->other.rank, 0U);
-    EXPECT_EQ(other->other.kind, kBroadcast);
+    EXPECT_EQ(other->difference.one.rank, 0U);
+    EXPECT_EQ(other->difference.one.kind, kBroadcast);
+    EXPECT_EQ(other->difference.other.rank, 1U);
+    EXPECT_EQ(other->difference.other.kind, kind);
     EXPECT_TRUE(other->is_new);
   }
 }
@@ -43,7 +45,19 @@ TEST(LateRounds, ADifferenceIsNewOnce) {
   EXPECT_FALSE(rounds.note(0, late(2, kBroadcast)));
   EXPECT_TRUE(rounds.note(1, late(2, kAllGather))->is_new);
   for (const auto kind : {kBroadcast, kAllGather, kPushPull}) EXPECT_FALSE(rounds.note(2, late(2, kind))->is_new);
-  EXPECT_TRUE(rounds.note(2, late(3, kAllGather)) == std::nullopt);
+  EXPECT_FALSE(rounds.note(2, late(3, kAllGather)));
+}
+
+TEST(LateRounds, WhoComesWhenTheOthersHaveGoneOnIsToldToo) {
+  LateRounds rounds;
+  EXPECT_FALSE(rounds.note(0, late(2, kBroadcast)));
+  EXPECT_TRUE(rounds.note(1, late(2, kAllGather)));
+  EXPECT_FALSE(rounds.note(0, late(3, kBroadcast)));
+  EXPECT_FALSE(rounds.note(1, late(3, kBroadcast)));
+  const auto found = rounds.note(2, late(2, kBroadcast));
+  ASSERT_TRUE(found);
+  EXPECT_FALSE(found->is_new);
+  EXPECT_EQ(found->difference.other.kind, kAllGather);
 }
 
 TEST(LateRounds, WhatARankWaitsForNoMoreIsForgotten) {
