@@ -191,9 +191,11 @@ Member* Joining::stop_waiting(Peer peer, const std::string& why) {
   auto* suspended = record_.phase.in<Suspended>();
   const bool had_workers = suspended != nullptr && suspended->rendezvous.has_workers();
   if (Rendezvous* rendezvous = record_.phase.rendezvous()) {
-    const std::string lost = rendezvous->lose(peer, why);
-    const bool may_be_replaced = !lost.empty() && !record_.phase.is<Renewing>();
-    if (may_be_replaced) log_warning(lost + " was lost before all members have come: " + why + kMayBeReplaced);
+    if (suspended != nullptr) {
+      rendezvous->remove(peer);
+    } else if (const std::string lost = rendezvous->lose(peer, why); !lost.empty() && record_.phase.is<Gathering>()) {
+      log_warning(lost + " was lost before all members have come: " + why + kMayBeReplaced);
+    }
   }
   if (had_workers && !suspended->rendezvous.has_workers())
     suspended->until = Clock::now() + record_.options.resume_timeout;

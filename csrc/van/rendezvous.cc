@@ -103,7 +103,7 @@ void Rendezvous::push(Peer peer, Node node) {
   workers_taken_.add(node.worker_rank);
   servers_taken_.add(node.server_rank);
   identities_.insert(node.identity);
-  lost_.erase({node.worker_rank, node.server_rank});
+  forget_lost(node);
   joined_.push_back({peer, std::move(node)});
 }
 
@@ -158,7 +158,12 @@ std::string Rendezvous::lose(Peer peer, const std::string& why) {
   if (joined == joined_.end()) return "";
   const Node& node = joined->node;
   const std::string name = node.describe();
-  lost_[{node.worker_rank, node.server_rank}] = name + " had joined and was lost: " + why;
+  forget_lost(node);
+  if (lost_.size() < kMostNamed) {
+    lost_.push_back({node.worker_rank, node.server_rank, name + " had joined and was lost: " + why});
+  } else {
+    ++lost_unnamed_;
+  }
   remove(peer);
   return name;
 }
@@ -184,10 +189,17 @@ std::string Rendezvous::missing() const {
 
 std::string Rendezvous::lost() const {
   std::string text;
-  std::size_t named = 0;
-  for (auto one = lost_.begin(); one != lost_.end() && named < kMostNamed; ++one, ++named) text += "; " + one->second;
-  if (lost_.size() > kMostNamed) text += "; " + std::to_string(lost_.size() - kMostNamed) + " more were lost as well";
+  for (const Lost& one : lost_) text += "; " + one.how;
+  if (lost_unnamed_ > 0) text += "; " + std::to_string(lost_unnamed_) + " more were lost as well";
   return text;
+}
+
+// Who has no rank of its own replaces nobody for certain.
+void Rendezvous::forget_lost(const Node& node) {
+  if (node.worker_rank < 0 && node.server_rank < 0) return;
+  std::erase_if(lost_, [&](const Lost& one) {
+    return one.worker_rank == node.worker_rank && one.server_rank == node.server_rank;
+  });
 }
 
 std::string Rendezvous::missing(Rank rank, std::uint32_t count, const std::string& role) const {

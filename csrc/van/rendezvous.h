@@ -11,7 +11,6 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <optional>
 #include <string>
 #include <unordered_set>
@@ -88,6 +87,7 @@ class Rendezvous {
   std::uint32_t number_of(Rank rank) const { return taken(rank).members; }
   std::string missing(Rank rank, std::uint32_t count, const std::string& role) const;
   std::string lost() const;
+  void forget_lost(const Node& node);
   std::uint32_t close_up(Rank rank);
   void leave_out_spare_servers();
   void forget_unused_numbers();
@@ -102,8 +102,14 @@ class Rendezvous {
   bool is_resumed_ = false;     // the job was suspended
   bool has_numbers_ = true;     // of workers and servers
   std::vector<Joined> joined_;  // in the order of arrival
-  // By the ranks that they wanted, those that are gone again, and how each was lost.
-  std::map<std::pair<std::int32_t, std::int32_t>, std::string> lost_;
+  // Those that are gone again, and that nobody has replaced who wanted the same ranks. The first ones are named.
+  struct Lost {
+    std::int32_t worker_rank;
+    std::int32_t server_rank;
+    std::string how;
+  };
+  std::vector<Lost> lost_;
+  std::size_t lost_unnamed_ = 0;
   Taken workers_taken_, servers_taken_;
   std::unordered_set<std::uint64_t> identities_;
 };
