@@ -18,6 +18,7 @@ import torch
 from bps_rdma import _core, arrays
 from bps_rdma.exact import UnroundedSums
 from bps_rdma.torch import transfer
+from bps_rdma.torch.holders import is_part
 from bps_rdma.torch.units import Bucket, IndexedParameter, Sent, Unit
 
 
@@ -70,7 +71,7 @@ class Accumulation:
         self._parameter.grad = shown
         if counts:
             self._grad, self._version = shown, shown._version
-            self._copy = shown.detach().clone() if shown._is_view() else None
+            self._copy = shown.detach().clone() if is_part(shown) else None
 
     @property
     def pending(self) -> bool:

@@ -32,10 +32,17 @@ def held_gradient(parameter: torch.Tensor, *, arrives: bool = False) -> torch.Te
     return gradient if gradient.layout is torch.strided and sharers_of(gradient) > _UNSHARED else None
 
 
+def is_part(gradient: torch.Tensor) -> bool:
+    """Whether a dense gradient is a part of a larger buffer. Others may write to that, and change its version."""
+    return gradient._is_view() or gradient.untyped_storage().nbytes() > gradient.numel() * gradient.itemsize
+
+
 def is_of_the_script(parameter: torch.Tensor) -> bool:
     """Whether a gradient, which autograd has not just given, is one that a script has made, or holds."""
     gradient = parameter.grad
-    return gradient is not None and (gradient._is_view() or sys.getrefcount(gradient) > _ALONE)
+    if gradient is None or sys.getrefcount(gradient) > _ALONE:
+        return gradient is not None
+    return gradient.layout is torch.strided and is_part(gradient)
 
 
 def _references(parameter: torch.Tensor) -> int:

@@ -23,7 +23,7 @@ from bps_rdma.errors import BpsError
 from bps_rdma.operations import OperationOptions, ReduceOp
 from bps_rdma.operations.options import EXACT, NONE
 from bps_rdma.torch import holders, transfer
-from bps_rdma.torch.holders import BY_GRAD, held_gradient, sharers_of
+from bps_rdma.torch.holders import BY_GRAD, held_gradient, is_part, sharers_of
 from bps_rdma.torch.transfer import AnyHandle
 from bps_rdma.uncompressed import why_not
 
@@ -117,12 +117,12 @@ class Single:
         gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.detach()
         wire = gradient.resolve_conj().contiguous()
         self._sent = parameter.grad
-        is_part = self._sent is not None and self._sent._is_view()
-        if is_part and wire is gradient:  # a hook that changes it now must not change the mean on this rank alone
+        shares = self._sent is not None and is_part(self._sent)
+        if shares and wire is gradient:  # a hook that changes it now must not change the mean on this rank alone
             wire = gradient.clone()
         self._gradient, self._wire = gradient, wire
         # Views share a version with their base, and with gradients that are still computed.
-        self._version = None if self._sent is None or is_part else gradient._version
+        self._version = None if self._sent is None or shares else gradient._version
         self._handle = transfer.all_reduce(as_real(wire.data), self._options)  # the mean is no change that counts
 
     def wait(self) -> None:
@@ -271,7 +271,7 @@ class Bucket:
         for entry, (gradient, _) in self._theirs.items():  # only now: hooks may have changed them
             self._view_of(entry).copy_(gradient.detach())
             # Those in a buffer share their version, with gradients that are still computed.
-            self._theirs[entry] = gradient, None if gradient._is_view() else gradient._version
+            self._theirs[entry] = gradient, None if is_part(gradient) else gradient._version
         self._flags.fill_(1)
         self._missing = [entry for entry in self.entries if entry.parameter.grad is None]
         for entry in self._missing:

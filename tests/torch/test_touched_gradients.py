@@ -333,17 +333,24 @@ def halve(part: torch.Tensor, _: torch.Tensor) -> None:
     part.mul_(0.5)
 
 
-def in_a_buffer(bps: Any) -> None:
+PARTS = {"views": torch.Tensor.view_as, "data": lambda part, like: part.view_as(like).data,
+         "detached": lambda part, like: part.view_as(like).detach()}  # fmt: skip
+
+
+@pytest.mark.parametrize("made", PARTS)
+@harness.on_ranks(workers=2)
+def test_a_hook_that_changes_a_part_of_a_buffer(bps: Any, made: str) -> None:
     """A part of the script's own buffer is changed after it was sent: all ranks have the mean of what was sent."""
     from bps_rdma.torch import DistributedDataParallel, DistributedOptimizer
 
+    part_of = PARTS[made]
     for strategy in ("overlap", "bucketed"):
         for kind in (DistributedDataParallel, DistributedOptimizer):
             model = nn.Sequential(nn.Linear(8, 8, bias=False), nn.Linear(8, 4, bias=False))
             nn.init.ones_(model[0].weight)
             flat = torch.zeros(64 + 32)
             first, last = (each.weight for each in model)
-            first.grad, last.grad = flat[:64].view_as(first), flat[64:].view_as(last)
+            first.grad, last.grad = part_of(flat[:64], first), part_of(flat[64:], last)
             if kind is DistributedDataParallel:
                 wrapped = kind(model, strategy=strategy, bucket_mb=0.0001)
             else:
@@ -357,5 +364,34 @@ def in_a_buffer(bps: Any) -> None:
             assert (torch.from_numpy(mean) == flat).all(), "ranks differ"
 
 
-def test_a_hook_that_changes_a_part_of_a_buffer():
-    harness.run(in_a_buffer, workers=2)
+def clamp(parameter: torch.Tensor) -> None:
+    assert parameter.grad is not None
+    parameter.grad.clamp_(max=1.0)
+
+
+class Joined(nn.Module):
+    """autograd gives both parameters parts of one gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key = (nn.Parameter(torch.ones(4, 8)) for _ in range(2))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return inputs @ torch.cat([self.query, self.key]).T
+
+
+@harness.on_ranks(workers=2)
+def test_a_hook_that_clamps_gradients_which_autograd_has_made_as_parts(bps: Any) -> None:
+    from bps_rdma.torch import DistributedDataParallel
+
+    for strategy in ("overlap", "naive"):
+        inner = Joined()
+        model = DistributedDataParallel(inner, strategy=strategy)
+        for parameter in inner.parameters():
+            parameter.register_post_accumulate_grad_hook(clamp)
+        for _ in range(2):
+            inner.zero_grad()
+            model(torch.full((1, 8), 0.5 + bps.rank())).sum().backward()
+            for parameter in inner.parameters():
+                assert parameter.grad is not None
+                assert parameter.grad.unique().item() in (1.0, 0.75), "the mean of what was sent: clamped or not"
