@@ -7,6 +7,7 @@ import os
 import types
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from bps_rdma import _core
@@ -112,7 +113,7 @@ def wait(pending: Iterable[AnyHandle[T]]) -> list[T]:
     """Waits for several operations and returns their arrays, in order. Raises the first error after all are over."""
     if not isinstance(pending, Iterable):
         raise UnknownHandleError(f"{pending!r} is not a list of handles", "pass a list, or one handle to synchronize()")
-    return wait_each(_checked(one).wait for one in pending)
+    return wait_each(partial(synchronize, one) for one in pending)
 
 
 def wait_each(waits: Iterable[Callable[[], T]]) -> list[T]:

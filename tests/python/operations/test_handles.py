@@ -62,6 +62,11 @@ def test_wait_for_several(bps: Any) -> None:
         bps.wait([taken, good])
     with pytest.raises(bps.UnknownHandleError):
         bps.synchronize(good)  # wait() took it
+    good = bps.push_pull_async(np.ones(3), False, "good")
+    with pytest.raises(bps.UnknownHandleError, match="no handle"):
+        bps.wait(["no handle", good])
+    with pytest.raises(bps.UnknownHandleError):
+        bps.synchronize(good)
 
 
 @pytest.mark.parametrize("what", [7, None, "handle", object(), np.ones(3)])
