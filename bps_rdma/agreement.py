@@ -90,18 +90,18 @@ def commit(group: Group | None = None, timeout: float | None = None) -> None:
 
     def end_step() -> None:
         job = current()
-        job.process.end_step(group_of(job, group).id, job.process.timeout_s if timeout is None else timeout)
+        if job.may_lose_members:
+            job.process.end_step(group_of(job, group).id, job.process.timeout_s if timeout is None else timeout)
         job.is_late = False
         job.has_entrants = job.has_entrants and group is not None
 
-    if current().may_lose_members:
-        surviving(end_step)
+    surviving(end_step)
 
 
 def group_of(job: Job, group: Group | None) -> Group:
     """Returns the group that a caller has passed; None means all workers."""
     if group is None:
         return job.world
-    if not isinstance(group, Group) or job.groups.get(group.id) != group:
+    if not isinstance(group, Group) or job.groups.get(group._id) != group:
         raise InvalidArgumentError(f"{group} is not a group of this job", "make it with new_group() after init()")
     return group

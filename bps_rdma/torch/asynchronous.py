@@ -137,7 +137,8 @@ class AsynchronousOptimizer(torch.optim.Optimizer):
         """
         if self._bps_is_copy:
             self._bps_begin_copy()
-            return
+            if self._bps_view is not None:
+                return
         self._bps_settle()
         running, entered = job.current(), membership.view()
         root = (self._bps_group or running.world).ranks[0]
@@ -162,6 +163,8 @@ class AsynchronousOptimizer(torch.optim.Optimizer):
         self._bps_settle()
         if job.current().staleness == 0:
             return
+        if membership.view() != self._bps_view:  # the next step() would have stored them
+            self.store_weights()
         for weights in self._bps_weights:
             unstore(weights.known, weights.name, group=self._bps_group)
             weights.write()

@@ -235,7 +235,7 @@ class DiLoCo:
         """
         if self._lacks_state:
             raise BpsError(
-                "a process has entered the job, and not all of them know what the others agreed on last",
+                "a process has entered the job, and not all ranks know what the others agreed on last",
                 "pass the optimizer to TrainingState, and call sync() before each step",
             )
         self._settle()

@@ -119,7 +119,9 @@ class ShardedOptimizer(torch.optim.Optimizer):
             super().add_param_group(param_group)
             self._shards.add(self.param_groups[-1]["params"])
             return
-        self._check_view()
+        agrees = self._view is not None  # else reshard() compares them
+        if agrees:
+            self._check_view()
         failure: Exception | None = None
         before = len(self.param_groups)
         try:
@@ -129,8 +131,13 @@ class ShardedOptimizer(torch.optim.Optimizer):
         except Exception as error:
             failure = error
         try:
-            check_alike(optimizer_lines(self), "ShardedOptimizer.add_param_group", self._group, failure)
-            self._held = set(self._shards.mine(self._shards.params))
+            if agrees:
+                check_alike(optimizer_lines(self), "ShardedOptimizer.add_param_group", self._group, failure)
+                self._held = set(self._shards.mine(self._shards.params))
+            elif failure is not None:
+                raise failure
+            elif not job.current().is_late:
+                self._held = set(self._shards.params)
         except Exception:
             for group in self.param_groups[before:]:
                 self._shards.drop(group["params"])

@@ -68,7 +68,7 @@ class TrainingState:
                 as ShardedOptimizer.reshard().
         """
         view = membership.view()
-        if view == self._view:
+        if view == self._view and not _lacks_state(self.optimizer):
             return
         sharded: set[torch.Tensor] = set()
         if isinstance(self.optimizer, ShardedOptimizer):
@@ -91,6 +91,13 @@ class TrainingState:
             else:
                 setattr(self, name, value)
         self._view = view
+
+
+def _lacks_state(optimizer: Any) -> bool:
+    """Whether it was made beside a rank that has just entered. All ranks know that alike."""
+    if isinstance(optimizer, ShardedOptimizer):
+        return optimizer._view != membership.view()
+    return isinstance(optimizer, DiLoCo) and optimizer._lacks_state
 
 
 def _packed(value: Any) -> Any:

@@ -15,9 +15,12 @@ more = []
 def make_more():
     one, other = torch.nn.Linear(8, 40), torch.nn.Linear(8, 3)
     wrapped = bps.DistributedDataParallel(one)
-    sharded = bps.ShardedOptimizer(one.parameters(), torch.optim.AdamW, lr=0.01)
+    sharded = bps.ShardedOptimizer([one.weight], torch.optim.AdamW, lr=0.01)
+    sharded.add_param_group({"params": [one.bias], "lr": 0.02})
     alone = bps.DiLoCo(torch.optim.SGD(other.parameters(), lr=0.05), every=1)
-    more[:] = bps.TrainingState(wrapped, sharded), bps.TrainingState(other, alone)
+    more[:] = bps.TrainingState(wrapped, torch.optim.SGD(one.parameters(), lr=0.01)), bps.TrainingState(other, alone)
+    more[0].sync()
+    more[0].optimizer = sharded
 
 
 def train_more(generator):
