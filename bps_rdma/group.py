@@ -15,13 +15,13 @@ class Group:
     calling rank() and size() of bps_rdma does.
     """
 
-    __slots__ = ("_id", "_ranks")
+    __slots__ = ("__weakref__", "_id", "_ranks")
     # The module job, which knows views, gives these.
     _go_on: ClassVar[Callable[[], None]]  # into the next view, if it is time
     _own_rank: ClassVar[Callable[[], int]]  # of this worker
 
-    def __init__(self, number: int, ranks: tuple[int, ...], /) -> None:
-        self._id = number
+    def __init__(self, id: int, ranks: tuple[int, ...]) -> None:  # noqa: A002  as printed
+        self._id = id
         self._ranks = ranks
 
     @property
@@ -60,7 +60,7 @@ class Group:
         return hash(Group)
 
     def __repr__(self) -> str:
-        """As it was built."""
+        """Its number and ranks in the present view."""
         return f"Group(id={self._id}, ranks={self._ranks})"
 
     def __deepcopy__(self, _: object) -> Group:

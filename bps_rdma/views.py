@@ -37,10 +37,10 @@ def current() -> Job:
 
 
 def go_on() -> None:
-    """Takes this process into its next view if current() would, and if it is not on its way there.
+    """Takes this process into its next view, if the caller knows that it goes there, and if it is not on its way.
 
     Raises:
-        What current() raises, but in no job.
+        The errors of current(). In no job it does nothing.
     """
     if presence.inside is None and presence.now().job is not None and not keeping and not presence.is_changing():
         current()
