@@ -73,6 +73,11 @@ class Accumulation:
             self._grad, self._version = shown, shown._version
             self._copy = shown.detach().clone() if is_part(shown) else None
 
+    def take_over(self, before: Accumulation) -> None:
+        """Goes on with the sum of another one for the same parameter."""
+        if before.pending and before._grad is not None and before._grad.dtype == self._parameter.dtype:
+            self._sum, self._grad, self._version, self._copy = before._sum, before._grad, before._version, before._copy
+
     @property
     def pending(self) -> bool:
         """True if there is an unrounded sum of what .grad shows."""

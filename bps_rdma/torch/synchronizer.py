@@ -149,6 +149,12 @@ class GradientSynchronizer:
         """The parameters whose gradients have become ready in this pass, in order."""
         return [] if self._pass is None else self._pass.arrived
 
+    def take_over(self, before: GradientSynchronizer) -> None:
+        """Takes the place of another one, between passes; it is closed."""
+        self.passes, self.exposed_s = before.passes, before.exposed_s
+        self._unrounded.take_over(before._unrounded)
+        before.close()
+
     def accumulate(self, accumulates: bool | None) -> None:
         """Sets `accumulates` anew, between passes."""
         self._unrounded.accumulate(accumulates)

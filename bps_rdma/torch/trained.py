@@ -312,8 +312,7 @@ class TrainedParameters:
         prefix = self.prefix if changes == 0 else f"{self.prefix} ({changes})"
         made, before = self._make(named, prefix), self._made
         if before is not None:
-            made.passes, made.exposed_s = before.passes, before.exposed_s
-            before.close()
+            made.take_over(before)
         self._made, self._view, self._changes = made, entered, changes
         self._entries = {id(entry.parameter): entry for entry in made.entries}
         self._kinds = {key: (entry.parameter.dtype, entry.parameter.device) for key, entry in self._entries.items()}

@@ -43,6 +43,13 @@ class UnroundedPasses:
             self._accumulations = {entry: Accumulation(entry) for entry in self._entries}
             self.hooks.extend(one.hook for one in self._accumulations.values())
 
+    def take_over(self, before: UnroundedPasses) -> None:
+        """Goes on with what has accumulated since the last pass of another one."""
+        sums = {id(entry.parameter): one for entry, one in before._accumulations.items()}
+        for entry, one in self._accumulations.items():
+            if id(entry.parameter) in sums:
+                one.take_over(sums[id(entry.parameter)])
+
     def accumulated(self, entry: IndexedParameter, accumulates: bool) -> None:
         """Autograd has added a gradient to .grad; see GradientSynchronizer.accumulated()."""
         if self._accumulations:

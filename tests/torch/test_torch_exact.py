@@ -9,6 +9,7 @@ from typing import Any
 import harness
 import pytest
 import torch
+from harness import mark
 from strategies import with_every_strategy
 from torch import nn
 
@@ -81,6 +82,34 @@ def trained(bps: Any, strategy: str) -> None:
 def test_gradients_are_rounded_once() -> None:
     harness.run(with_every_strategy, trained, workers=4)
     harness.run(with_every_strategy, trained, **harness.on_hosts("aabb"))
+
+
+def accumulates_over_views(bps: Any) -> list[float]:
+    """The means of two passes: 256 and 1 on rank 0, whose sum in bfloat16 is 256, and 0 and 1 on the others."""
+    model = nn.Linear(1, 1, bias=False).bfloat16()
+    nn.init.ones_(model.weight)
+    ddp = DistributedDataParallel(model, exact=True)
+    first, second = (torch.full((1, 1), value, dtype=torch.bfloat16) for value in (256.0 * (bps.rank() == 0), 1.0))
+    found = []
+    while not found or found[-1][0] == 3:
+        model.zero_grad()
+        with ddp.no_sync():
+            ddp(first).sum().backward()
+        try:
+            ddp(second).sum().backward()
+        except bps.RoundAbortedError:
+            continue
+        assert model.weight.grad is not None
+        found.append((bps.size(), model.weight.grad.item()))
+        mark("running")
+    return [found[0][1], found[-1][1]]
+
+
+def test_what_has_accumulated_when_the_ranks_become_others_is_not_rounded() -> None:
+    with harness.start(accumulates_over_views, workers=3, env={"BPS_MIN_WORKERS": "2"}) as job:
+        job.await_marks("running")
+        job.kill("rank 2")
+        assert job.values(but=[2]) == [[86.5, 129.0]] * 2
 
 
 @harness.on_ranks(workers=1)
