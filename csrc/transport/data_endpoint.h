@@ -43,7 +43,7 @@ struct WriteOp {
 };
 inline constexpr const char* kNoRoom = "it has granted less room than a write takes";
 
-// What is posted: it names memory that a peer on the same host reads in place.
+// A posting names memory that a peer on the same host reads in place.
 struct Posting {
   std::span<const std::byte> header{};  // at most kMaxHeader bytes, copied
   const Region* source = nullptr;       // must stay untouched until the peer answers; null when length is 0

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a stream has still to send, in order: bytes of its own, and between them messages that other streams send, too.
+// A backlog keeps what a stream has still to send: its own bytes, and between them messages that others send, too.
 // Threading: the stream's.
 #pragma once
 

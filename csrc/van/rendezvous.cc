@@ -194,7 +194,7 @@ std::string Rendezvous::lost() const {
   return text;
 }
 
-// Who has no rank of its own replaces nobody for certain.
+// A process without a rank of its own replaces nobody for certain.
 void Rendezvous::forget_lost(const Node& node) {
   if (node.worker_rank < 0 && node.server_rank < 0) return;
   std::erase_if(lost_, [&](const Lost& one) {

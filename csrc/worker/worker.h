@@ -101,7 +101,7 @@ class Worker {
   void fail_tensor(std::uint32_t id, const std::string& why);
   // The ranks have called different operations in this round.
   void fail_round(const van::RoundFailed& failed);
-  // What the scheduler is to know with the next heartbeat, if anything.
+  // Returns what the scheduler is to know with the next heartbeat, if anything.
   std::optional<van::LateRound> take_late_round() { return late_rounds_->take(); }
   // Servers are about to have other weights. Rounds wait until the planner's end_shift(); these are the next ones.
   std::vector<van::TensorRound> begin_shift();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What comes in on a tcp connection: frames, each with a payload that goes to its place, or nowhere. As far as the
+// A tcp connection takes in frames, each with a payload that goes to its place, or nowhere. As far as the
 // place of the next bytes is known they are read into it. What follows is read into the scratch, so that a small frame
 // behind a large one costs no system call of its own. Threading: the loop's.
 #pragma once
@@ -29,12 +29,12 @@ class IncomingFrames {
     std::uint64_t in_place = 0;
     std::uint64_t total = 0;
   };
-  // Where the next bytes belong; no more than `most` of them are read into place.
+  // Tells where the next bytes belong. No more than `most` of them are read into place.
   Room room(std::uint64_t most);
   // True when a read into place must not end within a unit, whose first bytes would be gone. Then `most` counts bytes
   // that are here for certain, and a unit of which only a part is here comes by the scratch.
   bool lands_in_units() const { return target_ != nullptr && unit_ > 1; }
-  // So many bytes have been read there. False: the peer does not keep to the protocol.
+  // Takes the bytes that were read there. False: the peer does not keep to the protocol.
   bool take(const Room& room, std::uint64_t bytes);
 
   // The rest of the present frame goes nowhere. Returns how much of it has landed.

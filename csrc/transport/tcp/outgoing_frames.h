@@ -27,7 +27,7 @@ class OutgoingFrames {
   void add(const WriteOp& op);
   // Sets what goes out next, and returns how many pieces that are.
   std::size_t next_pieces(Pieces& pieces) const;
-  // So many bytes of these are out. Notes the writes whose source is read no more.
+  // Takes so many bytes as sent, and notes the writes whose source is read no more.
   void note_sent(std::uint64_t bytes, WrittenTokens& written);
   // Nothing is sent any more, and so no source is read.
   void give_up(WrittenTokens& written);
