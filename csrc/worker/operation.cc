@@ -40,7 +40,19 @@ Operation::Operation(std::shared_ptr<Tensor> declared, const Request& what, std:
     portion.output_bytes = what.output;
     portion.finality = what.survives_servers ? Finality::kCommit : Finality::kAnswer;  // until its loop admits it
   }
-  begin(worker_loops, now);
+  loop = find_loop(places);
+  begin(shares(worker_loops), now);
+}
+
+// A small tensor's: the other loops need not wake up for it, and a caller that waits can take the place of this one.
+std::size_t Operation::find_loop(std::size_t places) const {
+  std::size_t found = portions.size() == places ? 0 : kSeveral;
+  for (std::size_t i = 0; i < portions.size(); ++i) {
+    if (portions[i].parts.empty()) continue;
+    if (found != kSeveral && found != i / places) return kSeveral;
+    found = i / places;
+  }
+  return found;
 }
 
 Operation::~Operation() {

@@ -51,6 +51,8 @@ class Operation : public std::enable_shared_from_this<Operation> {
             std::shared_ptr<const Plans> placed = nullptr, Clock::time_point now = Clock::now());
   ~Operation();
 
+  // How many loops work on it.
+  std::size_t shares(std::size_t worker_loops) const { return loop == kSeveral ? worker_loops : 1; }
   // Makes a complete operation pending again, as another round, with the same request and memory. Only for an operation
   // that one loop works on. False when a loop may still know of the last round, which then needs another object.
   bool rearm(std::uint32_t new_round, std::uint64_t order);
@@ -101,6 +103,8 @@ class Operation : public std::enable_shared_from_this<Operation> {
   std::uint64_t sequence;  // order of the calls, for equal priorities
   Deadline deadline;
   const PartitionLayout layout;
+  static constexpr std::size_t kSeveral = ~std::size_t{0};
+  std::size_t loop = kSeveral;  // the only one that works on it, if its partitions belong to one
   const std::unique_ptr<const Continuation> continuation;  // of an operation of an earlier view, or null
   std::unique_ptr<DeviceArrays> on_device;                 // null: its memory is the host's
   Completion completion;
@@ -109,6 +113,7 @@ class Operation : public std::enable_shared_from_this<Operation> {
   std::unique_ptr<Pace[]> paces;  // [loop], where more partitions than one server may have under way could need one
 
  private:
+  std::size_t find_loop(std::size_t places) const;
   void begin(std::uint64_t shares, Clock::time_point now);
   tensor::PushHeader make_header() const;
 

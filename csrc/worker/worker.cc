@@ -180,7 +180,7 @@ void Worker::start(PreparedOperation& prepared, bool awaited) {
   } catch (const Error&) {
     // The loop that watches the operation since an earlier round will never be given this one, and must not wait for it
     // when the job ends.
-    transport::Reactor& reactor = worker_loops_.front()->reactor();
+    transport::Reactor& reactor = first_loop_of(*operation).reactor();
     reactor.loop().post([lost = std::exchange(operation, nullptr), &reactor] { finish(*lost, 1, reactor.counters()); });
     throw;
   }
@@ -196,14 +196,18 @@ std::shared_ptr<Operation> Worker::make_operation(const std::shared_ptr<Tensor>&
   if (options_.survives_servers && request.survives_servers && !what.survives_servers) has_one_phase_.store(true);
   auto operation = std::make_shared<Operation>(tensor, what, round, sequence, worker_loops_.size(),
                                                planner_.places().count(), only, std::move(plans));
-  if (worker_loops_.size() == 1) operation->completion.progress = worker_loops_.front()->reactor().progress();
+  if (operation->loop != Operation::kSeveral) {
+    operation->completion.progress = worker_loops_[operation->loop]->reactor().progress();
+  }
   return operation;
 }
 
 void Worker::launch(const std::shared_ptr<Operation>& operation, bool awaited) {
   submit(operation);
-  if (!awaited || !operation->completion.progress) {
+  if (operation->loop == Operation::kSeveral) {
     for (WorkerLoop* each : worker_loops_) each->reactor().progress()->wake();
+  } else if (!awaited) {
+    operation->completion.progress->wake();
   }
   const Tensor& tensor = *operation->tensor;
   if (gone_.is_any() || tensor.failed.load()) {  // between the check and the submission
@@ -216,21 +220,28 @@ void Worker::launch(const std::shared_ptr<Operation>& operation, bool awaited) {
   }
 }
 
-// The worker loops share the work. The first to get it also watches its deadline, and keeps it alive.
+WorkerLoop& Worker::first_loop_of(const Operation& operation) const {
+  const bool is_shared = operation.loop == Operation::kSeveral;
+  return *worker_loops_[is_shared ? operation.sequence % worker_loops_.size() : operation.loop];
+}
+
+// The worker loops share the work, if it is more than one partition's. The first to get it also watches its deadline,
+// and keeps it alive.
 void Worker::submit(const std::shared_ptr<Operation>& operation) {
+  WorkerLoop& watching = first_loop_of(*operation);
+  watching.submit(operation, true);
+  if (operation->loop != Operation::kSeveral) return;
   const std::size_t loops = worker_loops_.size();
-  const std::size_t first = operation->sequence % loops;
-  worker_loops_[first]->submit(operation, true);
   for (std::size_t i = 0; i < loops; ++i) {
-    if (i == first) continue;
+    if (worker_loops_[i] == &watching) continue;
     try {
       worker_loops_[i]->submit(operation, false);
     } catch (const Error& error) {
       // Others work on it already. These loops cancel their parts without having admitted it; their share ends here.
       std::uint64_t unreached = 0;
-      for (std::size_t left = i; left < loops; ++left) unreached += left == first ? 0 : 1;
+      for (std::size_t left = i; left < loops; ++left) unreached += worker_loops_[left] == &watching ? 0 : 1;
       abort(operation, error.code(), error.what(), error.hint());
-      transport::Reactor& reactor = worker_loops_[first]->reactor();
+      transport::Reactor& reactor = watching.reactor();
       reactor.loop().post([operation, unreached, &reactor] { finish(*operation, unreached, reactor.counters()); });
       return;
     }

@@ -120,6 +120,7 @@ class Worker {
   void fail_at_once(const std::shared_ptr<Operation>& operation, const Error& why);
   void launch(const std::shared_ptr<Operation>& operation, bool awaited);
   void submit(const std::shared_ptr<Operation>& operation);
+  WorkerLoop& first_loop_of(const Operation& operation) const;
   // Tells that it has failed, and all loops but `except`, which has done what follows.
   void cancel(const std::shared_ptr<Operation>& operation, const WorkerLoop* except);
   // Each loop but `except` makes the call, on its own thread, at some time.

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "worker/worker.h"
 
+#include <set>
+
 #include "transport/local/self_transport.h"
 #include "van/van_fixture.h"
 
@@ -33,6 +35,11 @@ struct Loops {
     Request request;
     request.timeout_s = 0.02;
     return worker->start(tensor, request);
+  }
+  // The loops send nothing of it: they have no connections.
+  static void withdraw(Operation& operation) {
+    operation.fail(ErrorCode::kTimeout, "too late", "");
+    for (Portion& portion : operation.portions) portion.cancelled = true;
   }
   // Leaves no room in this loop's ring.
   void fill(std::size_t loop, std::size_t count = 2) {
@@ -113,6 +120,32 @@ TEST(Worker, APreparedOperationOfSeveralLoopsIsNotUsedAgain) {
   EXPECT_TRUE(first->is_over());
   two.worker->start(prepared, true);
   EXPECT_NE(prepared.current, first);
+}
+
+TEST(Worker, WhatIsOnePartitionsGoesToItsLoopAlone) {
+  std::set<std::size_t> found;
+  for (std::size_t tensor = 0; tensor < 4; ++tensor) {
+    Loops two(2);
+    std::vector<std::shared_ptr<Tensor>> tensors;
+    for (const char* name : {"a", "b", "c", "d"}) tensors.push_back(two.declare(name, 100));
+    const auto operation = two.start(tensors[tensor]);
+    const std::size_t loop = operation->loop;
+    ASSERT_LT(loop, 2U);
+    found.insert(loop);
+    EXPECT_EQ(operation->completion.progress, two.reactors[loop]->progress());
+    EXPECT_FALSE(two.loops[loop]->is_idle());
+    EXPECT_TRUE(two.loops[1 - loop]->is_idle()) << "it hears nothing of it";
+    Loops::withdraw(*operation);
+  }
+  EXPECT_EQ(found.size(), 2U) << "all tensors belong to one loop";
+}
+
+TEST(Worker, WhatHasPartitionsOfSeveralLoopsGoesToEach) {
+  Loops two(2);
+  const auto operation = two.start(two.declare("large", 3000));  // three partitions
+  EXPECT_EQ(operation->loop, Operation::kSeveral);
+  for (const auto& loop : two.loops) EXPECT_FALSE(loop->is_idle());
+  Loops::withdraw(*operation);
 }
 
 TEST(Worker, APreparedOperationThatNoLoopTakesCanBeStartedLater) {
