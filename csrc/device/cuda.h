@@ -58,6 +58,7 @@ constexpr int kCaptureRelaxed = 2;  // captures of other threads forbid this one
   X(cuMemcpyHtoDAsync_v2, (Address to, const void* from, std::size_t size, Stream stream))
 
 struct Functions {
+// NOLINTNEXTLINE(bugprone-macro-parentheses): a declaration takes none
 #define BPS_CUDA_MEMBER(name, parameters) Result(*name) parameters = nullptr;
   BPS_CUDA_FUNCTIONS(BPS_CUDA_MEMBER)
 #undef BPS_CUDA_MEMBER

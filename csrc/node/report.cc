@@ -4,6 +4,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <cmath>
 #include <cstdio>
 #include <map>
 #include <string>
@@ -158,7 +159,8 @@ std::string Report::describe_members() const {
     const auto server = static_cast<std::size_t>(node.server_rank);
     if (node.server_rank >= 0 && weights) one.add("share", shares[server] / double{van::ServerWeights::kAll});
     if (node.server_rank >= 0 && worker != nullptr) {
-      one.add("dealt_bytes", deal.bytes[server]).add("due_bytes", static_cast<std::uint64_t>(deal.due[server] + 0.5));
+      one.add("dealt_bytes", deal.bytes[server])
+          .add("due_bytes", static_cast<std::uint64_t>(std::llround(deal.due[server])));
     }
     list.add_raw(one.add("host", node.host).add("pid", node.pid).end());
   }

@@ -23,7 +23,7 @@ constexpr std::size_t kCopied = 4096;  // of shared messages
 }  // namespace
 
 MessageStream::MessageStream(Fd socket, std::optional<MessageKeys> keys, std::size_t largest_message)
-    : socket_(std::move(socket)), keys_(std::move(keys)), largest_(largest_message), in_(4096) {
+    : socket_(std::move(socket)), keys_(keys), largest_(largest_message), in_(4096) {
   ::fcntl(socket_.get(), F_SETFL, ::fcntl(socket_.get(), F_GETFL) | O_NONBLOCK);
 }
 
