@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable
 
 MOST = 40  # lines of a step
+LAST = 10  # of them, where none looks like a complaint
 
 # Of googletest, pytest, the sanitizers, compilers, codespell and our own scripts.
 GTEST = re.compile(r"^\[  FAILED  \] \S+(, where .*)? \(\d+ ms\)$")
@@ -21,12 +22,12 @@ SAID = 4  # lines that an assertion of googletest says after its place
 
 
 def complaints(log: Iterable[str]) -> list[str]:
-    """The lines that say what failed, in order, each once; not more than MOST."""
+    """The lines that say what failed, in order, each once; not more than MOST. Or the last ones, if none seems to."""
     found: dict[str, None] = {}
     left = 0
     running = ""
-    for text in log:
-        line = text.rstrip()
+    said = [line for text in log if (line := text.rstrip())]
+    for line in said:
         if line.startswith("[ RUN "):
             running = line
         elif line.startswith(("[  ", "[==")):
@@ -41,6 +42,6 @@ def complaints(log: Iterable[str]) -> list[str]:
         if left > 0 or GTEST.match(line) or ONE_LINE.match(line):
             found[line] = None
         left = max(left - 1, 0)
-    lines = list(found)
+    lines = list(found) or said[-LAST:]
     more = len(lines) - MOST
     return [*lines[:MOST], f"... and {more} lines like these"] if more > 0 else lines

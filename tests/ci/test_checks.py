@@ -113,7 +113,8 @@ FAILED tests/python/test_it.py::test_that - AssertionError: rank 1 hangs
         "1/2 Test #1: bps_tests_0 ......................***Exception: SegFault  5.52 sec",
         "[ RUN      ] Rounds.End, and no end of it",
     ]
-    assert complaints(["all is well", "0 errors"]) == []
+    assert complaints(["all is well", "", "0 errors"]) == ["all is well", "0 errors"], "what it said last"
+    assert complaints(f"line {n}" for n in range(1000))[-1] == "line 999"
     assert len(complaints(f"E   {n}" for n in range(1000))) == MOST + 1
 
 
