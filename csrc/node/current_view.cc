@@ -50,7 +50,7 @@ void CurrentView::end() {
 
 bool CurrentView::has_ended() const {
   const std::lock_guard lock(mutex_);
-  return (van_ != nullptr && van_->end().view_ended()) || (worker() != nullptr && worker()->view_ended());
+  return (van_ != nullptr && van_->end().view_ended()) || (worker() != nullptr && worker()->view_end().is_known());
 }
 
 void CurrentView::give_up() {

@@ -91,7 +91,7 @@ void Process::require_no_loss() const {
 void Process::check_view(const Process* before) const {
   const bool has_joined = van_ && van_->joined();
   if (before != nullptr && !has_joined) before->van_->end().require_next_view();
-  if (has_joined && van_->end().view_ended()) throw van::view_ended_error();
+  if (has_joined && van_->end().view_ended()) throw van::view_ended_error(van_->end().why());
 }
 
 Process::Process(const Settings& settings, const Startup& startup)

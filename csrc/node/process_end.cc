@@ -111,7 +111,7 @@ void Process::retire() {
     throw Error(ErrorCode::kNotInitialized, "this process has left the job", "call init() again");
   }
   // Another member may have told us before the scheduler did.
-  if (current_.worker() != nullptr) current_.worker()->end_view(van::view_ended_error());
+  if (auto* const worker = current_.worker(); worker != nullptr) worker->end_view(worker->view_end().error());
   end_operations();
   calls_.run_when_empty(
       [this] {

@@ -39,13 +39,13 @@ void mark_failed(Tensor& tensor, const std::string& why) {
 
 Declarations::Declarations(const WorkerOptions& options, van::Van& van, Planner& planner,
                            const std::vector<WorkerLoop*>& worker_loops, std::shared_ptr<FlightRecorder> recorder,
-                           std::shared_ptr<std::atomic<bool>> view_ended)
+                           std::shared_ptr<ViewEnd> view_end)
     : options_(options),
       van_(van),
       planner_(planner),
       worker_loops_(worker_loops),
       recorder_(std::move(recorder)),
-      view_ended_(std::move(view_ended)) {
+      view_end_(std::move(view_end)) {
   van::Group all;
   for (std::uint32_t rank = 0; rank < van.membership().workers; ++rank) all.ranks.push_back(rank);
   groups_[0] = std::make_shared<const van::Group>(std::move(all));
@@ -173,7 +173,7 @@ std::shared_ptr<Tensor> Declarations::make(const van::TensorSpec& spec, const va
   }
   auto tensor = std::make_shared<Tensor>(like != nullptr ? like->whole : rule.cut(bytes, element),
                                          like != nullptr ? like->sharded : rule.cut(bytes, element, members->size()));
-  tensor->view_ended = view_ended_;
+  tensor->view_end = view_end_;
   tensor->recorder = recorder_;
   tensor->is_timed = options_.times_operations;
   tensor->ahead = Pace::each_of(options_.cut.partition_bytes);
@@ -245,7 +245,7 @@ std::shared_ptr<Tensor> Declarations::alone(Tensor& tensor) {
     made.bytes = tensor.bytes;
     made.shape = tensor.shape;
     made.plans.whole = tensor.plans.whole;
-    made.view_ended = tensor.view_ended;
+    made.view_end = tensor.view_end;
     made.recorder = tensor.recorder;
     made.is_timed = tensor.is_timed;
   }

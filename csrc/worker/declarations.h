@@ -23,11 +23,11 @@ namespace bps::worker {
 
 class Declarations {
  public:
-  // Tensors share `recorder` and `view_ended`; what is passed by reference outlives the declarations. The worker adds
+  // Tensors share `recorder` and `view_end`; what is passed by reference outlives the declarations. The worker adds
   // its loops before the first tensor is declared.
   Declarations(const WorkerOptions& options, van::Van& van, Planner& planner,
                const std::vector<WorkerLoop*>& worker_loops, std::shared_ptr<FlightRecorder> recorder,
-               std::shared_ptr<std::atomic<bool>> view_ended);
+               std::shared_ptr<ViewEnd> view_end);
 
   // Returns the tensors of these names, after one round trip for those not declared yet, and connects to their servers.
   // `shape` is for people. Throws kMismatch when a name is used again with another dtype or size, on this rank or on
@@ -57,7 +57,7 @@ class Declarations {
   Planner& planner_;
   const std::vector<WorkerLoop*>& worker_loops_;
   const std::shared_ptr<FlightRecorder> recorder_;
-  const std::shared_ptr<std::atomic<bool>> view_ended_;
+  const std::shared_ptr<ViewEnd> view_end_;
   mutable std::mutex mutex_;  // guards what follows
   std::map<std::pair<std::uint32_t, std::string>, std::shared_ptr<Tensor>> tensors_;
   std::vector<std::shared_ptr<Tensor>> more_tensors_;  // those of declare_like(): the recorder points to them

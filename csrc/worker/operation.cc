@@ -85,7 +85,7 @@ bool Operation::fail(ErrorCode code, const std::string& what, const std::string&
   const bool is_first = failure_.note(Error(code, describe() + ": " + what, hint), [&] {
     if (!completion.begin_failing()) return false;
     if (tensor->compressor) tensor->compressor->note_failure();
-    if (code == ErrorCode::kRoundAborted && tensor->view_ended) *tensor->view_ended = true;
+    if (code == ErrorCode::kRoundAborted && tensor->view_end) tensor->view_end->note(what);
     return true;
   });
   return is_first;
@@ -132,7 +132,7 @@ bool Operation::is_suspended() const {
   const auto why = failure();
   if (!why) return false;
   if (why->code() == ErrorCode::kRoundAborted) return true;
-  if (why->code() != ErrorCode::kTimeout || !tensor->view_ended || !*tensor->view_ended) return false;
+  if (why->code() != ErrorCode::kTimeout || !tensor->view_end || !tensor->view_end->is_known()) return false;
   return !suspension().has_failed();
 }
 

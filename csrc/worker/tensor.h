@@ -20,6 +20,7 @@
 #include "worker/exactness.h"
 #include "worker/flight_recorder.h"
 #include "worker/transfer.h"
+#include "worker/view_end.h"
 
 namespace bps::worker {
 
@@ -49,14 +50,12 @@ struct Tensor {
   std::atomic<std::uint32_t> next_round{0};
   // push() and pull() apart: which round each of them is at.
   std::atomic<std::uint32_t> next_pull{0};
-  std::shared_ptr<Tensor> alone;         // the same as this rank's alone, for kAccumulate; made at first use
-  std::uint32_t stored_by = 0;           // of such a one: the group whose weights they are,
-  std::atomic<std::uint32_t> latest{0};  // and the round in which the latest addition was sent first
-  std::atomic<bool> failed{false};       // the scheduler said that ranks disagree
-  std::string why_failed;                // set before `failed`
-  // True, for all tensors of the job, when an operation has failed because the view has ended. It may have been told so
-  // by another member, before this one has heard it from the scheduler.
-  std::shared_ptr<std::atomic<bool>> view_ended;
+  std::shared_ptr<Tensor> alone;             // the same as this rank's alone, for kAccumulate; made at first use
+  std::uint32_t stored_by = 0;               // of such a one: the group whose weights they are,
+  std::atomic<std::uint32_t> latest{0};      // and the round in which the latest addition was sent first
+  std::atomic<bool> failed{false};           // the scheduler said that ranks disagree
+  std::string why_failed;                    // set before `failed`
+  std::shared_ptr<ViewEnd> view_end;         // of all tensors of the view
   std::shared_ptr<FlightRecorder> recorder;  // of the job, or null
   std::string compression;                   // as it was declared
   std::unique_ptr<Compressor> compressor;    // of one that was declared with a compression

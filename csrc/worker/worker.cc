@@ -53,7 +53,7 @@ Worker::Worker(WorkerOptions options, van::Van& van)
     : options_(std::move(options)),
       van_(van),
       planner_(options_, van),
-      declarations_(options_, van, planner_, worker_loops_, recorder_, view_ended_),
+      declarations_(options_, van, planner_, worker_loops_, recorder_, view_end_),
       gone_(van, options_.hosts) {}
 
 void Worker::add_loop(WorkerLoop* worker_loop, std::span<const std::size_t> connected) {
@@ -258,7 +258,7 @@ void Worker::require_alive(const Tensor& tensor, tensor::OperationKind kind) {
   try {
     check_valid(tensor);
     gone_.check(tensor, kind);
-    if (*view_ended_) throw van::view_ended_error();  // another rank has said so before the scheduler did
+    if (view_end_->is_known()) throw Error(view_end_->error());
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kNotInitialized) {
       failed_.note_refusal(error.what(), sequence_.load());
@@ -271,7 +271,7 @@ void Worker::require_alive(const Tensor& tensor, tensor::OperationKind kind) {
 void Worker::end_view(const Error& why) {
   if (has_ended_view_.exchange(true)) return;
   gone_.end(why);  // if this process does not leave already: then what is under way ends by that
-  *view_ended_ = true;
+  view_end_->note(why.what());
   planner_.stop_shifts();
   tell_loops([why](WorkerLoop& loop) { loop.end_view(why); });
 }

@@ -88,8 +88,8 @@ class Worker {
   // ---- What the van tells
   // Aborts all operations with kRoundAborted, and refuses further ones.
   void end_view(const Error& why);
-  // True when that has happened, or an operation has failed with kRoundAborted.
-  bool view_ended() const { return *view_ended_; }
+  // Knows it when that has happened, or an operation has failed with kRoundAborted.
+  const ViewEnd& view_end() const { return *view_end_; }
   // Aborts the operations that need the member, and refuses further ones. `why` names the cause.
   void lose_node(std::uint32_t node, const std::string& why);
   // Refuses new operations that need the member. Servers decide about those under way: they know what it has
@@ -135,8 +135,7 @@ class Worker {
   van::Van& van_;
   std::vector<WorkerLoop*> worker_loops_;
   const std::shared_ptr<FlightRecorder> recorder_ = std::make_shared<FlightRecorder>();
-  // An operation that a server has aborted may say so before the scheduler does.
-  const std::shared_ptr<std::atomic<bool>> view_ended_ = std::make_shared<std::atomic<bool>>(false);
+  const std::shared_ptr<ViewEnd> view_end_ = std::make_shared<ViewEnd>();
   std::atomic<bool> has_ended_view_{false};
   Planner planner_;
   Declarations declarations_;

@@ -70,7 +70,7 @@ void Process::retire(const std::string& why) {
                                          "bps_rdma was shut down", "wait");
   } else {
     const Error error(ErrorCode::kRoundAborted, why, "repeat the step");
-    *view_->ended = true;
+    view_->end->note(why);
     if (view_->server_loop) view_->server_loop->end_view(error);
     if (view_->worker_loop) view_->worker_loop->end_view(error);
   }

@@ -115,7 +115,7 @@ std::shared_ptr<worker::Tensor> View::make_tensor(std::uint32_t id, std::string 
   made->id = id;
   made->group = all;
   made->is_on_one_host = true;  // or so it seems
-  made->view_ended = ended;
+  made->view_end = end;
   made->position = static_cast<std::uint16_t>(self.worker_rank);
   made->dtype = Dtype::kInt32;
   made->bytes = bytes;

@@ -51,7 +51,7 @@ class View {
   transport::Reactor reactor{"sim", transport::Spin{}};
   SimTransport transport;
   std::shared_ptr<const van::Group> all;
-  std::shared_ptr<std::atomic<bool>> ended = std::make_shared<std::atomic<bool>>(false);
+  std::shared_ptr<worker::ViewEnd> end = std::make_shared<worker::ViewEnd>();
   std::unique_ptr<server::ServerLoop> server_loop;
   std::unique_ptr<worker::WorkerLoop> worker_loop;
   std::vector<worker::ServerConnection*> servers;

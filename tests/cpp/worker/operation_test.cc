@@ -21,7 +21,7 @@ std::shared_ptr<Tensor> make_tensor(std::uint16_t member) {
     plan->resize(1);
     for (std::uint32_t i = 0; i < 6; ++i) plan->front().push_back({.partition = i});
   }
-  tensor->view_ended = std::make_shared<std::atomic<bool>>(false);
+  tensor->view_end = std::make_shared<ViewEnd>();
   return tensor;
 }
 
@@ -79,14 +79,14 @@ struct Late {
 TEST(Operation, ADeadlineIsLeftToTheNextViewWhereNoServerHasSaidWhatBecameOfIt) {
   const Late late(false);
   EXPECT_FALSE(late.operation->is_suspended()) << "the job ends, and no view follows";
-  *late.tensor->view_ended = true;
+  late.tensor->view_end->note("worker 1 is lost");
   EXPECT_TRUE(late.operation->is_suspended());
   EXPECT_EQ(late.operation->suspension().missing().size(), 6);
 }
 
 TEST(Operation, ADeadlineThatAServerHasToldToAllIsAFailure) {
   const Late late(true);
-  *late.tensor->view_ended = true;
+  late.tensor->view_end->note("worker 1 is lost");
   EXPECT_FALSE(late.operation->is_suspended());
   EXPECT_THROW(late.operation->rethrow(), Error);
 }

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from bodies.views import COUNT, FAST, TOLD, train
 from harness import await_mark, mark
-from harness.freeze import freeze, thread_of
+from harness.freeze import freeze, frozen, thread_of
 
 
 def check(values: list[dict[str, Any]], sizes: list[int], culprit: str) -> None:
@@ -284,6 +284,37 @@ def test_who_hears_of_the_loss_from_another_rank_first(transport):
         values = job.values(but=[2])
         deaf.join()
     check(values, [3, 2], "worker 2")
+
+
+def starts_another(bps: Any) -> str:
+    """What a call says that begins after an operation has failed because rank 2 is lost."""
+    x, y = np.ones(10, np.float32), np.ones(10, np.float32)
+    for name, array in (("x", x), ("y", y)):
+        bps.push_pull_inplace(array, name=name)
+    mark("running")
+    if bps.rank() == 2:
+        await_mark("never")
+    failed = bps.push_pull_async_inplace(x, name="x")
+    mark("waiting")
+    while not bps.poll(failed):
+        time.sleep(0.01)
+    with pytest.raises(bps.RoundAbortedError) as told:
+        bps.push_pull_async_inplace(y, name="y")
+    mark("told")
+    with pytest.raises(bps.RoundAbortedError, match="worker 2 "):
+        bps.synchronize(failed)
+    return str(told.value)
+
+
+def test_a_call_names_the_loss_that_this_rank_has_heard_of_from_another():
+    env = {"BPS_MIN_WORKERS": "2", "BPS_HEARTBEAT_TIMEOUT": "20"}
+    with harness.start(starts_another, workers=3, env=env) as job:
+        job.await_marks("waiting", [0, 1])
+        with frozen(thread_of(job.pid("rank 1"), "bps-van")):
+            job.kill("rank 2")
+            job.await_marks("told", [0, 1])
+        told = job.values(but=[2])[:2]
+    assert all("view 1 of 3 workers has ended" in text and "worker 2 " in text for text in told), told
 
 
 def groups_after(bps: Any) -> dict[str, Any]:

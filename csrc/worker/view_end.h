@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tells a worker and its tensors that the view has ended. A server may know it first: then an operation that it has
+// failed says so, before the scheduler does. Threading: any thread.
+#pragma once
+
+#include <atomic>
+
+#include "van/session_end.h"
+#include "worker/failure.h"
+
+namespace bps::worker {
+
+class ViewEnd {
+ public:
+  // The first reason counts.
+  void note(const std::string& why) {
+    (void)why_.note(van::view_ended_error(why), [] { return true; });
+    is_known_.store(true);
+  }
+  bool is_known() const { return is_known_.load(); }
+  // What an operation raises that would begin now.
+  Error error() const { return why_.why().value_or(van::view_ended_error()); }
+
+ private:
+  std::atomic<bool> is_known_{false};
+  Failure why_;
+};
+
+}  // namespace bps::worker
