@@ -50,7 +50,8 @@ void CurrentView::end() {
 
 bool CurrentView::has_ended() const {
   const std::lock_guard lock(mutex_);
-  return (van_ != nullptr && van_->end().view_ended()) || (worker() != nullptr && worker()->view_end().is_known());
+  return (van_ != nullptr && van_->end().view_ended()) ||
+         (worker() != nullptr && worker()->news().view_end().is_known());
 }
 
 void CurrentView::give_up() {
@@ -81,7 +82,9 @@ van::VanEvents CurrentView::events() {
       .on_left = [this](std::uint32_t node,
                         const std::string& why) { with_view([&](View& view) { view.leave_node(node, why); }); },
       .on_reachable =
-          [this](std::uint32_t node) { with_worker([&](worker::Worker& worker) { worker.on_reachable(node); }); },
+          [this](std::uint32_t node) {
+            with_worker([&](worker::Worker& worker) { worker.news().on_reachable(node); });
+          },
       .on_view_ended =
           [this](const std::string& why) { with_view([&](View& view) { view.end_view(van::view_ended_error(why)); }); },
       .on_group =
@@ -91,23 +94,24 @@ van::VanEvents CurrentView::events() {
       .on_tensor_failed =
           [this](std::uint32_t tensor, const std::string& why) {
             with_view([&](View& view) { view.loops().fail_tensor(tensor, why); });
-            with_worker([&](worker::Worker& worker) { worker.fail_tensor(tensor, why); });
+            with_worker([&](worker::Worker& worker) { worker.news().fail_tensor(tensor, why); });
           },
       .on_round_failed =
           [this](const van::RoundFailed& failed) {
-            with_worker([&](worker::Worker& worker) { worker.fail_round(failed); });
+            with_worker([&](worker::Worker& worker) { worker.news().fail_round(failed); });
           },
       .on_beat =
           [this] {
             report_links();
             with_worker([this](worker::Worker& worker) {
-              if (const auto late = worker.take_late_round()) van_->tell(*late);
+              if (const auto late = worker.news().take_late_round()) van_->tell(*late);
             });
           },
       // Without a reply the scheduler calls it off.
       .on_shift_begun =
           [this](const van::BeginShift& shift) {
-            with_worker([&](worker::Worker& worker) { van_->tell(van::Rounds{shift.number, worker.begin_shift()}); });
+            with_worker(
+                [&](worker::Worker& worker) { van_->tell(van::Rounds{shift.number, worker.news().begin_shift()}); });
           },
       .on_shift_ended =
           [this](const van::EndShift& shift) {

@@ -111,7 +111,8 @@ void Process::retire() {
     throw Error(ErrorCode::kNotInitialized, "this process has left the job", "call init() again");
   }
   // Another member may have told us before the scheduler did.
-  if (auto* const worker = current_.worker(); worker != nullptr) worker->end_view(worker->view_end().error());
+  if (auto* const worker = current_.worker(); worker != nullptr)
+    worker->news().end_view(worker->news().view_end().error());
   end_operations();
   calls_.run_when_empty(
       [this] {

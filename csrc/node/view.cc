@@ -86,7 +86,7 @@ void View::lose_node(std::uint32_t node, const std::string& why) {
   if (is_early()) return early_events_.push_back({node, why, true});
   if (worker::Worker* const working = worker(); working != nullptr && !is_leaving_) {
     const bool host_lost = node == 0 && options_.is_hosted_by_rank_0();
-    working->lose_node(node, host_lost ? why + "; " + members_->worker(0)->describe() + " hosts it" : why);
+    working->news().lose_node(node, host_lost ? why + "; " + members_->worker(0)->describe() + " hosts it" : why);
   }
   if (node != 0) loops_.lose_node(node, why);
 }
@@ -94,13 +94,14 @@ void View::lose_node(std::uint32_t node, const std::string& why) {
 void View::leave_node(std::uint32_t node, const std::string& why) {
   const std::lock_guard lock(mutex_);
   if (is_early()) return early_events_.push_back({node, why, false});
-  if (worker::Worker* const working = worker(); working != nullptr && !is_leaving_) working->leave_node(node, why);
+  if (worker::Worker* const working = worker(); working != nullptr && !is_leaving_)
+    working->news().leave_node(node, why);
   loops_.leave_node(node, why);
 }
 
 void View::end_view(const Error& why) {
   loops_.end_view(why);
-  if (worker::Worker* const working = worker()) working->end_view(why);
+  if (worker::Worker* const working = worker()) working->news().end_view(why);
 }
 
 void View::lose_connection(std::uint32_t node, const std::string& why) {

@@ -19,6 +19,13 @@ void require_direct(const WorkerOptions& options) {
   }
 }
 
+// Throws where the ranks disagree about it.
+void check_valid(const Tensor& tensor) {
+  if (tensor.failed.load(std::memory_order_acquire)) {
+    throw Error(ErrorCode::kMismatch, tensor.why_failed, kDeclareAlike);
+  }
+}
+
 Request without_memory(Request request) {
   request.input = request.output = nullptr;
   request.input_allocation = request.output_allocation = {};
@@ -51,20 +58,17 @@ void check_on_device(const Tensor& tensor, const Request& request) {
 
 Worker::Worker(WorkerOptions options, van::Van& van)
     : options_(std::move(options)),
-      van_(van),
       planner_(options_, van),
-      declarations_(options_, van, planner_, worker_loops_, recorder_, view_end_),
-      gone_(van, options_.hosts) {}
+      declarations_(options_, van, planner_, loops_.all(), recorder_, view_end_),
+      news_(van, options_.hosts, loops_, planner_, declarations_, view_end_) {}
 
 void Worker::add_loop(WorkerLoop* worker_loop, std::span<const std::size_t> connected) {
-  worker_loops_.push_back(worker_loop);
+  loops_.add(worker_loop);
   worker_loop->reactor().call([&] {  // it runs already
     worker_loop->events.when_failing = [this, worker_loop](const std::shared_ptr<Operation>& operation) {
       cancel(operation, worker_loop);
     };
-    worker_loop->events.when_checked = [rounds = late_rounds_, worker_loop](const Operation* first) {
-      rounds->note(worker_loop, first);
-    };
+    news_.follow(*worker_loop);
   });
   planner_.add_loop(connected);
 }
@@ -74,7 +78,7 @@ void Worker::cancel(const std::shared_ptr<Operation>& operation, const WorkerLoo
     failed_.add(operation, sequence_.load());
     if (on_failure && code != ErrorCode::kRoundAborted) on_failure();
   }
-  tell_loops([operation](WorkerLoop& loop) { loop.cancel(*operation); }, except);
+  loops_.tell([operation](WorkerLoop& loop) { loop.cancel(*operation); }, except);
 }
 
 void Worker::abort(const std::shared_ptr<Operation>& operation, ErrorCode code, const std::string& what,
@@ -85,11 +89,10 @@ void Worker::abort(const std::shared_ptr<Operation>& operation, ErrorCode code, 
 bool Worker::end_operations(ErrorCode code, const std::string& what, const std::string& hint,
                             const Deadline& deadline) {
   const Error why(code, what, hint);
-  gone_.end(why);
-  planner_.stop_shifts();
-  for (WorkerLoop* each : worker_loops_) each->reactor().call([&] { each->leave(why); });
+  news_.leave(why);
+  for (WorkerLoop* each : loops_.all()) each->reactor().call([&] { each->leave(why); });
   const auto idle = [this] {
-    return std::ranges::all_of(worker_loops_, [](WorkerLoop* each) {
+    return std::ranges::all_of(loops_.all(), [](WorkerLoop* each) {
       bool is_idle = false;
       each->reactor().call([&] { is_idle = each->is_idle(); });
       return is_idle;
@@ -180,8 +183,7 @@ void Worker::start(PreparedOperation& prepared, bool awaited) {
   } catch (const Error&) {
     // The loop that watches the operation since an earlier round will never be given this one, and must not wait for it
     // when the job ends.
-    transport::Reactor& reactor = first_loop_of(*operation).reactor();
-    reactor.loop().post([lost = std::exchange(operation, nullptr), &reactor] { finish(*lost, 1, reactor.counters()); });
+    loops_.forgo(std::exchange(operation, nullptr), 1);
     throw;
   }
 }
@@ -194,70 +196,32 @@ std::shared_ptr<Operation> Worker::make_operation(const std::shared_ptr<Tensor>&
   const bool is_compressed = tensor->compressor && tensor->compressor->applies(what.kind, what.op);
   what.survives_servers &= options_.survives_servers && what.kind < tensor::OperationKind::kSplit && !is_compressed;
   if (options_.survives_servers && request.survives_servers && !what.survives_servers) has_one_phase_.store(true);
-  auto operation = std::make_shared<Operation>(tensor, what, round, sequence, worker_loops_.size(),
-                                               planner_.places().count(), only, std::move(plans));
+  auto operation = std::make_shared<Operation>(tensor, what, round, sequence, loops_.count(), planner_.places().count(),
+                                               only, std::move(plans));
   if (operation->loop != Operation::kSeveral) {
-    operation->completion.progress = worker_loops_[operation->loop]->reactor().progress();
+    operation->completion.progress = loops_.first_of(*operation).reactor().progress();
   }
   return operation;
 }
 
 void Worker::launch(const std::shared_ptr<Operation>& operation, bool awaited) {
-  submit(operation);
-  if (operation->loop == Operation::kSeveral) {
-    for (WorkerLoop* each : worker_loops_) each->reactor().progress()->wake();
-  } else if (!awaited) {
-    operation->completion.progress->wake();
-  }
+  const auto fail = [&](const Error& error) { abort(operation, error.code(), error.what(), error.hint()); };
+  loops_.submit(operation, awaited, fail);
   const Tensor& tensor = *operation->tensor;
-  if (gone_.is_any() || tensor.failed.load()) {  // between the check and the submission
-    try {
-      check_valid(tensor);
-      gone_.check_lost(tensor);
-    } catch (const Error& error) {
-      abort(operation, error.code(), error.what(), error.hint());
-    }
-  }
-}
-
-WorkerLoop& Worker::first_loop_of(const Operation& operation) const {
-  const bool is_shared = operation.loop == Operation::kSeveral;
-  return *worker_loops_[is_shared ? operation.sequence % worker_loops_.size() : operation.loop];
-}
-
-// The worker loops share the work, if it is more than one partition's. The first to get it also watches its deadline,
-// and keeps it alive.
-void Worker::submit(const std::shared_ptr<Operation>& operation) {
-  WorkerLoop& watching = first_loop_of(*operation);
-  watching.submit(operation, true);
-  if (operation->loop != Operation::kSeveral) return;
-  const std::size_t loops = worker_loops_.size();
-  for (std::size_t i = 0; i < loops; ++i) {
-    if (worker_loops_[i] == &watching) continue;
-    try {
-      worker_loops_[i]->submit(operation, false);
-    } catch (const Error& error) {
-      // Others work on it already. These loops cancel their parts without having admitted it; their share ends here.
-      std::uint64_t unreached = 0;
-      for (std::size_t left = i; left < loops; ++left) unreached += worker_loops_[left] == &watching ? 0 : 1;
-      abort(operation, error.code(), error.what(), error.hint());
-      transport::Reactor& reactor = watching.reactor();
-      reactor.loop().post([operation, unreached, &reactor] { finish(*operation, unreached, reactor.counters()); });
-      return;
-    }
-  }
-}
-
-void Worker::check_valid(const Tensor& tensor) {
-  if (tensor.failed.load(std::memory_order_acquire)) {
-    throw Error(ErrorCode::kMismatch, tensor.why_failed, kDeclareAlike);
+  const GoneMembers& gone = news_.gone();
+  if (!gone.is_any() && !tensor.failed.load()) return;
+  try {  // what has happened between the check and the submission
+    check_valid(tensor);
+    gone.check_lost(tensor);
+  } catch (const Error& error) {
+    fail(error);
   }
 }
 
 void Worker::require_alive(const Tensor& tensor, tensor::OperationKind kind) {
   try {
     check_valid(tensor);
-    gone_.check(tensor, kind);
+    news_.gone().check(tensor, kind);
     if (view_end_->is_known()) throw Error(view_end_->error());
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kNotInitialized) {
@@ -268,60 +232,8 @@ void Worker::require_alive(const Tensor& tensor, tensor::OperationKind kind) {
   }
 }
 
-void Worker::end_view(const Error& why) {
-  if (has_ended_view_.exchange(true)) return;
-  gone_.end(why);  // if this process does not leave already: then what is under way ends by that
-  view_end_->note(why.what());
-  planner_.stop_shifts();
-  tell_loops([why](WorkerLoop& loop) { loop.end_view(why); });
-}
-
-void Worker::lose_node(std::uint32_t node, const std::string& why) {
-  const van::Node* gone = van_.membership().by_id(node);
-  if (!gone_.note_lost(node, why)) return;
-  if (node == 0) planner_.stop_shifts();  // of other losses the scheduler knows: it calls the shift off
-  tell_loops([this, gone, node, why](WorkerLoop& loop) {
-    const auto concerns = [&](const Operation& operation) {
-      return gone == nullptr || gone_.concerns(*gone, *operation.tensor->group);
-    };
-    loop.abort_operations(concerns, ErrorCode::kPeerLost, why, kRestartJob);
-    loop.lose_server(node, why);
-  });
-}
-
-void Worker::leave_node(std::uint32_t node, const std::string& why) {
-  gone_.note_left(node, why);
-}
-
-void Worker::on_reachable(std::uint32_t node) {
-  tell_loops([node](WorkerLoop& loop) { loop.on_reachable(node); });
-}
-
-void Worker::fail_tensor(std::uint32_t id, const std::string& why) {
-  declarations_.fail(id, why);
-  tell_loops([id, why](WorkerLoop& loop) {
-    loop.abort_operations([&](const Operation& operation) { return operation.tensor->id == id; }, ErrorCode::kMismatch,
-                          why, kDeclareAlike);
-  });
-}
-
-void Worker::fail_round(const van::RoundFailed& failed) {
-  tell_loops([failed](WorkerLoop& loop) {
-    const auto concerns = [&](const Operation& operation) {
-      const Tensor& tensor = *operation.tensor;
-      return tensor.id == failed.tensor && tensor.group->id == failed.group && operation.round == failed.round;
-    };
-    loop.abort_operations(concerns, ErrorCode::kMismatch, failed.text, tensor::kCallAlike);
-  });
-}
-
-std::vector<van::TensorRound> Worker::begin_shift() {
-  planner_.begin_shift();  // before the tensors are looked at: a round that begins meanwhile waits
-  return planner_.next_rounds(declarations_.all());
-}
-
 void Worker::forget_memory(std::uint64_t identity) {
-  tell_loops([identity](WorkerLoop& loop) { loop.forget_memory(identity); });
+  loops_.tell([identity](WorkerLoop& loop) { loop.forget_memory(identity); });
 }
 
 }  // namespace bps::worker

@@ -18,11 +18,10 @@
 #include "van/van.h"
 #include "worker/declarations.h"
 #include "worker/failed_operations.h"
-#include "worker/gone_members.h"
-#include "worker/late_rounds.h"
 #include "worker/planner.h"
 #include "worker/prepared_operation.h"
-#include "worker/worker_loop.h"
+#include "worker/view_news.h"
+#include "worker/worker_loops.h"
 #include "worker/worker_options.h"
 
 namespace bps::worker {
@@ -85,32 +84,14 @@ class Worker {
   // Returns how the last operation failed, or could not be started; "" if one was started since.
   std::string last_failure() const { return failed_.last(sequence_.load()); }
 
-  // ---- What the van tells
-  // Aborts all operations with kRoundAborted, and refuses further ones.
-  void end_view(const Error& why);
-  // Knows it when that has happened, or an operation has failed with kRoundAborted.
-  const ViewEnd& view_end() const { return *view_end_; }
-  // Aborts the operations that need the member, and refuses further ones. `why` names the cause.
-  void lose_node(std::uint32_t node, const std::string& why);
-  // Refuses new operations that need the member. Servers decide about those under way: they know what it has
-  // contributed to.
-  void leave_node(std::uint32_t node, const std::string& why);
-  // The member runs, although one of our loops hears nothing of it.
-  void on_reachable(std::uint32_t node);
-  // The ranks have declared the tensor differently.
-  void fail_tensor(std::uint32_t id, const std::string& why);
-  // The ranks have called different operations in this round.
-  void fail_round(const van::RoundFailed& failed);
-  // Returns what the scheduler is to know with the next heartbeat, if anything.
-  std::optional<van::LateRound> take_late_round() { return late_rounds_->take(); }
-  // Servers are about to have other weights. Rounds wait until the planner's end_shift(); these are the next ones.
-  std::vector<van::TensorRound> begin_shift();
+  // What the van tells.
+  ViewNews& news() { return news_; }
+  const ViewNews& news() const { return news_; }
 
   // Nothing of this memory is sent or written any more, so transports forget it.
   void forget_memory(std::uint64_t identity);
 
  private:
-  static void check_valid(const Tensor& tensor);  // throws where the ranks disagree about it
   // Throws where nothing can begin, and notes that failure.
   void require_alive(const Tensor& tensor, tensor::OperationKind kind);
   std::shared_ptr<Operation> make_operation(const std::shared_ptr<Tensor>& tensor, const Request& request,
@@ -119,30 +100,18 @@ class Worker {
                                             std::shared_ptr<const Plans> plans = nullptr);
   void fail_at_once(const std::shared_ptr<Operation>& operation, const Error& why);
   void launch(const std::shared_ptr<Operation>& operation, bool awaited);
-  void submit(const std::shared_ptr<Operation>& operation);
-  WorkerLoop& first_loop_of(const Operation& operation) const;
   // Tells that it has failed, and all loops but `except`, which has done what follows.
   void cancel(const std::shared_ptr<Operation>& operation, const WorkerLoop* except);
-  // Each loop but `except` makes the call, on its own thread, at some time.
-  template <typename Call>
-  void tell_loops(const Call& call, const WorkerLoop* except = nullptr) const {
-    for (WorkerLoop* each : worker_loops_) {
-      if (each != except) each->reactor().loop().post([=] { call(*each); });
-    }
-  }
 
   WorkerOptions options_;
-  van::Van& van_;
-  std::vector<WorkerLoop*> worker_loops_;
+  WorkerLoops loops_;
   const std::shared_ptr<FlightRecorder> recorder_ = std::make_shared<FlightRecorder>();
   const std::shared_ptr<ViewEnd> view_end_ = std::make_shared<ViewEnd>();
-  std::atomic<bool> has_ended_view_{false};
   Planner planner_;
   Declarations declarations_;
-  GoneMembers gone_;
+  ViewNews news_;
   std::atomic<std::uint64_t> sequence_{0};
   FailedOperations failed_;
-  const std::shared_ptr<LateRounds> late_rounds_ = std::make_shared<LateRounds>();  // loops may outlive the worker
   std::atomic<bool> has_one_phase_{false};  // an operation was started that has no second one
 };
 

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+// The worker loops of a process. They share the work on an operation, if it is more than one loop's; the first that
+// gets it watches its deadline, and keeps it alive.
+//
+// Threading: add() before there are operations, the rest on any thread.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "worker/operation.h"
+#include "worker/worker_loop.h"
+
+namespace bps::worker {
+
+class WorkerLoops {
+ public:
+  void add(WorkerLoop* loop) { loops_.push_back(loop); }
+  std::size_t count() const { return loops_.size(); }
+  const std::vector<WorkerLoop*>& all() const { return loops_; }
+  // The first that gets the operation.
+  WorkerLoop& first_of(const Operation& operation) const {
+    const bool is_shared = operation.loop == Operation::kSeveral;
+    return *loops_[is_shared ? operation.sequence % loops_.size() : operation.loop];
+  }
+
+  // Hands an operation to its loops, and wakes them; not the only one of an operation whose caller waits for it, and
+  // works for that loop meanwhile. Blocks while a loop's ring is full. Throws kTimeout when no loop has it. When others
+  // have it already, `abort` is told why, and must abort it.
+  template <typename Abort>
+  void submit(const std::shared_ptr<Operation>& operation, bool awaited, const Abort& abort) const;
+  // Each loop but `except` makes the call, on its own thread, at some time.
+  template <typename Call>
+  void tell(const Call& call, const WorkerLoop* except = nullptr) const {
+    for (WorkerLoop* each : loops_) {
+      if (each != except) each->reactor().loop().post([=] { call(*each); });
+    }
+  }
+  // Ends so many shares of an operation, of loops that will never have it, on the thread of its first loop.
+  void forgo(std::shared_ptr<Operation> operation, std::uint64_t shares) const {
+    transport::Reactor& reactor = first_of(*operation).reactor();
+    reactor.loop().post(
+        [operation = std::move(operation), shares, &reactor] { finish(*operation, shares, reactor.counters()); });
+  }
+
+ private:
+  std::vector<WorkerLoop*> loops_;
+};
+
+template <typename Abort>
+void WorkerLoops::submit(const std::shared_ptr<Operation>& operation, bool awaited, const Abort& abort) const {
+  WorkerLoop& first = first_of(*operation);
+  first.submit(operation, true);
+  if (operation->loop != Operation::kSeveral) {
+    if (!awaited) operation->completion.progress->wake();
+    return;
+  }
+  std::uint64_t left = loops_.size() - 1;
+  for (WorkerLoop* each : loops_) {
+    if (each == &first) continue;
+    try {
+      each->submit(operation, false);
+    } catch (const Error& error) {
+      // This loop and those after it cancel their parts without having admitted them.
+      abort(error);
+      forgo(operation, left);
+      break;
+    }
+    --left;
+  }
+  for (WorkerLoop* each : loops_) each->reactor().progress()->wake();
+}
+
+}  // namespace bps::worker
