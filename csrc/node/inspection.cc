@@ -233,4 +233,26 @@ void Inspection::end_relays(bool all) {
   });
 }
 
+void CurrentInspection::begin(Inspection::Source source) {
+  auto begun = std::make_unique<Inspection>(std::move(source));
+  const std::lock_guard lock(mutex_);
+  inspection_ = std::move(begun);
+}
+
+void CurrentInspection::end() {
+  std::unique_ptr<Inspection> ended;  // without the lock
+  const std::lock_guard lock(mutex_);
+  ended.swap(inspection_);
+}
+
+void CurrentInspection::ask(const van::Question& question) {
+  const std::lock_guard lock(mutex_);
+  if (inspection_) inspection_->ask(question);
+}
+
+void CurrentInspection::note_failure(Failure failure) {
+  const std::lock_guard lock(mutex_);
+  if (inspection_) inspection_->note_failure(failure);
+}
+
 }  // namespace bps::node

@@ -23,6 +23,7 @@
 #include <cstdint>
 #include <functional>
 #include <list>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -88,6 +89,20 @@ class Inspection {
   };
   std::list<Relay> relays_;  // of thread_
   std::thread thread_;
+};
+
+// The inspection of a process, while it has one. Threading: any thread.
+class CurrentInspection {
+ public:
+  void begin(Inspection::Source source);
+  // As the destructor of Inspection.
+  void end();
+  void ask(const van::Question& question);
+  void note_failure(Failure failure);
+
+ private:
+  std::mutex mutex_;
+  std::unique_ptr<Inspection> inspection_;  // guarded by mutex_
 };
 
 }  // namespace bps::node

@@ -30,8 +30,30 @@ Startup startup_after(const Startup& before, const van::Node& self) {
   return startup;
 }
 
-bool may_follow_from_a_loss(ErrorCode code) {
-  return code == ErrorCode::kUnreachable || code == ErrorCode::kTransport || code == ErrorCode::kTimeout;
+// Throws when the view that a process joins, or is in, is not to be. Once it has joined, the scheduler speaks to its
+// van and no more to that of the view before. Both may be null.
+void check_view(const van::Van* van, const van::Van* before) {
+  const bool has_joined = van != nullptr && van->joined();
+  if (before != nullptr && !has_joined) before->end().require_next_view();
+  if (has_joined && van->end().view_ended()) throw van::view_ended_error(van->end().why());
+}
+
+// A peer that could not be reached may be a member whose loss the scheduler has not told yet.
+bool awaits_next_view(const van::Van* van, const Settings& settings) {
+  if (van == nullptr || !van->joined()) return false;
+  if (van->end().view_ended()) return true;
+  if (settings.job.min_workers == 0) return false;
+  const Deadline verdict = Deadline::after(settings.deadlines.heartbeat + kVerdict_s);
+  while (!van->end().view_ended() && (!verdict.passed() || van->awaits_scheduler()))
+    sleep_until(Deadline::after(kLook_s));
+  return van->end().view_ended();
+}
+
+// The loss of a member says more than what followed from it here.
+void require_no_loss_before(ErrorCode code, const van::Van* van) {
+  if (code != ErrorCode::kUnreachable && code != ErrorCode::kTransport && code != ErrorCode::kTimeout) return;
+  const std::string loss = van != nullptr ? van->end().first_loss().why : "";
+  if (!loss.empty()) throw Error(ErrorCode::kPeerLost, loss, kRestartJob);
 }
 
 }  // namespace
@@ -53,12 +75,13 @@ std::unique_ptr<Process> Process::bring_up(std::unique_ptr<Process> process, con
   std::unique_ptr<Process> ended;
   for (;;) {
     try {
-      const InterruptScope scope([&] { process->check_view(before); });
+      const van::Van* const van_before = before != nullptr ? before->van_.get() : nullptr;
+      const InterruptScope scope([&] { check_view(process->van_.get(), van_before); });
       process->bring_up(before);
       return process;
     } catch (const Error& error) {
-      if (!process->awaits_next_view()) {
-        if (may_follow_from_a_loss(error.code())) process->require_no_loss();
+      if (!awaits_next_view(process->van_.get(), process->options_.settings)) {
+        require_no_loss_before(error.code(), process->van_.get());
         throw;
       }
     }
@@ -67,31 +90,6 @@ std::unique_ptr<Process> Process::bring_up(std::unique_ptr<Process> process, con
     ended = std::exchange(process, std::move(next));
     before = ended.get();
   }
-}
-
-// A peer that could not be reached may be a member whose loss the scheduler has not told yet.
-bool Process::awaits_next_view() const {
-  if (!van_ || !van_->joined()) return false;
-  if (van_->end().view_ended()) return true;
-  if (options_.settings.job.min_workers == 0) return false;
-  const Deadline verdict = Deadline::after(options_.settings.deadlines.heartbeat + kVerdict_s);
-  while (!van_->end().view_ended() && (!verdict.passed() || van_->awaits_scheduler()))
-    sleep_until(Deadline::after(kLook_s));
-  return van_->end().view_ended();
-}
-
-// The loss of a member says more than what followed from it here.
-void Process::require_no_loss() const {
-  const std::string loss = van_ ? van_->end().first_loss().why : "";
-  if (!loss.empty()) throw Error(ErrorCode::kPeerLost, loss, kRestartJob);
-}
-
-// Throws when the view that this process joins, or is in, is not to be. Once it has joined, the scheduler speaks to it
-// and no more to what it was before.
-void Process::check_view(const Process* before) const {
-  const bool has_joined = van_ && van_->joined();
-  if (before != nullptr && !has_joined) before->van_->end().require_next_view();
-  if (has_joined && van_->end().view_ended()) throw van::view_ended_error(van_->end().why());
 }
 
 Process::Process(const Settings& settings, const Startup& startup)
@@ -123,16 +121,17 @@ void Process::bring_up(const Process* before) {
   }
   if (options_.startup.hosts_scheduler && !scheduler_) scheduler_ = host_scheduler(options_, secret_);
   van::VanEvents events = current_.events();
-  events.on_question = [this](const van::Question& question) {
-    const std::lock_guard lock(inspection_mutex_);
-    if (inspection_) inspection_->ask(question);
-  };
+  events.on_question = [this](const van::Question& question) { inspection_.ask(question); };
   van_ = std::make_unique<van::Van>(van_options(options_, secret_, lineage_, scheduler_ ? scheduler_->port() : 0),
                                     secret_.credentials, std::move(events));
   current_.set_van(van_.get());
   trace_ = make_trace(settings.trace);
   make_view();
-  inspect();
+  // Before the process joins: whom a start waits for is worth knowing, too.
+  inspection_.begin({.report = [this](bool with_stacks) { return report().dump(with_stacks); },
+                     .job = [this](bool with_stacks) { return report().dump_job(with_stacks); },
+                     .reply = [this](const van::Reply& reply) { van_->tell(reply); },
+                     .dump_dir = settings.dump_dir});
   van::Node self = describe_self(options_, lineage_);
   current_.get()->describe(self);
   van_->join(self, options_.startup.workers, options_.startup.servers);
@@ -149,24 +148,8 @@ void Process::make_view() {
       options_, tcp_rails(options_, secret_), trace_.get(),
       View::Events{.suspect = [this](std::uint32_t node, const std::string& why) { van_->suspect(node, why); },
                    .inquire = [this](std::uint32_t node) { van_->inquire(node); },
-                   .on_failure = [this](Failure failure) { note_failure(failure); }}));
-}
-
-// Begins before the process joins: whom a start waits for is worth knowing, too.
-void Process::inspect() {
-  auto inspection = std::make_unique<Inspection>(
-      Inspection::Source{.report = [this](bool with_stacks) { return report().dump(with_stacks); },
-                         .job = [this](bool with_stacks) { return report().dump_job(with_stacks); },
-                         .reply = [this](const van::Reply& reply) { van_->tell(reply); },
-                         .dump_dir = options_.settings.dump_dir});
-  const std::lock_guard lock(inspection_mutex_);
-  inspection_ = std::move(inspection);
-}
-
-// Any thread calls this, perhaps with the lock of the view held: one that tells the worker of a loss.
-void Process::note_failure(Failure failure) {
-  const std::lock_guard lock(inspection_mutex_);
-  if (inspection_) inspection_->note_failure(failure);
+                   // Perhaps with the lock of the view held: a thread that tells the worker of a loss.
+                   .on_failure = [this](Failure failure) { inspection_.note_failure(failure); }}));
 }
 
 std::string Process::address() const {

@@ -126,9 +126,6 @@ class Process {
   explicit Process(Process& ended);
   static std::unique_ptr<Process> bring_up(std::unique_ptr<Process> process, const Process* before);
   void bring_up(const Process* before);
-  void check_view(const Process* before) const;
-  bool awaits_next_view() const;
-  void require_no_loss() const;
   std::optional<std::string> begin_leaving();
   bool leave(const std::function<bool()>& say_goodbye);
   void end_operations();
@@ -136,8 +133,6 @@ class Process {
   void take_down();
   void take_down_loops();
   void make_view();
-  void inspect();
-  void note_failure(Failure failure);
 
   CallGate calls_;
   const ProcessOptions options_;
@@ -151,8 +146,7 @@ class Process {
   State<ProcessState, std::atomic<ProcessState>> state_;
   std::vector<std::shared_ptr<worker::Operation>> incomplete_;
   bool can_go_on_ = false;
-  std::mutex inspection_mutex_;
-  std::unique_ptr<Inspection> inspection_;  // guarded by inspection_mutex_
+  CurrentInspection inspection_;
   std::unique_ptr<MetricsServer> metrics_server_;
 };
 

@@ -135,11 +135,7 @@ void Process::retire() {
 }
 
 void Process::take_down_loops() {
-  {
-    std::unique_ptr<Inspection> ended;
-    const std::lock_guard lock(inspection_mutex_);
-    ended.swap(inspection_);
-  }
+  inspection_.end();
   metrics_server_.reset();
   current_.end();
   if (!trace_) return;

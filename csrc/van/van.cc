@@ -60,6 +60,19 @@ Answer await(SchedulerSession& session, PendingCalls::Call& call, double timeout
               "look into the logs of the ranks that are missing, or raise BPS_TIMEOUT");
 }
 
+void require_joined(const SchedulerSession& session) {
+  if (!session.joined()) throw Error(ErrorCode::kNotInitialized, "this process has not joined a job", "join first");
+}
+
+void require_worker(const SchedulerSession& session, bool has_left, const std::string& what) {
+  require_joined(session);
+  if (has_left) throw Error(ErrorCode::kNotInitialized, "this process has left the job", "join again first");
+  if (session.self().worker_rank == kNoRank) {
+    throw Error(ErrorCode::kInvalidArgument, what + " is for workers, this process is a server only",
+                "call it in the workers");
+  }
+}
+
 }  // namespace
 
 Van::Van(VanOptions options, transport::Credentials credentials, VanEvents events)
@@ -112,17 +125,13 @@ bool Van::joined() const {
   return session_->joined();
 }
 
-void Van::require_joined() const {
-  if (!joined()) throw Error(ErrorCode::kNotInitialized, "this process has not joined a job", "join first");
-}
-
 const Membership& Van::membership() const {
-  require_joined();
+  require_joined(*session_);
   return session_->membership();
 }
 
 const Node& Van::self() const {
-  require_joined();
+  require_joined(*session_);
   return session_->self();
 }
 
@@ -131,15 +140,6 @@ bool Van::is_late() const {
 }
 
 // ---- Calls of a worker
-
-void Van::require_worker(const std::string& what) const {
-  require_joined();
-  if (left_) throw Error(ErrorCode::kNotInitialized, "this process has left the job", "join again first");
-  if (self().worker_rank == kNoRank) {
-    throw Error(ErrorCode::kInvalidArgument, what + " is for workers, this process is a server only",
-                "call it in the workers");
-  }
-}
 
 std::uint64_t Van::barrier(const Group& group, double timeout_s, std::uint64_t partition_bytes) {
   return barrier(group, timeout_s, partition_bytes, false);
@@ -151,14 +151,14 @@ void Van::end_step(const Group& group, double timeout_s) {
 }
 
 std::uint64_t Van::barrier(const Group& group, double timeout_s, std::uint64_t partition_bytes, bool ends_step) {
-  require_worker("barrier");
+  require_worker(*session_, left_, "barrier");
   PendingCalls::Call call(session_->calls(), "the barrier of group " + std::to_string(group.id));
   session_->ask(call, Barrier{call.number(), group.id, partition_bytes, ends_step});
   return await<Done>(*session_, call, timeout_s).partition_bytes;
 }
 
 std::vector<TensorId> Van::declare(std::span<const TensorSpec> tensors) {
-  require_worker("declare");
+  require_worker(*session_, left_, "declare");
   for (const TensorSpec& tensor : tensors) check_spec(tensor);
   std::list<PendingCalls::Call> calls;
   for (std::size_t next = 0; next < tensors.size();) {
@@ -181,7 +181,7 @@ std::vector<TensorId> Van::declare(std::span<const TensorSpec> tensors) {
 }
 
 Group Van::new_group(std::vector<std::uint32_t> ranks, const std::string& name, double timeout_s) {
-  require_worker("new_group");
+  require_worker(*session_, left_, "new_group");
   if (name.size() > kMostNameBytes) {
     throw Error(ErrorCode::kInvalidArgument, "the name of the group is too long", "use at most 4096 bytes");
   }
@@ -211,7 +211,7 @@ void Van::tell(const Message& message) {
 
 // A loss that is known says more than the exception, which followed from it.
 void Van::say_goodbye(std::string exception, std::string failure, bool suspends, const Deadline& deadline) {
-  require_joined();
+  require_joined(*session_);
   if (left_.exchange(true)) return;
   session_->calls().close();
   auto [lost_node, reason] = end().first_loss();
@@ -241,7 +241,7 @@ void Van::abort(const std::string& exception) {
 }
 
 bool Van::wait_for_end() {
-  require_joined();
+  require_joined(*session_);
   return end().wait(Deadline::never()) == SessionEnd::How::kWell;
 }
 

@@ -113,8 +113,6 @@ class Van {
   Clock::time_point heard() const;
 
  private:
-  void require_joined() const;
-  void require_worker(const std::string& what) const;
   std::uint64_t barrier(const Group& group, double timeout_s, std::uint64_t partition_bytes, bool ends_step);
   void say_goodbye(std::string exception, std::string failure, bool suspends, const Deadline& deadline);
   FoundScheduler find(const Deadline& deadline) const;
