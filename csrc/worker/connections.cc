@@ -28,7 +28,7 @@ std::size_t Connections::place_of(const ServerConnection& server) const {
 }
 
 ServerConnection* Connections::find_connected(std::size_t place) const {
-  if (place >= by_place_.size() || !by_place_[place] || !by_place_[place]->has_connections()) return nullptr;
+  if (place >= by_place_.size() || !by_place_[place] || by_place_[place]->paths.streams().empty()) return nullptr;
   return by_place_[place].get();
 }
 

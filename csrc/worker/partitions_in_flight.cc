@@ -80,7 +80,7 @@ void PartitionsInFlight::finish(std::uint32_t index, bool answered) {
     counters_.trace->record(answered ? TraceStage::kLanded : TraceStage::kAborted, trace_key(*transfer, entry.part),
                             entry.server->node, has_landed ? entry.answer_length : entry.length);
   }
-  if (!answered && entry.has_landed()) entry.server->forget_landed(table.immediate_of(index));
+  if (!answered && entry.has_landed()) std::erase(entry.server->untold, table.immediate_of(index));
   // A result that has landed, and is perhaps committed elsewhere, stays where it is.
   const bool is_kept = !answered && transfer->finality != Finality::kAnswer && suspend(index);
   if (entry.staged != nullptr && !is_kept) entry.server->memory.give_back(entry.staged);

@@ -29,7 +29,7 @@ void Receiver::on_landed(ServerConnection& server, InFlight& entry, std::uint32_
   if (entry.transfer->operation == nullptr) {
     return static_cast<HostContribution*>(entry.transfer)->land(immediate, entry.staged->bytes());
   }
-  server.note_landed(immediate);
+  server.untold.push_back(immediate);
   rooms_.connections.note_landed();
 }
 

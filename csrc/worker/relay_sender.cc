@@ -43,7 +43,7 @@ void RelaySender::cancel(std::uint32_t number, const Error& why) {
 void RelaySender::note_landed(std::uint32_t number) {
   const HostContribution* contribution = contributions_.find(number);
   if (contribution == nullptr || contribution->server->is_closed()) return;
-  contribution->server->note_landed(contribution->immediate());
+  contribution->server->untold.push_back(contribution->immediate());
   connections_.note_landed();
 }
 

@@ -148,12 +148,11 @@ void ServerConnection::send_receipts() {
 }
 
 void ServerConnection::send_landed() {
-  std::vector<std::uint32_t>& all = landed_.immediates;
-  for (std::size_t from = 0; from < all.size() && !is_closed(); from += tensor::kMostLanded) {
-    const auto part = std::span(all).subspan(from, std::min(tensor::kMostLanded, all.size() - from));
+  for (std::size_t from = 0; from < untold.size() && !is_closed(); from += tensor::kMostLanded) {
+    const auto part = std::span(untold).subspan(from, std::min(tensor::kMostLanded, untold.size() - from));
     (void)send(tensor::Landed{{part.begin(), part.end()}});
   }
-  all.clear();
+  untold.clear();
 }
 
 }  // namespace bps::worker

@@ -48,7 +48,6 @@ class ServerConnection final : public transport::ControlSink, public transport::
 
   // Set-up: takes the connections, once they are attached with this as their sink.
   void open(std::vector<ServerPath> all);
-  bool has_connections() const { return !paths.streams().empty(); }
   bool send(const tensor::ControlMessage& message);
   // Same-host servers read partitions in place; others need landing slots to write into.
   bool needs_slots() const { return !paths.is_direct(); }
@@ -69,9 +68,7 @@ class ServerConnection final : public transport::ControlSink, public transport::
   // Tells the server which answers have come in.
   void send_receipts();
 
-  // ---- Two phases: answers that are here, of which the server is told with the next send_landed()
-  void note_landed(std::uint32_t immediate) { landed_.immediates.push_back(immediate); }
-  void forget_landed(std::uint32_t immediate) { std::erase(landed_.immediates, immediate); }
+  // Tells the server what has landed.
   void send_landed();
 
   // ---- Loss
@@ -122,6 +119,7 @@ class ServerConnection final : public transport::ControlSink, public transport::
   Silence silence;
   ServerLoss loss;
   HeldLog log;
+  std::vector<std::uint32_t> untold;  // immediates of answers in two phases that are here, until send_landed()
 
  private:
   void break_path(std::uint16_t id, const std::string& why);
@@ -129,7 +127,6 @@ class ServerConnection final : public transport::ControlSink, public transport::
 
   Receiver& receiver_;
   const std::uint32_t epoch_;
-  tensor::Landed landed_;
 };
 
 }  // namespace bps::worker

@@ -44,7 +44,7 @@ WorkerLoop::~WorkerLoop() {
   for (bool again = true; again;) {
     again = false;
     for (ServerConnection* server : connections_.all()) {
-      if (!server->has_connections()) continue;
+      if (server->paths.streams().empty()) continue;
       losses_.end_all_of(*server);
       again |= server->loss.is_ending();
     }

@@ -116,7 +116,7 @@ class WorkerLoop final : public transport::Actor {
   // True when there is a server that it does not share memory with.
   bool uses_network() const {
     return std::ranges::any_of(connections_.all(), [](const ServerConnection* server) {
-      return !server->is_closed() && server->has_connections() && server->needs_slots();
+      return !server->is_closed() && !server->paths.streams().empty() && server->needs_slots();
     });
   }
   WorkerUsage usage() const { return usage_of(connections_, watched_); }
