@@ -6,7 +6,7 @@
 namespace bps::van {
 
 Error view_ended_error(const std::string& why) {
-  return {ErrorCode::kRoundAborted, why,
+  return {ErrorCode::kRoundAborted, why.empty() ? "the view has ended" : why,
           "catch RoundAbortedError and repeat the step; rank(), size() and groups are then those of the next view"};
 }
 

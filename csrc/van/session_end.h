@@ -16,8 +16,8 @@
 
 namespace bps::van {
 
-// Returns the error of every call after the end of the view.
-Error view_ended_error(const std::string& why = "the view has ended");
+// Returns the error of every call after the end of the view. `why`: who is lost, if that is known.
+Error view_ended_error(const std::string& why = "");
 
 class SessionEnd {
  public:
