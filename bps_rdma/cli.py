@@ -169,6 +169,8 @@ def run(
     """
     if is_module:
         command = [sys.executable, "-m", *command]
+    if restarts and least is None:
+        raise InvalidArgumentError("--restarts is for a job that goes on without lost ranks", "add --min-np")
     where = wanted(on, hostfile, server_hosts, exported or [], rsh)
     if where is not None:
         if (hosts, host, address, port) != (None, None, None, None):
@@ -267,8 +269,15 @@ def config(
         print(_markdown(settings), end="")
     else:
         from rich.box import SIMPLE_HEAD
+        from rich.padding import Padding
         from rich.table import Table
 
+        console = wide_console()
+        if console.width < 60:  # columns would be a letter wide
+            for setting in settings:
+                console.print(f"{setting.name}={setting.value} ({setting.source})", highlight=False, markup=False)
+                console.print(Padding(setting.help, (0, 0, 0, 2)))
+            return
         table = Table(box=SIMPLE_HEAD)
         for heading in ("setting", "value", "source", "meaning"):
             # Both are copied: a name is never broken, and a value never cut.
@@ -276,7 +285,7 @@ def config(
         for setting in settings:
             source = setting.source if setting.source == "default" else f"[bold]{setting.source}[/bold]"
             table.add_row(setting.name, setting.value or "-", source, setting.help)
-        wide_console().print(table)
+        console.print(table)
 
 
 @app.command(short_help="Show the version.", epilog=closing("bps version --json"))

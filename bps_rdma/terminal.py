@@ -91,6 +91,15 @@ def _without_a_reader() -> int:
     return 128 + signal.SIGPIPE
 
 
+def _path_of(command: Any, name: str, words: Sequence[str]) -> str:
+    for word in words:
+        command = getattr(command, "commands", {}).get(word)
+        if command is None:
+            break
+        name += f" {word}"
+    return name
+
+
 def run_app(app: typer.Typer, name: str, arguments: Sequence[str] | None = None) -> NoReturn:
     """Run `app` on these arguments, by default those of this process, and exit.
 
@@ -102,9 +111,9 @@ def run_app(app: typer.Typer, name: str, arguments: Sequence[str] | None = None)
     # The base class of all errors about the command line. Its module differs between versions of typer.
     usage_error: Any = typer.BadParameter.__mro__[2]
     status: object = 1
+    command, given = typer.main.get_command(app), None if arguments is None else list(arguments)
     try:
-        given = None if arguments is None else list(arguments)
-        status = typer.main.get_command(app).main(given, prog_name=name, standalone_mode=False)
+        status = command.main(given, prog_name=name, standalone_mode=False)
         sys.stdout.flush()
     except BpsError as error:
         print_error(error.message, error.hint)
@@ -123,7 +132,8 @@ def run_app(app: typer.Typer, name: str, arguments: Sequence[str] | None = None)
             print(error.format_message())
             sys.exit(2)
         place = getattr(error, "ctx", None)
-        print_error(error.format_message(), f"`{place.command_path if place else name} --help` lists the options")
+        path = place.command_path if place else _path_of(command, name, sys.argv[1:] if given is None else given)
+        print_error(error.format_message(), f"`{path} --help` lists the options")
         status = 2
     except OSError as error:
         if error.filename is None:  # not about a file that the user has named

@@ -62,6 +62,14 @@ def test_settings(monkeypatch, capfd):
     assert "".join(part.strip() for part in parts) == long
 
 
+def test_settings_in_a_narrow_terminal_keep_their_words(monkeypatch, capfd):
+    monkeypatch.setenv("COLUMNS", "40")
+    call("config")
+    shown = capfd.readouterr().out
+    assert all(len(line) <= 40 for line in shown.splitlines()), shown
+    assert "BPS_ROLE= (default)\n  worker, server, scheduler or joint;" in shown
+
+
 def call(*arguments: str) -> None:
     from bps_rdma import cli
 
