@@ -5,14 +5,16 @@ from __future__ import annotations
 
 import collections
 import itertools
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import numpy as np
 import torch
 
 import bps_rdma
 from bps_rdma import job
-from bps_rdma.errors import BpsError, InvalidArgumentError, PeerLostError, RoundAbortedError
+from bps_rdma.errors import BpsError, InvalidArgumentError, MismatchError, PeerLostError, RoundAbortedError
 from bps_rdma.torch import membership
 from bps_rdma.torch.broadcast_objects import broadcast_objects
 from bps_rdma.torch.check_alike import check_alike, optimizer_lines
@@ -165,6 +167,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
                 own may have any value until reshard().
             PeerLostError, DeadlineError: a rank was lost or did not call step(); some parameters are then updated and
                 others are not.
+            MismatchError: in the first step: gradients differ between ranks, as they do if nobody has averaged them.
             BpsError: members have changed, and reshard() has not been called.
         """
         refuse_in_join("step() of a ShardedOptimizer")
@@ -180,6 +183,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
                 loss = closure()
         for group, own in zip(self.param_groups, inner.param_groups, strict=True):  # e.g. from an LR scheduler
             own.update((key, value) for key, value in group.items() if key not in _OWN_KEYS)
+        if self._version == 0:
+            self._check_gradients()
         before = Before(inner) if running.may_lose_members else None
         try:
             inner.step(**kwargs)
@@ -192,6 +197,21 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self._take_options()
         self._version += 1
         return loss
+
+    def _check_gradients(self) -> None:
+        """Compares norms, before the first step: of each parameter only its owner's gradient would have an effect."""
+        members = members_of(self._group)
+        params = [param for group in self.param_groups for param in group["params"]]
+        name = f"ShardedOptimizer.norms {len(params)}"
+        own = np.array([_norm(param.grad) for param in params])
+        norms = bps_rdma.all_gather(own, name=name, group=members).reshape(members.size, -1)
+        least, most = np.fmin.reduce(norms), np.fmax.reduce(norms)  # without those of ranks that have no gradient
+        for place in np.flatnonzero(most > 1.01 * least)[:1]:  # clipped on each rank they may differ in last bits
+            raise MismatchError(
+                f"parameter {place} of shape {tuple(params[place].shape)} has other gradients on other ranks: their norms "
+                f"are {least[place]:.6g} to {most[place]:.6g}",
+                "average them first: wrap the model in DistributedDataParallel, and synchronise before step()",
+            )
 
     def _check_view(self) -> None:
         if self._view != membership.view():
@@ -324,6 +344,13 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
 def _options(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
     return [{key: value for key, value in group.items() if key not in _OWN_KEYS} for group in optimizer.param_groups]
+
+
+def _norm(gradient: torch.Tensor | None) -> float:
+    if gradient is None:
+        return math.nan
+    dense = gradient.detach().coalesce().values() if gradient.is_sparse else gradient.detach()
+    return float(torch.linalg.vector_norm(dense.abs(), dtype=torch.float64))
 
 
 def _check_class(optimizer_cls: Any) -> None:

@@ -97,6 +97,24 @@ def test_groups_that_differ_are_told_everywhere():
         assert "group 1 parameter 0" in text
 
 
+@pytest.mark.parametrize("kind", ["dense", "sparse"])
+@harness.on_ranks(workers=2)
+def test_gradients_that_nobody_has_averaged_are_refused_before_any_weight_changes(bps: Any, kind: str) -> None:
+    table = torch.nn.Embedding(8, 2, sparse=kind == "sparse")
+    torch.nn.init.ones_(table.weight)
+    sharded = ShardedOptimizer(table.parameters(), torch.optim.SGD, lr=0.1)
+    for average in (False, True):
+        sharded.zero_grad()
+        (table(torch.tensor([bps.rank(), 7])) * (1 + bps.rank() * (not average))).sum().backward()
+        if average:
+            sharded.step()
+            break
+        with pytest.raises(bps.MismatchError, match=r"parameter 0 .*wrap the model in DistributedDataParallel"):
+            sharded.step()
+        assert torch.equal(table.weight, torch.ones(8, 2))
+    bps.barrier()
+
+
 # ---- Over torch.distributed, in groups, and when a rank is lost
 
 
