@@ -102,7 +102,7 @@ class DistributedDataParallel(torch.nn.Module):
                 broadcast_parameters(state, ours.ranks[0] if ours else 0, prefix=f"{prefix}.initial.", group=ours)
                 # That goes by names; buckets and buffers are filled in the order in which the module has them.
                 check_alike([name for name, _ in state], f"{prefix}, parameters in their order", ours)
-            self._passes.trained.begin(module.named_parameters(), agreed=agrees)
+            self._passes.trained.begin(module.named_parameters(), alike=agrees)
 
     def _set_up(self) -> None:
         self._uneven = UnevenInputs()

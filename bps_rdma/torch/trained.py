@@ -75,6 +75,7 @@ class TrainedParameters:
         self._changes = 0  # in this view
         self._view: View | None = None  # in which that is so
         self._agreed = False  # all ranks have compared what they train
+        self._alike = False  # they had the same values at first
         weakref.finalize(owner, self.close)
 
     @contextlib.contextmanager
@@ -87,14 +88,14 @@ class TrainedParameters:
             self.close()  # the script may make another one, while this one is kept by the error
             raise
 
-    def begin(self, named: Named, agreed: bool = False) -> None:
+    def begin(self, named: Named, alike: bool = False) -> None:
         """Makes what averages the gradients of those that require them, unless a rank has just entered.
 
         Args:
             named: all of the owner, trained or not.
-            agreed: all ranks have the same ones, with the same values.
+            alike: they have the same values on all ranks, unless a rank alone changes them before the first pass.
         """
-        self._agreed = agreed
+        self._alike = alike
         pairs = list(named)
         self._kept = [parameter for _, parameter in pairs]
         self.watch(self._kept)
@@ -226,7 +227,7 @@ class TrainedParameters:
         new, trained = bps_rdma.push_pull(told, f"{self.prefix} new", average=False, group=self._group)
         if new == 0:
             return
-        whole = trained == 0  # later on it would take seconds
+        whole = trained == 0 and not self._alike  # it may take seconds; a state that one rank has loaded shows in some
         values, _ = self._lines_of(wanted, lambda _, each: _digest(each if whole else _some_of(each)))
         self._check_alike(values, "values", hint=_SYNC if has_trained else _BROADCAST)
 

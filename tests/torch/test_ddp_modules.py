@@ -101,12 +101,13 @@ def test_two_forwards_before_one_backward(bps: Any) -> None:
 def test_a_module_can_be_wrapped_again(bps: Any) -> None:
     """A module that gets another wrapper is not synchronised twice."""
     model = training.Exact()
+    compared = 3  # operations by which the first pass of a wrapper compares parameters and their values
     for strategy in STRATEGIES * 2:
         ddp = DistributedDataParallel(model, strategy=strategy, bucket_mb=0.01, find_unused_parameters=True)
         before = bps.metrics()["total"]["operations"]
         ddp(training.batch(0)).sum().backward()
         flags = 0 if strategy in ("flat", "bucketed") else 1
-        assert bps.metrics()["total"]["operations"] - before == len(ddp.synchronizer.units) + flags
+        assert bps.metrics()["total"]["operations"] - before == len(ddp.synchronizer.units) + flags + compared
         del ddp
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from bps_rdma.errors import MismatchError
-from bps_rdma.torch import DistributedOptimizer, broadcast_parameters
+from bps_rdma.torch import DistributedDataParallel, DistributedOptimizer, broadcast_parameters
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.complex64])
@@ -36,4 +36,22 @@ def test_values_that_differ_are_refused_by_name(bps: Any, broadcasts: bool, dtyp
         value.backward()
     for one, other in zip(before, model.parameters(), strict=True):
         assert torch.equal(one, other)
+    bps.barrier()
+
+
+@pytest.mark.parametrize("loads", ["one rank", "all"])
+@harness.on_ranks(workers=2)
+def test_a_state_that_one_rank_alone_loads_after_wrapping_is_refused(bps: Any, loads: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(3, 5000)
+    state = nn.Linear(3, 5000).state_dict()
+    ddp = DistributedDataParallel(model)
+    if loads == "all" or bps.rank() == 0:
+        model.load_state_dict(state)
+    value = ddp(torch.ones(2, 3)).sum()
+    if loads == "all":
+        value.backward()
+    else:
+        with pytest.raises(MismatchError, match=r"weight .*values.*broadcast_parameters"):
+            value.backward()
     bps.barrier()
