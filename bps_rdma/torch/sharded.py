@@ -208,8 +208,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
         least, most = np.fmin.reduce(norms), np.fmax.reduce(norms)  # without those of ranks that have no gradient
         for place in np.flatnonzero(most > 1.01 * least)[:1]:  # clipped on each rank they may differ in last bits
             raise MismatchError(
-                f"parameter {place} of shape {tuple(params[place].shape)} has other gradients on other ranks: their norms "
-                f"are {least[place]:.6g} to {most[place]:.6g}",
+                f"parameter {place} of shape {tuple(params[place].shape)} has other gradients on other ranks: their "
+                f"norms are {least[place]:.6g} to {most[place]:.6g}",
                 "average them first: wrap the model in DistributedDataParallel, and synchronise before step()",
             )
 
