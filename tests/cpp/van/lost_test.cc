@@ -65,6 +65,33 @@ TEST(Lost, ACrashIsToldToEverybodyAtOnce) {
   EXPECT_EQ(job.scheduler->counters().lost, 1U);
 }
 
+// Or what is under way would end for no reason that anybody has told, when its caller goes into the next view.
+TEST(Lost, TheEndOfTheViewIsToldBeforeACallRaisesIt) {
+  const auto scheduler = make_scheduler(2, 2, [](SchedulerOptions& options) { options.terms.min_workers = 1; });
+  TestNode lost({scheduler->port()});
+  lost.terms.min_workers = 1;
+  std::atomic<bool> is_told{false};
+  VanEvents events;
+  events.on_view_ended = [&](const std::string&) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));  // for a call that does not wait for this
+    is_told = true;
+  };
+  Van van({.scheduler_ports = {scheduler->port()}}, kJob, std::move(events));
+  Node self;
+  self.worker_rank = 0;
+  self.server_rank = kAnyRank;
+  self.host = "a";
+  self.identity = 1;
+  self.worker_loops = self.server_loops = 1;
+  self.terms = lost.terms;
+  together({[&] { van.join(self, 2, 2); }, [&] { lost.join(1, kAnyRank, 2, 2); }});
+  together({[&] {
+              EXPECT_EQ(thrown_by([&] { van.barrier({0, {0, 1}}, 20); }).code, ErrorCode::kRoundAborted);
+              EXPECT_TRUE(is_told);
+            },
+            [&] { lost.destroy(); }});
+}
+
 // ---- Causes: who is to blame for a connection that broke
 
 constexpr const char* kWorker2Lost = "worker 2 and server 2 (a, pid 42) was lost: connection closed";
