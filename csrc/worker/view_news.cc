@@ -14,12 +14,15 @@ void ViewNews::follow(WorkerLoop& loop) {
   loop.events.when_checked = [rounds = late_rounds_, &loop](const Operation* first) { rounds->note(&loop, first); };
 }
 
+// The van's thread tells it, and perhaps the one that goes into the next view: whoever comes second waits for the
+// first, or the loops could hear that the process leaves before they hear why.
 void ViewNews::end_view(const Error& why) {
-  if (has_ended_view_.exchange(true)) return;
-  gone_.end(why);  // if this process does not leave already: then what is under way ends by that
-  view_end_->note(why.what());
-  planner_.stop_shifts();
-  loops_.tell([why](WorkerLoop& loop) { loop.end_view(why); });
+  std::call_once(end_of_view_, [&] {
+    gone_.end(why);  // if this process does not leave already: then what is under way ends by that
+    view_end_->note(why.what());
+    planner_.stop_shifts();
+    loops_.tell([why](WorkerLoop& loop) { loop.end_view(why); });
+  });
 }
 
 void ViewNews::lose_node(std::uint32_t node, const std::string& why) {

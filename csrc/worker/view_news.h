@@ -4,11 +4,12 @@
 // Operations that can no longer complete are aborted, and new ones refused. Threading: any thread.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "van/messages.h"
@@ -67,7 +68,7 @@ class ViewNews {
   Planner& planner_;
   Declarations& declarations_;
   const std::shared_ptr<ViewEnd> view_end_;
-  std::atomic<bool> has_ended_view_{false};
+  std::once_flag end_of_view_;
   GoneMembers gone_;
   const std::shared_ptr<LateRounds> late_rounds_ = std::make_shared<LateRounds>();  // loops may outlive the worker
 };

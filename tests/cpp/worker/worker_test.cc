@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "worker/worker.h"
 
+#include <atomic>
 #include <set>
+#include <thread>
 
 #include "transport/local/self_transport.h"
 #include "van/van_fixture.h"
@@ -163,6 +165,30 @@ TEST(Worker, APreparedOperationThatNoLoopTakesCanBeStartedLater) {
   one.worker->start(prepared, true);
   one.loops[0]->step();
   EXPECT_TRUE(prepared.current->is_done());
+}
+
+// The van's thread tells the loops while the program's takes down what its view has left. To copy so long a text takes
+// a while.
+TEST(Worker, WhoTakesDownAViewWaitsUntilItsLoopsHaveBeenToldOfTheEnd) {
+  const Error why = van::view_ended_error(std::string(std::size_t{4} << 20, 'x'));
+  for (int round = 0; round < 3; ++round) {
+    Loops two(2);
+    for (const auto& reactor : two.reactors) reactor->start();
+    const auto operation = two.start(two.declare("empty", 0));
+    std::atomic<bool> begins{false};
+    std::thread van([&] {
+      begins = true;
+      two.worker->news().end_view(why);
+    });
+    while (!begins) std::this_thread::yield();
+    two.worker->news().end_view(van::view_ended_error());
+    (void)two.worker->end_operations(ErrorCode::kNotInitialized, "shut down", "none", Deadline::after(0));
+    van.join();
+    for (const auto& reactor : two.reactors) reactor->stop();
+    if (const auto failure = operation->failure()) {
+      EXPECT_EQ(failure->code(), ErrorCode::kRoundAborted) << "the next view would not go on with it";
+    }
+  }
 }
 
 }  // namespace
