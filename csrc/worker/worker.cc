@@ -206,7 +206,11 @@ std::shared_ptr<Operation> Worker::make_operation(const std::shared_ptr<Tensor>&
 
 void Worker::launch(const std::shared_ptr<Operation>& operation, bool awaited) {
   const auto fail = [&](const Error& error) { abort(operation, error.code(), error.what(), error.hint()); };
-  loops_.submit(operation, awaited, fail);
+  // A caller may start several before it waits for the first. While it works for one loop, others must not sleep on
+  // what it has given them: other ranks may wait for that first.
+  const bool is_alone = !awaited || loops_.count() == 1 || loops_.have_ended(sequence_.load() - 1);
+  loops_.submit(operation, awaited && is_alone, fail);
+  if (!is_alone) loops_.wake();
   const Tensor& tensor = *operation->tensor;
   const GoneMembers& gone = news_.gone();
   if (!gone.is_any() && !tensor.failed.load()) return;

@@ -18,7 +18,10 @@ namespace bps::worker {
 
 class WorkerLoops {
  public:
-  void add(WorkerLoop* loop) { loops_.push_back(loop); }
+  void add(WorkerLoop* loop) {
+    loops_.push_back(loop);
+    ended_before_ += ended_by(*loop);
+  }
   std::size_t count() const { return loops_.size(); }
   const std::vector<WorkerLoop*>& all() const { return loops_; }
   // The first that gets the operation.
@@ -32,6 +35,15 @@ class WorkerLoops {
   // have it already, `abort` is told why, and must abort it.
   template <typename Abort>
   void submit(const std::shared_ptr<Operation>& operation, bool awaited, const Abort& abort) const;
+  // True when so many operations have ended since the loops were added: all that were started, if it is as many.
+  bool have_ended(std::uint64_t operations) const {
+    std::uint64_t ended = 0;
+    for (WorkerLoop* each : loops_) ended += ended_by(*each);
+    return ended - ended_before_ >= operations;
+  }
+  void wake() const {
+    for (WorkerLoop* each : loops_) each->reactor().progress()->wake();
+  }
   // Each loop but `except` makes the call, on its own thread, at some time.
   template <typename Call>
   void tell(const Call& call, const WorkerLoop* except = nullptr) const {
@@ -47,7 +59,13 @@ class WorkerLoops {
   }
 
  private:
+  static std::uint64_t ended_by(WorkerLoop& loop) {
+    const Counters& counters = loop.reactor().counters();
+    return counters.operations.get() + counters.failed.get();
+  }
+
   std::vector<WorkerLoop*> loops_;
+  std::uint64_t ended_before_ = 0;
 };
 
 template <typename Abort>
@@ -71,7 +89,7 @@ void WorkerLoops::submit(const std::shared_ptr<Operation>& operation, bool await
     }
     --left;
   }
-  for (WorkerLoop* each : loops_) each->reactor().progress()->wake();
+  wake();
 }
 
 }  // namespace bps::worker

@@ -150,6 +150,24 @@ TEST(Worker, WhatHasPartitionsOfSeveralLoopsGoesToEach) {
   Loops::withdraw(*operation);
 }
 
+TEST(Worker, LoopsKnowWhetherWhatWasStartedHasEnded) {
+  Loops two(2);
+  const auto empty = two.declare("empty", 0);
+  const auto end = [&] {
+    for (const auto& loop : two.loops) loop->step();
+  };
+  (void)two.start(empty);
+  end();
+  WorkerLoops since;
+  for (const auto& loop : two.loops) since.add(loop.get());
+  EXPECT_TRUE(since.have_ended(0));
+  (void)two.start(empty);
+  EXPECT_FALSE(since.have_ended(1));
+  end();
+  EXPECT_TRUE(since.have_ended(1));
+  EXPECT_FALSE(since.have_ended(2));
+}
+
 TEST(Worker, APreparedOperationThatNoLoopTakesCanBeStartedLater) {
   Loops one(1);
   Request request;
