@@ -5,6 +5,14 @@
 #include <numeric>
 
 namespace bps::worker {
+namespace {
+
+// Small tensors belong to every second loop, and where there are two, to the first. A caller that waits for one after
+// another then works for the same loop all the time; otherwise another rank's push wakes the thread of the loop that
+// this caller has not come to yet.
+constexpr std::uint64_t kSmallTensor = 64 << 10;
+
+}  // namespace
 
 bool Places::meets(std::size_t worker_loop, std::size_t worker_loops, std::size_t shard, std::size_t shards) {
   const std::size_t common = std::gcd(worker_loops, shards);
@@ -145,8 +153,10 @@ Plan Places::plan(const Tensor& tensor, const tensor::Partitioning& cut, bool ow
       server = tensor::server_of(key_map, tensor.id, i);
     }
     const std::uint32_t spread = tensor::spread_of(tensor.id, i);
-    const std::size_t worker_loop = spread % worker_loops;
-    const std::size_t place = servers_.first(server) + spread % servers_.loops(server);
+    // Of all ranks, also those with another number of loops.
+    const std::uint32_t by_loop = tensor.bytes <= kSmallTensor ? spread - spread % 2 : spread;
+    const std::size_t worker_loop = by_loop % worker_loops;
+    const std::size_t place = servers_.first(server) + by_loop % servers_.loops(server);
     Part part{.partition = i, .turn = turns[worker_loop]++};
     if (by_relay[server]) {
       part.place = static_cast<std::uint32_t>(place);

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <set>
 #include <string>
 
 namespace bps::worker {
@@ -84,6 +85,39 @@ TEST(Places, EveryFewTurnsEachServerHasAPartition) {
         EXPECT_EQ(servers, (std::vector<std::uint32_t>{0, 1, 2, 3})) << layout << (sharded ? ", sharded" : "");
       }
     }
+  }
+}
+
+// By loop of this rank: at which places a tensor's partitions are.
+std::vector<std::set<std::size_t>> places_by_loop(std::uint32_t id, std::uint64_t bytes, std::size_t loops) {
+  van::Membership all = members("ab");
+  for (van::Node& node : all.nodes) node.server_loops = 2;
+  tensor::KeyMapConfig key_map;
+  key_map.servers = all.servers;
+  const Places places(key_map, van::ServerPlaces(all), std::nullopt, {0, 1}, van::Hosts(all), 0);
+  const tensor::Partitioning cut(bytes, 4, kPieceBytes / 4);
+  Tensor tensor(cut, cut);
+  tensor.id = id;
+  tensor.bytes = bytes;
+  tensor.group = std::make_shared<const van::Group>(van::Group{0, {0, 1}});
+  const Plan plan = places.plan(tensor, cut, false, {}, loops);
+  std::vector<std::set<std::size_t>> found(loops);
+  for (std::size_t i = 0; i < plan.size(); ++i) {
+    if (!plan[i].empty()) found[i / places.count()].insert(i % places.count());
+  }
+  return found;
+}
+
+TEST(Places, SmallTensorsBelongToTheFirstOfTwoLoops) {
+  for (std::uint32_t id = 1; id <= 8; ++id) {
+    for (const std::uint64_t bytes : {std::uint64_t{4}, kPieceBytes}) {
+      const auto found = places_by_loop(id, bytes, 2);
+      EXPECT_TRUE(found[1].empty()) << id;
+      EXPECT_EQ(found[0], places_by_loop(id, bytes, 1)[0]) << "a rank with one loop sends it to others";
+      for (const std::size_t place : found[0]) EXPECT_EQ(place % 2, 0U) << id;
+    }
+    const auto large = places_by_loop(id, 2 * kPieceBytes, 2);
+    EXPECT_TRUE(!large[0].empty() && !large[1].empty()) << id;
   }
 }
 

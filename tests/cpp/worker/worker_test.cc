@@ -18,7 +18,7 @@ struct Loops {
   explicit Loops(std::size_t count) {
     WorkerOptions options;
     options.key_map.servers = options.key_map.workers = 1;
-    options.cut.partition_bytes = options.cut.min_partition_bytes = 4096;
+    options.cut.partition_bytes = options.cut.min_partition_bytes = 128 << 10;
     worker = std::make_unique<Worker>(options, *job[0].operator->());
     for (std::size_t i = 0; i < count; ++i) {
       WorkerLoopOptions of_loop;
@@ -129,7 +129,7 @@ TEST(Worker, WhatIsOnePartitionsGoesToItsLoopAlone) {
   for (std::size_t tensor = 0; tensor < 4; ++tensor) {
     Loops two(2);
     std::vector<std::shared_ptr<Tensor>> tensors;
-    for (const char* name : {"a", "b", "c", "d"}) tensors.push_back(two.declare(name, 100));
+    for (const char* name : {"a", "b", "c", "d"}) tensors.push_back(two.declare(name, 25000));  // no small ones
     const auto operation = two.start(tensors[tensor]);
     const std::size_t loop = operation->loop;
     ASSERT_LT(loop, 2U);
@@ -144,7 +144,7 @@ TEST(Worker, WhatIsOnePartitionsGoesToItsLoopAlone) {
 
 TEST(Worker, WhatHasPartitionsOfSeveralLoopsGoesToEach) {
   Loops two(2);
-  const auto operation = two.start(two.declare("large", 3000));  // three partitions
+  const auto operation = two.start(two.declare("large", 100000));  // four partitions
   EXPECT_EQ(operation->loop, Operation::kSeveral);
   for (const auto& loop : two.loops) EXPECT_FALSE(loop->is_idle());
   Loops::withdraw(*operation);
