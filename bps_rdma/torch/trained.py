@@ -223,11 +223,11 @@ class TrainedParameters:
         lines, failure = self._lines_of(wanted, lambda *_: "")
         self._check_alike(lines, "parameters", failure)
         has_trained = self._agreed or job.current().is_late
-        told = np.array([is_new, has_trained], np.int64)
+        told = np.array([is_new, has_trained or self._alike], np.int64)
         new, trained = bps_rdma.push_pull(told, f"{self.prefix} new", average=False, group=self._group)
         if new == 0:
             return
-        whole = trained == 0 and not self._alike  # it may take seconds; a state that one rank has loaded shows in some
+        whole = trained == 0  # it may take seconds; what one rank has loaded since they were alike shows in some, too
         values, _ = self._lines_of(wanted, lambda _, each: _digest(each if whole else _some_of(each)))
         self._check_alike(values, "values", hint=_SYNC if has_trained else _BROADCAST)
 

@@ -9,6 +9,10 @@ MAKE = """
 inner = torch.nn.Linear(8, 3)
 model = bps.DistributedDataParallel(inner)
 optimizer = torch.optim.SGD(inner.parameters(), lr=0.05)
+# Too large for all values to be compared. The rank that enters makes it when the others have made it before, and none
+# trains it at first.
+kept = torch.nn.Linear(8, 2000)
+late = bps.TrainingState(bps.DistributedDataParallel(kept), torch.optim.SGD(kept.parameters(), lr=0.01))
 more = []
 
 
@@ -26,7 +30,8 @@ def make_more():
 def train_more(generator):
     if not more and died.exists() and bps.size() == 3:
         make_more()
-    for each in more:
+    late.sync()
+    for each in [*more, late] if more else []:
         each.sync()
         each.optimizer.zero_grad()
         each.model(torch.randn(16, 8, generator=generator)).square().mean().backward()
@@ -34,7 +39,7 @@ def train_more(generator):
     return model(torch.randn(16, 8, generator=generator)).square().mean()
 """
 END = """
-weights = [p.double().sum().item().hex() for each in more for p in each.model.parameters()]
+weights = [p.double().sum().item().hex() for each in [*more, late] for p in each.model.parameters()]
 sys.stdout.write(f"end: {state.step} {len(more)} {weights}\\n")
 """
 
