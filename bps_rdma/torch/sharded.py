@@ -73,6 +73,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self._group = membership.group_of(group)
         self._inner: torch.optim.Optimizer | None = None
         self._version = 0  # the states here have one more with each step, and when they are loaded
+        self._compared = False  # the gradients were alike on all members of this view, in its first step
         self._view: View | None = None  # for which the states are complete
         self._held: set[torch.Tensor] = set()  # parameters whose state is here
         self._lost = 0  # parameters whose state was on lost ranks only
@@ -183,7 +184,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
                 loss = closure()
         for group, own in zip(self.param_groups, inner.param_groups, strict=True):  # e.g. from an LR scheduler
             own.update((key, value) for key, value in group.items() if key not in _OWN_KEYS)
-        if self._version == 0:
+        if not self._compared:
             self._check_gradients()
         before = Before(inner) if running.may_lose_members else None
         try:
@@ -199,19 +200,20 @@ class ShardedOptimizer(torch.optim.Optimizer):
         return loss
 
     def _check_gradients(self) -> None:
-        """Compares norms, before the first step: of each parameter only its owner's gradient would have an effect."""
+        """Compares norms, in the first step: of each parameter only its owner's gradient would have an effect."""
         members = members_of(self._group)
         params = [param for group in self.param_groups for param in group["params"]]
         name = f"ShardedOptimizer.norms {len(params)}"
         own = np.array([_norm(param.grad) for param in params])
         norms = bps_rdma.all_gather(own, name=name, group=members).reshape(members.size, -1)
-        least, most = np.fmin.reduce(norms), np.fmax.reduce(norms)  # without those of ranks that have no gradient
+        least, most = np.fmin.reduce(norms), np.fmax.reduce(norms)  # but those of ranks that have none, or NaN
         for place in np.flatnonzero(most > 1.01 * least)[:1]:  # clipped on each rank they may differ in last bits
             raise MismatchError(
                 f"parameter {place} of shape {tuple(params[place].shape)} has other gradients on other ranks: their "
                 f"norms are {least[place]:.6g} to {most[place]:.6g}",
                 "average them first: wrap the model in DistributedDataParallel, and synchronise before step()",
             )
+        self._compared = True
 
     def _check_view(self) -> None:
         if self._view != membership.view():
@@ -263,7 +265,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         for group, own, values in zip(self.param_groups, inner.param_groups, options, strict=True):
             group.update(values)
             own.update(self._own_part(group))
-        self._version, self._view = version, view
+        self._version, self._view, self._compared = version, view, False
         self._lost = sum(1 for param in params if not holders[param] and param.requires_grad)
         if self._lost:
             raise self._state_is_lost()
@@ -279,7 +281,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns the usual state and this rank's part, for copies."""
-        own = ("_group", "_inner", "_shards", "_version", "_view", "_held", "_lost")
+        own = ("_group", "_inner", "_shards", "_version", "_compared", "_view", "_held", "_lost")
         return {**super().__getstate__(), **{name: self.__dict__[name] for name in own}}
 
     def state_dict(self, root: int | None = None) -> dict[str, Any]:
@@ -347,10 +349,10 @@ def _options(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
 
 
 def _norm(gradient: torch.Tensor | None) -> float:
-    if gradient is None:
+    if gradient is None or gradient.layout not in (torch.strided, torch.sparse_coo):
         return math.nan
     dense = gradient.detach().coalesce().values() if gradient.is_sparse else gradient.detach()
-    return float(torch.linalg.vector_norm(dense.abs(), dtype=torch.float64))
+    return float(torch.linalg.vector_norm(dense.abs() if dense.is_complex() else dense, dtype=torch.float64))
 
 
 def _check_class(optimizer_cls: Any) -> None:
