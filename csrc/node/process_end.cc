@@ -111,8 +111,10 @@ void Process::retire() {
     throw Error(ErrorCode::kNotInitialized, "this process has left the job", "call init() again");
   }
   // Another member may have told us before the scheduler did.
-  if (auto* const worker = current_.worker(); worker != nullptr)
-    worker->news().end_view(worker->news().view_end().error());
+  if (worker::Worker* const worker = current_.worker()) {
+    const worker::ViewEnd& end = worker->news().view_end();
+    worker->news().end_view(end.is_known() ? end.error() : van::view_ended_error(van_->end().why()));
+  }
   end_operations();
   calls_.run_when_empty(
       [this] {

@@ -198,7 +198,7 @@ void SchedulerSession::learn(const Group& group) {
 
 void SchedulerSession::end_view(const ViewEnded& ended) {
   if (ended.patience_ms != 0) end_.note_patience(ended.patience_ms);  // also after another view has ended
-  if (!end_.note_view_ended()) return;
+  if (!end_.note_view_ended(ended.text)) return;
   finish(End::kViewEnded, ended.text);
   if (events_.on_view_ended) events_.on_view_ended(ended.text);  // first: a caller may go into the next view at once
   calls_.break_all(view_ended_error(ended.text));

@@ -34,6 +34,15 @@ std::string SessionEnd::why() const {
   return why_;
 }
 
+// Who sees that the view has ended also sees why.
+bool SessionEnd::note_view_ended(const std::string& why) {
+  const std::lock_guard lock(mutex_);
+  if (view_ended_) return false;
+  if (how_ == How::kNotYet) why_ = why;
+  view_ended_ = true;
+  return true;
+}
+
 void SessionEnd::note_loss(std::uint32_t node, const std::string& why) {
   const std::lock_guard lock(mutex_);
   if (first_loss_.why.empty()) first_loss_ = {node, why};

@@ -44,7 +44,7 @@ class SessionEnd {
   std::string why_scheduler_lost() const;
 
   // False when the scheduler before this one has told it, too.
-  bool note_view_ended() { return !view_ended_.exchange(true); }
+  bool note_view_ended(const std::string& why);
   bool view_ended() const { return view_ended_; }
   // The workers of the view have suspended the job: how long the next one may take to begin; 0: they have not.
   void note_patience(std::uint32_t ms) { resume_patience_ms_ = ms; }
