@@ -170,7 +170,9 @@ def run(
     if is_module:
         command = [sys.executable, "-m", *command]
     if restarts and least is None:
-        raise InvalidArgumentError("--restarts is for a job that goes on without lost ranks", "add --min-np")
+        raise InvalidArgumentError(
+            "--restarts is for jobs that go on without lost ranks", "add --min-np, or leave it out"
+        )
     where = wanted(on, hostfile, server_hosts, exported or [], rsh)
     if where is not None:
         if (hosts, host, address, port) != (None, None, None, None):

@@ -95,7 +95,7 @@ class Inspection {
 class CurrentInspection {
  public:
   void begin(Inspection::Source source);
-  // As the destructor of Inspection.
+  // Waits for a reply that is under way, and writes what is to be written.
   void end();
   void ask(const van::Question& question);
   void note_failure(Failure failure);

@@ -148,7 +148,7 @@ void Process::make_view() {
       options_, tcp_rails(options_, secret_), trace_.get(),
       View::Events{.suspect = [this](std::uint32_t node, const std::string& why) { van_->suspect(node, why); },
                    .inquire = [this](std::uint32_t node) { van_->inquire(node); },
-                   // Perhaps with the lock of the view held: a thread that tells the worker of a loss.
+                   // A thread that tells the worker of a loss calls this with the lock of the view held.
                    .on_failure = [this](Failure failure) { inspection_.note_failure(failure); }}));
 }
 

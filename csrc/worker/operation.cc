@@ -44,7 +44,8 @@ Operation::Operation(std::shared_ptr<Tensor> declared, const Request& what, std:
   begin(shares(worker_loops), now);
 }
 
-// A small tensor's: the other loops need not wake up for it, and a caller that waits can take the place of this one.
+// Often all partitions belong to one loop, as a small tensor's do: the others need not wake up then, and a caller that
+// waits can take the place of this one.
 std::size_t Operation::find_loop(std::size_t places) const {
   std::size_t found = portions.size() == places ? 0 : kSeveral;
   for (std::size_t i = 0; i < portions.size(); ++i) {

@@ -7,9 +7,9 @@
 namespace bps::worker {
 namespace {
 
-// Small tensors belong to every second loop, and where there are two, to the first. A caller that waits for one after
-// another then works for the same loop all the time; otherwise another rank's push wakes the thread of the loop that
-// this caller has not come to yet.
+// Small tensors belong to every second loop where the number of loops is even, and of two to the first. A caller that
+// waits for one after another then works for the same loop all the time; otherwise another rank's push wakes the thread
+// of the loop that this caller has not come to yet.
 constexpr std::uint64_t kSmallTensor = 64 << 10;
 
 }  // namespace
@@ -153,7 +153,7 @@ Plan Places::plan(const Tensor& tensor, const tensor::Partitioning& cut, bool ow
       server = tensor::server_of(key_map, tensor.id, i);
     }
     const std::uint32_t spread = tensor::spread_of(tensor.id, i);
-    // Of all ranks, also those with another number of loops.
+    // All ranks must find the same loop of the server, also those with another number of loops.
     const std::uint32_t by_loop = tensor.bytes <= kSmallTensor ? spread - spread % 2 : spread;
     const std::size_t worker_loop = by_loop % worker_loops;
     const std::size_t place = servers_.first(server) + by_loop % servers_.loops(server);

@@ -32,7 +32,7 @@ struct Request {
   // A lost server then costs nothing: see tensor::kTwoPhase. kSplit cannot have it, because its push is over before its
   // round is.
   bool survives_servers = false;
-  bool awaited = false;  // its caller waits next, and then works itself: nobody needs to be woken
+  bool awaited = false;  // its caller waits next, and then works itself: if it is alone, nobody needs to be woken
 };
 
 // The device whose memory the input and the output are; null: they are the host's.
