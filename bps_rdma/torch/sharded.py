@@ -168,7 +168,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
                 own may have any value until reshard().
             PeerLostError, DeadlineError: a rank was lost or did not call step(); some parameters are then updated and
                 others are not.
-            MismatchError: in the first step: gradients differ between ranks, as they do if nobody has averaged them.
+            MismatchError: in the first step of a view: gradients differ between ranks; nobody has averaged them.
             BpsError: members have changed, and reshard() has not been called.
         """
         refuse_in_join("step() of a ShardedOptimizer")
@@ -200,7 +200,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         return loss
 
     def _check_gradients(self) -> None:
-        """Compares norms, in the first step: of each parameter only its owner's gradient would have an effect."""
+        """Compares norms in the first step of a view: of each parameter only its owner's gradient has an effect."""
         members = members_of(self._group)
         params = [param for group in self.param_groups for param in group["params"]]
         name = f"ShardedOptimizer.norms {len(params)}"

@@ -18,7 +18,7 @@ class ViewEnd {
     is_known_.store(true);
   }
   bool is_known() const { return is_known_.load(); }
-  // What an operation raises that would begin now.
+  // Returns what an operation raises that would begin now.
   Error error() const { return why_.why().value_or(van::view_ended_error()); }
 
  private:

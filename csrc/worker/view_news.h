@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a worker hears of its view: from the van, and, of its end, perhaps from an operation that a server has failed.
+// Takes the news of a worker's view. The van tells it; an operation that a server has failed may tell of its end first.
 //
 // Operations that can no longer complete are aborted, and new ones refused. Threading: any thread.
 #pragma once
@@ -25,7 +25,7 @@ namespace bps::worker {
 
 class ViewNews {
  public:
-  // What is passed must outlive it.
+  // All that is passed by reference must outlive it.
   ViewNews(van::Van& van, const van::Hosts& hosts, const WorkerLoops& loops, Planner& planner,
            Declarations& declarations, std::shared_ptr<ViewEnd> end)
       : van_(van),
@@ -35,7 +35,7 @@ class ViewNews {
         view_end_(std::move(end)),
         gone_(van, hosts) {}
 
-  // Who is gone.
+  // Knows who is gone.
   const GoneMembers& gone() const { return gone_; }
   // Knows it when the view has ended, or an operation has failed with kRoundAborted.
   const ViewEnd& view_end() const { return *view_end_; }

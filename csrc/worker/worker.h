@@ -84,7 +84,7 @@ class Worker {
   // Returns how the last operation failed, or could not be started; "" if one was started since.
   std::string last_failure() const { return failed_.last(sequence_.load()); }
 
-  // What the van tells.
+  // The van tells its news here.
   ViewNews& news() { return news_; }
   const ViewNews& news() const { return news_; }
 

@@ -24,7 +24,7 @@ class WorkerLoops {
   }
   std::size_t count() const { return loops_.size(); }
   const std::vector<WorkerLoop*>& all() const { return loops_; }
-  // The first that gets the operation.
+  // Returns the loop that gets the operation first.
   WorkerLoop& first_of(const Operation& operation) const {
     const bool is_shared = operation.loop == Operation::kSeveral;
     return *loops_[is_shared ? operation.sequence % loops_.size() : operation.loop];
