@@ -13,6 +13,7 @@ LAST = 10  # of them, where none looks like a complaint
 GTEST = re.compile(r"^\[  FAILED  \] \S+(, where .*)? \(\d+ ms\)$")
 ONE_LINE = re.compile(
     r"^(E   |FAILED |ERROR |.*(ERROR: \w+Sanitizer|SUMMARY: \w+Sanitizer|runtime error:)|(.*: )?(fatal )?error:)"
+    r"|.*LeakSanitizer has encountered a fatal error"  # it crashed itself, and found no leak
     r"|^\d+/\d+ Test .*\*\*\*"
     r"|^\S+:\d+: \S+ ==> "
 )

@@ -91,6 +91,7 @@ Expected equality of these values:
 [  FAILED  ] Codec.RoundTrip (0 ms)
 [       OK ] Codec.Other (3 ms)
 ==12==ERROR: AddressSanitizer: heap-use-after-free on address 0x1
+==13==LeakSanitizer has encountered a fatal error.
 >       assert outcome == 3
 E       AssertionError: rank 1 hangs
 FAILED tests/python/test_it.py::test_that - AssertionError: rank 1 hangs
@@ -108,6 +109,7 @@ FAILED tests/python/test_it.py::test_that - AssertionError: rank 1 hangs
         "  2",
         "[  FAILED  ] Codec.RoundTrip (0 ms)",
         "==12==ERROR: AddressSanitizer: heap-use-after-free on address 0x1",
+        "==13==LeakSanitizer has encountered a fatal error.",
         "E       AssertionError: rank 1 hangs",
         "FAILED tests/python/test_it.py::test_that - AssertionError: rank 1 hangs",
         "1/2 Test #1: bps_tests_0 ......................***Exception: SegFault  5.52 sec",
