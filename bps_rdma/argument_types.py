@@ -8,7 +8,7 @@ binding and not the caller's mistake. It is asked for only then, so that calls w
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from bps_rdma.errors import InvalidArgumentError
 
@@ -41,6 +41,16 @@ def whole(value: object) -> int | None:
         return operator.index(value)  # type: ignore[arg-type]
     except TypeError:
         return None
+
+
+def check_root(root: object, ranks: Sequence[int], name: str = "root") -> int:
+    """The rank that `root` is. Raises InvalidArgumentError unless it is one of `ranks`, those of the group."""
+    rank = whole(root)
+    if rank is None or rank not in ranks:
+        raise InvalidArgumentError(
+            f"{name}={root!r} is not in the group {tuple(ranks)}", "name a worker rank of the group"
+        )
+    return rank
 
 
 def truth(name: str, value: object) -> bool:

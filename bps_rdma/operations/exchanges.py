@@ -228,7 +228,7 @@ def _copy(name: str, own: int, target: Part, source: Part) -> None:
 
 def _gather(array: Any, out: Any, root: int, uneven: bool, subject: Subject, how: How) -> PythonHandle[Any]:
     members, own = _members(subject), current().process.rank
-    _check_root(root, members)
+    root = argument_types.check_root(root, members.ranks)
     part = part_of(array, False)
     if own != root:
         return exchange("gather", {root: part}, {}, subject, how, lambda _: None)
@@ -254,7 +254,7 @@ def _scatter(
     array: Any, out: Any, root: int, sizes: Sequence[int] | None, subject: Subject, how: How
 ) -> PythonHandle[Any]:
     members, own = _members(subject), current().process.rank
-    _check_root(root, members)
+    root = argument_types.check_root(root, members.ranks)
     target = part_of(out, True)
     arrays.note_change(out)
     if own != root:
@@ -331,10 +331,3 @@ def _joined(array: Any, out: Any, members: Group, own_part: Part, got: dict[int,
 def _members(subject: Subject) -> Group:
     job = current()
     return job.world if subject.group is None else group_of(job, subject.group)
-
-
-def _check_root(root: int, members: Group) -> None:
-    if root not in members.ranks:
-        raise InvalidArgumentError(
-            f"root {root} is not in the group {members.ranks}", "name a worker rank of the group"
-        )

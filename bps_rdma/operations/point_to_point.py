@@ -104,7 +104,8 @@ def started(begin: Callable[[Lanes, Group], T], subject: Subject, how: How, peer
     try:
         job = current()
         members = job.world if subject.group is None else group_of(job, subject.group)
-        if peer is not None and (peer[1] not in members.ranks or peer[1] == job.process.rank):
+        rank = None if peer is None else argument_types.whole(peer[1])
+        if peer is not None and (rank not in members.ranks or rank == job.process.rank):
             raise InvalidArgumentError(
                 f"{peer[0]}={peer[1]!r} is not another rank of the group {members.ranks}",
                 "name a worker rank of the group, and not this one",

@@ -176,10 +176,9 @@ def gathering(array: Any, out: Any, options: OperationOptions) -> Described:
 def broadcasting(array: Any, root: int, options: OperationOptions) -> Described:
     """Describes a broadcast; see broadcast()."""
     ranks = group_of(current(), options.group).ranks
-    if argument_types.whole(root) not in ranks:
-        raise InvalidArgumentError(f"root {root} is not in the group {ranks}", "name a worker rank of the group")
+    place = ranks.index(argument_types.check_root(root, ranks))
     memory = describe(array, True)
-    return Described(Kind.broadcast, memory, memory, array, memory.elements, ranks.index(root))
+    return Described(Kind.broadcast, memory, memory, array, memory.elements, place)
 
 
 def tensor_of(job: Job, kind: Kind, source: arrays.Memory, count: int, options: OperationOptions) -> _core.Tensor:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 import bps_rdma
-from bps_rdma import Group
+from bps_rdma.argument_types import check_root
 from bps_rdma.errors import InvalidArgumentError, MismatchError
 from bps_rdma.torch.broadcast_objects import Transfer, broadcast_objects, broadcast_tensors, check_pickle, check_tensor
 from bps_rdma.torch.check_alike import all_gather_bytes, check_alike, optimizer_lines, place_of, tensor_line
@@ -43,7 +43,7 @@ def broadcast_parameters(
         PeerLostError, DeadlineError: as bps_rdma.broadcast().
     """
     ours = group_of(group)
-    _check_root(root_rank, ours)
+    root_rank = check_root(root_rank, members_of(ours).ranks, "root_rank")
     tensors: dict[str, torch.Tensor] = {}
     failure: InvalidArgumentError | None = None
     try:
@@ -110,7 +110,7 @@ def broadcast_optimizer_state(
         PeerLostError, DeadlineError: as bps_rdma.broadcast().
     """
     ours = group_of(group)
-    _check_root(root_rank, ours)
+    root_rank = check_root(root_rank, members_of(ours).ranks, "root_rank")
     check_pickle(allow_pickle=allow_pickle)
     failure, lines = None, [f"root {root_rank}"]
     given: Any = optimizer
@@ -151,7 +151,7 @@ def broadcast_object(
         MismatchError: ranks name different roots. PeerLostError, DeadlineError: as bps_rdma.broadcast().
     """
     ours = group_of(group)
-    _check_root(root_rank, ours)
+    root_rank = check_root(root_rank, members_of(ours).ranks, "root_rank")
     check_pickle(allow_pickle=allow_pickle)
 
     def write(file: io.BytesIO) -> None:
@@ -169,11 +169,3 @@ def broadcast_object(
     text = messages[ranks.index(root_rank)]
     assert text is not None
     return obj if is_root else decode(text, root_rank, allow_pickle=allow_pickle)
-
-
-def _check_root(root_rank: int, group: Group | None) -> None:
-    members = members_of(group)
-    if root_rank not in members.ranks:
-        raise InvalidArgumentError(
-            f"root_rank {root_rank} is not in the group {members.ranks}", "name a worker rank of the group"
-        )

@@ -14,6 +14,7 @@ import torch
 
 import bps_rdma
 from bps_rdma import job
+from bps_rdma.argument_types import check_root
 from bps_rdma.errors import BpsError, InvalidArgumentError, MismatchError, PeerLostError, RoundAbortedError
 from bps_rdma.torch import membership
 from bps_rdma.torch.broadcast_objects import broadcast_objects
@@ -300,8 +301,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
         if self._lost:
             raise self._state_is_lost()
         members = members_of(self._group)
-        if root is not None and root not in members.ranks:
-            raise InvalidArgumentError(f"root {root} is not in the group {members.ranks}", "name a worker rank of it")
+        if root is not None:
+            root = check_root(root, members.ranks)
         name = "ShardedOptimizer.state_dict"
         check_alike([f"root {root}"], name, self._group)
         params = [param for group in self.param_groups for param in group["params"]]

@@ -202,6 +202,10 @@ int run(int argc, char** argv) {
         default: usage(); return 2;
       }
     }
+    if (optind < argc) {
+      std::fprintf(stderr, "error: '%s' is not an option\nhint: see bps-scheduler --help\n", argv[optind]);
+      return 2;
+    }
     return run(values, address);
   } catch (const Error& error) {
     std::fprintf(stderr, "error: %s\nhint: %s\n", error.what(), error.hint().c_str());

@@ -174,6 +174,10 @@ int run(int argc, char** argv) {
       default: usage(); return 2;
     }
   }
+  if (optind < argc) {
+    std::fprintf(stderr, "error: '%s' is not an option\nhint: see bps-server --help\n", argv[optind]);
+    return 2;
+  }
   try {
     if (as == As::kKeyMaker) {
       std::puts(pool::new_line(user).c_str());

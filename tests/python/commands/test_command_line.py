@@ -158,8 +158,10 @@ def test_the_binaries_name_their_variables(role, names):
         assert name in shown.stdout
     known = {name for one in bps_rdma.config() for name in (one.name, *one.aliases)}
     assert set(re.findall(r"(?:BPS|DMLC|BYTEPS)_[A-Z_]+", shown.stdout)) <= known
-    wrong = subprocess.run([binary, "--bogus"], capture_output=True, timeout=30, check=False)
-    assert wrong.returncode == 2
+    for word in ("--bogus", "extra"):
+        wrong = subprocess.run([binary, word], capture_output=True, text=True, timeout=30, check=False)
+        assert wrong.returncode == 2
+        assert word in wrong.stderr
 
 
 def test_the_server_says_when_it_is_ready():
