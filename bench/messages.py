@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compares send and recv, all_to_all, gather and scatter on the torch backend bps with gloo.
+"""Compares send and recv, all_to_all, gather and scatter on the torch backend bps with gloo, and with MPI.
 
-    .venv/bin/python bench/messages.py [--ranks 2] [--rounds 41] [--transport shm] [--json FILE]
+    .venv/bin/python bench/messages.py [--ranks 2] [--rounds 41] [--transport shm] [--compare gloo,openmpi]
 
-Both groups have the same ranks, in the same processes. Rounds of both alternate on the same tensors, and ratios compare
-neighbouring rounds, so that other work on the machine disturbs both. The time of a round is that of its slowest rank.
-Every result is verified.
+Groups of bps and of gloo have the same ranks, in the same processes; MPI has ranks of its own, which sleep while it is
+another library's turn. Rounds of all alternate, and ratios compare neighbouring rounds, so that other work on the machine
+disturbs all of them. The time of a round is that of its slowest rank. Every result is verified.
 
 - ping-pong: rank 0 sends to rank 1 and gets as much back; the time is half of that.
 - all_to_all: all_to_all_single, with so many bytes on each rank.
@@ -17,105 +17,97 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import socket
 import statistics
-import time
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from side_by_side import ratios, said_by_ranks, slowest
+from message_ranks import Arrays, serve
+from side_by_side import quartiles, ratios
 
 from bps_rdma.launch.environment import LocalJob
-from bps_rdma.tools.bench.stats import quantile
+from bps_rdma.launch.process import Children
+from bps_rdma.tools.bench import teams
+from bps_rdma.tools.bench.baselines import fall_in_step
+from bps_rdma.tools.bench.plan import MPI_BASELINES
+from bps_rdma.tools.bench.worker import CHANNEL
+from bps_rdma.tools.ranks import Ranks
 
 SIZES = [1 << shift for shift in (3, 10, 16, 20, 24)]
 ROUND_BYTES = 32 << 20  # per round, with at most 64 calls
 KINDS = ("ping-pong", "all_to_all", "gather", "scatter")
-LIBRARIES = ("bps", "gloo")
+SECONDS = 300.0  # for one round
 
 
-def rank_main(rounds: int) -> None:
+def rank_main() -> None:
+    import torch
     import torch.distributed as dist
 
     import bps_rdma.torch  # noqa: F401  registers the backend
 
     dist.init_process_group("bps")
     groups = {"bps": dist.group.WORLD, "gloo": dist.new_group(backend="gloo")}
-    found = []
-    for kind in KINDS:
-        for size in SIZES:
-            operation = Operation(kind, max(size // 8, dist.get_world_size() if kind == "all_to_all" else 1))
-            calls = max(1, min(64, ROUND_BYTES // size))
-            times: dict[str, list[float]] = {name: [] for name in LIBRARIES}
-            for name in LIBRARIES:
-                operation.run(groups[name], 2)
-            for index in range(rounds):
-                for name in LIBRARIES if index % 2 else reversed(LIBRARIES):
-                    times[name].append(operation.run(groups[name], calls))
-            found.append({"kind": kind, "bytes": size, "times": times})
-    print(json.dumps(found), flush=True)
+    rank = dist.get_rank()
+
+    def begin(arrays: Arrays, kind: str, library: str) -> Callable[[], Any]:
+        own, got, group = torch.from_numpy(arrays.own), torch.from_numpy(arrays.got), groups[library]
+        parts = list(torch.from_numpy(arrays.parts)) if rank == 0 else None
+
+        def ping_pong() -> None:
+            if rank == 0:
+                dist.send(own, 1, group=group)
+                dist.recv(got, 1, group=group)
+            elif rank == 1:
+                dist.recv(got, 0, group=group)
+                dist.send(own, 0, group=group)
+
+        return {
+            "ping-pong": ping_pong,
+            "all_to_all": lambda: dist.all_to_all_single(got, own, group=group),
+            "gather": lambda: dist.gather(own, parts, dst=0, group=group),
+            "scatter": lambda: dist.scatter(got, parts, src=0, group=group),
+        }[kind]
+
+    serve(socket.socket(fileno=int(os.environ[CHANNEL])), rank, dist.get_world_size(), begin, fall_in_step)
     dist.destroy_process_group()
 
 
-class Operation:
-    """One operation on tensors of so many int64."""
-
-    def __init__(self, kind: str, elements: int) -> None:
-        import torch
-        import torch.distributed as dist
-
-        self._kind = kind
-        self._rank, self._size = dist.get_rank(), dist.get_world_size()
-        elements -= elements % self._size if kind == "all_to_all" else 0
-        self._own, self._got = torch.empty(elements, dtype=torch.int64), torch.empty(elements, dtype=torch.int64)
-        self._parts = list(torch.empty(self._size, elements, dtype=torch.int64))
-
-    def run(self, group: Any, calls: int) -> float:
-        """Seconds per call."""
-        import torch.distributed as dist
-
-        self._own.fill_(self._rank)
-        self._got.fill_(-1)
-        for number, part in enumerate(self._parts):
-            part.fill_(number if self._kind == "scatter" else -1)
-        dist.barrier()
-        begin = time.perf_counter()
-        for _ in range(calls):
-            self._call(group)
-        seconds = (time.perf_counter() - begin) / calls
-        self._check()
-        return seconds / 2 if self._kind == "ping-pong" else seconds
-
-    def _call(self, group: Any) -> None:
-        import torch.distributed as dist
-
-        if self._kind == "all_to_all":
-            dist.all_to_all_single(self._got, self._own, group=group)
-        elif self._kind == "gather":
-            dist.gather(self._own, self._parts if self._rank == 0 else None, dst=0, group=group)
-        elif self._kind == "scatter":
-            dist.scatter(self._got, self._parts if self._rank == 0 else None, src=0, group=group)
-        elif self._rank == 0:
-            dist.send(self._own, 1, group=group)
-            dist.recv(self._got, 1, group=group)
-        elif self._rank == 1:
-            dist.recv(self._got, 0, group=group)
-            dist.send(self._own, 0, group=group)
-
-    def _check(self) -> None:
-        if self._kind == "all_to_all":
-            assert all(bool((one == rank).all()) for rank, one in enumerate(self._got.chunk(self._size)))
-        elif self._kind == "gather":
-            assert self._rank or all(bool((part == rank).all()) for rank, part in enumerate(self._parts))
-        elif self._kind == "scatter":
-            assert bool((self._got == self._rank).all())
-        elif self._rank < 2:
-            assert bool((self._got == 1 - self._rank).all())
+def start_ours(children: Children, job: LocalJob) -> Ranks:
+    ranks = Ranks(children, SECONDS)
+    for rank in range(job.workers):
+        ours, theirs = socket.socketpair()
+        env = job.worker(rank) | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", CHANNEL: str(theirs.fileno())}
+        ranks.add(
+            children.spawn(f"rank {rank}", [sys.executable, __file__, "--rank-main"], env, [theirs.fileno()]), ours
+        )
+        theirs.close()
+    return ranks
 
 
-def measure(ranks: int, rounds: int, transport: str) -> list[dict[str, Any]]:
+def measure(job: LocalJob, others: Sequence[str], rounds: int) -> list[dict[str, Any]]:
     """Seconds per call of the slowest rank, by kind, size, library and round."""
-    said = said_by_ranks(LocalJob(workers=ranks, transport=transport), ["--rank-main", "--rounds", str(rounds)])
-    return [each[0] | {"times": slowest([one["times"] for one in each])} for each in zip(*said, strict=True)]
+    found = []
+    with teams.folder_for_shared_memory("openmpi" in others) as shared, Children() as children:
+        ours = start_ours(children, job)
+        of = {"bps": ours, "gloo": ours}
+        script = [str(Path(__file__).with_name("message_ranks.py"))]
+        for name in set(others) & set(MPI_BASELINES):
+            of[name] = teams.start_under_mpi(children, name, script, {}, job.workers, shared)
+        libraries = ("bps", *others)
+        for kind in KINDS:
+            for size in SIZES:
+                elements = max(size // 8, job.workers if kind == "all_to_all" else 1)
+                calls = max(1, min(64, ROUND_BYTES // size))
+                times: dict[str, list[float]] = {name: [] for name in libraries}
+                for index in range(-1, rounds):  # the first to warm up
+                    for name in libraries if index % 2 else reversed(libraries):
+                        said = of[name].request(kind=kind, elements=elements, calls=calls, library=name)
+                        if index >= 0:
+                            times[name].append(max(each["seconds"] for each in said))
+                found.append({"kind": kind, "bytes": size, "times": times})
+    return found
 
 
 def main() -> None:
@@ -123,30 +115,24 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=41)
     parser.add_argument("--transport", default="shm")
+    parser.add_argument("--compare", default="gloo", help="of gloo, openmpi, mpich; separated by commas")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--rank-main", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.rank_main:
-        rank_main(options.rounds)
+        rank_main()
         return
+    others = options.compare.split(",")
+    if unknown := set(others) - {"gloo", *MPI_BASELINES}:
+        parser.error(f"--compare: {', '.join(unknown)} is none of gloo, {', '.join(MPI_BASELINES)}")
     rows = []
-    for found in measure(options.ranks, options.rounds, options.transport):
-        times = found["times"]
-        rate = ratios(times["gloo"], times["bps"])
-        row = {
-            "kind": found["kind"],
-            "bytes": found["bytes"],
-            "bps_us": statistics.median(times["bps"]) * 1e6,
-            "gloo_us": statistics.median(times["gloo"]) * 1e6,
-            "ratio": statistics.median(rate),
-            "lower": quantile(rate, 0.25),
-            "upper": quantile(rate, 0.75),
-        }
+    for found in measure(LocalJob(workers=options.ranks, transport=options.transport), others, options.rounds):
+        times = found.pop("times")
+        row = found | {f"{name}_us": statistics.median(each) * 1e6 for name, each in times.items()}
+        row["times as fast"] = {name: quartiles(ratios(times[name], times["bps"])) for name in others}
         rows.append(row)
-        print(
-            "{kind:>10} {bytes:>10,d} bytes: bps {bps_us:8.1f} us, gloo {gloo_us:8.1f} us: {ratio:.2f} times as fast "
-            "({lower:.2f} to {upper:.2f})".format(**row)
-        )
+        beside = "; ".join(f"{name} {row[f'{name}_us']:.1f} us, {row['times as fast'][name]}" for name in others)
+        print(f"{row['kind']:>10} {row['bytes']:>10,d} bytes: bps {row['bps_us']:8.1f} us; {beside} times as fast")
     if options.json:
         said = {"ranks": options.ranks, "rounds": options.rounds, "transport": options.transport}
         options.json.write_text(json.dumps(said | {"cores": os.cpu_count(), "rows": rows}, indent=1) + "\n")

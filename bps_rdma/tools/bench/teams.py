@@ -41,36 +41,45 @@ def start_ours(children: Children, plan: Plan, job: LocalJob, shared: tuple[int,
             env[worker.SHARED] = f"{shared[0]} {shared[1]}"
             descriptors.append(shared[0])
         label = f"rank {rank}"
-        command = job.placed(label, _python(sys.executable, worker.__name__))
+        command = job.placed(label, [sys.executable, *_importing(worker.__name__)])
         ranks.add(children.spawn(label, command, env, descriptors), ours)
         theirs.close()
     return ranks
 
 
 def start_mpi(children: Children, plan: Plan, name: str, workers: int, shared: Path) -> Ranks:
-    """Start the ranks of the MPI baseline `name`; Open MPI keeps its shared memory in the folder `shared`.
+    """Start the ranks of the MPI baseline `name`; see start_under_mpi()."""
+    env = {"BPS_BENCH_TEAM": name, worker.PLAN: plan.to_json()}
+    return start_under_mpi(children, name, _importing("bps_rdma.tools.bench.peers.mpi"), env, workers, shared)
+
+
+def start_under_mpi(
+    children: Children, name: str, words: list[str], env: dict[str, str], workers: int, shared: Path
+) -> Ranks:
+    """Start ranks by the mpiexec of the MPI library `name`; Open MPI keeps its shared memory in the folder `shared`.
+
+    Args:
+        words: the arguments of the interpreter that has this library's mpi4py.
+        env: added to the environment, as is worker.CHANNEL, the socket to which each rank connects.
 
     Raises BpsError when they do not connect.
     """
     where = environments.require(name)
-    python = _python(str(where / "bin" / "python"), "bps_rdma.tools.bench.peers.mpi")
-    command = [str(where / "bin" / "mpiexec"), "-n", str(workers), *python]
+    command = [str(where / "bin" / "mpiexec"), "-n", str(workers), str(where / "bin" / "python"), *words]
     with tempfile.TemporaryDirectory(prefix="bps-bench-") as folder, socket.socket(socket.AF_UNIX) as listener:
         address = str(Path(folder) / "socket")
         listener.bind(address)
         listener.listen(workers)
         # Open MPI refuses to run as root, or more ranks than cores, without these.
-        env = dict(os.environ) | {
-            "BPS_BENCH_TEAM": name,
+        settings = {
             worker.CHANNEL: address,
-            worker.PLAN: plan.to_json(),
             "OMPI_ALLOW_RUN_AS_ROOT": "1",
             "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
             "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
             # Files of ranks that were killed would stay in /dev/shm itself.
             "OMPI_MCA_btl_sm_backing_directory": str(shared),
         }
-        launcher = children.spawn(name, command, env)
+        launcher = children.spawn(name, command, dict(os.environ) | settings | env)
         return _accept(children, launcher, listener, workers)
 
 
@@ -121,8 +130,7 @@ def busy(children: Children, processes: int) -> Iterator[None]:
             children.end(load)
 
 
-def _python(interpreter: str, module: str) -> list[str]:
+def _importing(module: str) -> list[str]:
     # Not -m, which searches the current folder first: in a checkout that is the package without its native part.
     root = str(Path(bps_rdma.__file__).parent.parent)
-    code = f"import sys; sys.path = [p for p in sys.path if p] + [{root!r}]; from {module} import main; main()"
-    return [interpreter, "-c", code]
+    return ["-c", f"import sys; sys.path = [p for p in sys.path if p] + [{root!r}]; from {module} import main; main()"]
