@@ -4,8 +4,8 @@
     .venv/bin/python bench/messages.py [--ranks 2] [--rounds 41] [--transport shm] [--compare gloo,openmpi]
 
 Groups of bps and of gloo have the same ranks, in the same processes; MPI has ranks of its own, which sleep while it is
-another library's turn. Rounds of all alternate, and ratios compare neighbouring rounds, so that other work on the machine
-disturbs all of them. The time of a round is that of its slowest rank. Every result is verified.
+another library's turn. Rounds of all alternate, and ratios compare neighbouring rounds, so that other work on the
+machine disturbs all of them. The time of a round is that of its slowest rank. Every result is verified.
 
 - ping-pong: rank 0 sends to rank 1 and gets as much back; the time is half of that.
 - all_to_all: all_to_all_single, with so many bytes on each rank.

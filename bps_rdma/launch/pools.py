@@ -161,9 +161,8 @@ class Lent:
         Raises:
             BpsError: a pool cannot start its server; the job has to be started again.
         """
-        variables = dict(env) | job.role("server 0")
         for one in self._reserved:
-            one.client.begin(one.lease, variables, job.secret)
+            one.client.begin(one.lease, dict(env) | job.role("server 0"), job.secret)
             self._begun.append(one.name)
         self._reserved = []  # closes the connections
 
