@@ -154,7 +154,7 @@ class Members:
         if is_server:
             self.servers[number] = _spawn_server(self.children, self.job, label)
             return True
-        again = self.children.spawn(label, self.command, self.job.worker(number))
+        again = _spawn_rank(self.children, self.job, number, self.command)
         self.ranks[number] = again
         self._came_again.append(again)
         return True
@@ -216,6 +216,11 @@ def _spawn_server(children: Parent, job: LocalJob, label: str) -> Child:
     return children.spawn(label, job.placed(label, [job.binary("bps-server")]), job.role(label))
 
 
+def _spawn_rank(children: Parent, job: LocalJob, number: int, command: list[str]) -> Child:
+    label = job.label(number)
+    return children.spawn(label, job.placed(label, command), job.worker(number))
+
+
 def run_job(
     job: LocalJob,
     command: Sequence[str],
@@ -275,7 +280,7 @@ def supervise(
         try:
             scheduler = spawn_helpers(children, job, state)
             servers = [child for child in children.running if scheduler is not None and child is not scheduler.child]
-            ranks = [children.spawn(job.label(rank), words, job.worker(rank)) for rank in range(job.workers)]
+            ranks = [_spawn_rank(children, job, rank, words) for rank in range(job.workers)]
             pass_on.to = ranks
             members = Members(children, job, words, ranks, servers, scheduler, restarts)
             failed = _first_failure(members)

@@ -44,6 +44,7 @@ RUNS = {
             r"int8 .*loss \d",
         )
     ],
+    "bench/cpp_backend.py": [Run("python bench/cpp_backend.py --rounds 3", r"at most .* times as fast")],
     "bench/endurance.py": [
         Run("python bench/endurance.py --minutes 0.3 --faults 2 --ranks 3 --jobs 2", r"^all: no step for .* s lost")
     ],
@@ -80,6 +81,14 @@ RUNS = {
         Run("python bench/link_drop.py --workers 2 --size 256K --rounds 4", r"^as it was again: \d", root=True)
     ],
     "bench/messages.py": [Run("python bench/messages.py --rounds 3", r"scatter .* times as fast")],
+    "bench/on_links.py": [
+        Run(
+            "python bench/on_links.py --rate 400 examples/megatron/compare.py --hidden 64 --layers 1 --words 512 "
+            "--distributed-optimizer --kinds stock,steps-abc --rounds 1 --steps 1",
+            r"^A step without sending",
+            root=True,
+        )
+    ],
     "bench/parallel_training.py": [
         Run("python bench/parallel_training.py --rounds 2 --steps 2 --width 32", r"1F1B: bps .* times as fast")
     ],
@@ -169,6 +178,7 @@ ELSEWHERE = {
     "bench/endurance_rank.py": "bench/endurance.py",
     "bench/instructions.py": "ci/steps/cost",
     "bench/side_by_side.py": "bench/messages.py",
+    "bench/message_ranks.py": "bench/messages.py",
     "bps": "tests/python/commands/test_command_line.py",
     "bpslaunch": "tests/python/commands/test_command_line.py",
     "bps_rdma/tools/bench/__main__.py": "tests/python/commands/test_pushpull_bench.py",
