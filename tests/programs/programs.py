@@ -131,7 +131,6 @@ RUNS = {
     ],
     "bench/set_up.py": [Run(f"{RANKS} bench/set_up.py --idle 1", r"^rank 1: .* tensors declared in \d")],
     "bench/start_up.py": [Run(f"{RANKS} bench/start_up.py", r"^2 ranks on \d+ cores: at least")],
-    "bench/cpp_backend.py": [Run("python bench/cpp_backend.py --rounds 3", r"at most .* times as fast")],
     "bench/torch_backend.py": [Run("python bench/torch_backend.py --rounds 3", r"of the native rate")],
     "bench/trace_cost.py": [
         Run("python bench/trace_cost.py --pairs 6 --seconds 0.05", r"^between turns without one: [+-]\d")
