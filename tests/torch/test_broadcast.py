@@ -172,7 +172,7 @@ def disagrees(bps: Any, how: str) -> tuple[str, str]:
         ("name", {"MismatchError"}, "b.bias"),
         ("missing", {"MismatchError"}, "c.weight"),
         ("root", {"MismatchError"}, "root 1"),
-        ("unknown root", {"InvalidArgumentError"}, "root_rank 3"),
+        ("unknown root", {"InvalidArgumentError"}, "root_rank=3"),
         ("sparse", {"InvalidTensorError", "InvalidArgumentError"}, "b.weight"),
         ("expanded", {"InvalidTensorError", "InvalidArgumentError"}, "b.weight"),
         ("lazy", {"InvalidTensorError", "InvalidArgumentError"}, "b.weight"),

@@ -398,7 +398,7 @@ def test_wrong_input(bps: Any) -> None:
         )
     with pytest.raises(bps.InvalidTensorError, match="no mean"):
         transfer.all_reduce(torch.zeros(4, dtype=torch.bool), OperationOptions(ReduceOp.average, "bool"))
-    with pytest.raises(bps.InvalidArgumentError, match="root 5"):
+    with pytest.raises(bps.InvalidArgumentError, match="root=5"):
         transfer.broadcast(torch.zeros(4), 5, OperationOptions(name="x"))
     empty = torch.zeros(0)
     assert transfer.all_reduce(empty, summed_as("empty")).wait() is empty

@@ -11,7 +11,8 @@ import torch
 import bps_rdma
 from bps_rdma import Group, Handle, arrays, devices, job
 from bps_rdma.agreement import group_of
-from bps_rdma.errors import InvalidArgumentError, InvalidTensorError
+from bps_rdma.argument_types import check_root
+from bps_rdma.errors import InvalidTensorError
 from bps_rdma.operations import OperationOptions, ReduceOp, start
 from bps_rdma.operations.declare import declared_compression
 from bps_rdma.operations.options import EXACT, EXACT_TO_ODD
@@ -182,8 +183,7 @@ def broadcast(tensor: torch.Tensor, root: int, options: OperationOptions) -> Any
     if device is None:
         return start.broadcast(data, root, options, tensor)
     ranks = members_of(options.group).ranks
-    if root not in ranks:
-        raise InvalidArgumentError(f"root {root} is not in the group {ranks}", "name a worker rank of the group")
+    root = check_root(root, ranks)
     flat = [(0, _flat(data))]
     sends = root == bps_rdma.rank()
     layout = Layout(1, data.numel(), flat if sends else [], [] if sends else flat, data.dtype)

@@ -52,7 +52,7 @@ def test_names_handles_groups(alone):
     expect(bps.UnknownHandleError, lambda: bps.poll(handle))
     expect(bps.InvalidArgumentError, lambda: bps.new_group([0, 0]))
     expect(bps.InvalidArgumentError, lambda: bps.new_group([3]), "[3]")
-    expect(bps.InvalidArgumentError, lambda: bps.broadcast(np.ones(1), root=5), "root 5")
+    expect(bps.InvalidArgumentError, lambda: bps.broadcast(np.ones(1), root=5), "root=5")
     expect(bps.InvalidArgumentError, lambda: bps.barrier(bps.Group(9, (0,))), "group")
 
 
