@@ -99,7 +99,10 @@ def test_a_job_that_is_killed_goes_on_from_its_checkpoint(checkout, tmp_path):
     [
         (["--use-megatron-fsdp"], "error: use_megatron_fsdp cannot be combined with use_bps"),
         (["--use-torch-fsdp2"], "error: use_torch_fsdp2 cannot be combined with use_bps"),
-        (["--ddp-reduce-scatter-with-fp32-accumulation"], "error: ddp_reduce_scatter_with_fp32_accumulation does not"),
+        (
+            ["--ddp-reduce-scatter-with-fp32-accumulation"],
+            "error: ddp_reduce_scatter_with_fp32_accumulation cannot be combined with use_bps",
+        ),
         (["--use-dpu-redcue"], "unrecognized arguments: --use-dpu-redcue"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "error",
