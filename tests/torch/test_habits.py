@@ -34,12 +34,6 @@ def compared(_: Any) -> list[str]:
                     rounds = {"rtol": 0.02, "atol": 1e-3} if habit == "mixed dtypes" else {}
                     torch.testing.assert_close(one, other, **rounds)
             except Exception as error:
-                if (
-                    wrapper == "hook"
-                    and habit.startswith("sparse")
-                    and "or make the layer with sparse=False" in str(error)
-                ):
-                    continue  # a hook of torch's DDP is refused by name of the layer's option
                 wrong.append(f"{wrapper}, {habit}: {error}")
     return wrong
 
