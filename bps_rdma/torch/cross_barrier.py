@@ -53,7 +53,8 @@ def CrossBarrier(  # noqa: N802
     num_steps: int = 10**6,
     group: AnyGroup = None,
     exact: bool | None = None,
-) -> Any:
+    find_unused_parameters: bool = False,
+) -> SynchronousOptimizer | LateOptimizer:
     """The optimizer, with updates that are made during the next forward, just before a module needs them.
 
     The weights are those that DistributedOptimizer gives. Between step() and the next forward, parameters are not
@@ -73,6 +74,12 @@ def CrossBarrier(  # noqa: N802
         group: a group of bps_rdma or of torch.distributed; default: all workers.
         exact: True: means are exact, and rounded once: the same bits for any number of ranks (see docs/exact.md).
             Default: what BPS_EXACT says.
+        find_unused_parameters: as for DistributedDataParallel with strategy="overlap": True: ranks may leave parameters
+            unused, which costs a small operation per step. Otherwise step() raises an error that names them.
+
+    Returns:
+        An instance of the optimizer's class, too. In a job that goes on without lost workers it is what
+        DistributedOptimizer makes.
 
     Raises:
         InvalidArgumentError: an argument cannot be used, or the optimizer needs all parameters at once. Or torch's
@@ -90,6 +97,7 @@ def CrossBarrier(  # noqa: N802
     check_not_averaged(named)
     arguments: SynchronizerOptions = {
         "strategy": "overlap", "compression": text_of(compression, exact), "group": ours,
+        "find_unused": find_unused_parameters,
     }  # fmt: skip
     if job.current().may_lose_members:
         at_once = rebase(optimizer, SynchronousOptimizer)
@@ -187,7 +195,8 @@ class LateOptimizer(WrappedOptimizer):
         """Records updates of the parameters with the options that are set now; returns the closure's loss.
 
         Raises:
-            BpsError: a gradient was changed after backward(); names its parameter. Or the optimizer has hooks.
+            BpsError: a gradient was changed after backward(), or is missing; names its parameter. Or the optimizer has
+                hooks.
         """
         if self._optimizer_step_pre_hooks or self._optimizer_step_post_hooks:
             raise BpsError(
@@ -199,7 +208,7 @@ class LateOptimizer(WrappedOptimizer):
         self._bps_settle()
         synchronizer = self._bps_trained.synchronizer
         changed = [each for each in self._bps_sent if each.grad is not self._bps_pending[each]]
-        synchronizer.finish_later()
+        unused = synchronizer.finish_later()
         self._bps_left.clear()
         self._bps_sent.clear()
         for options in self.param_groups:
@@ -211,6 +220,8 @@ class LateOptimizer(WrappedOptimizer):
         job.current().part(Unfinished).add(self)
         if changed:
             raise error_of(self._bps_trained.name_of(changed[0]))
+        if unused is not None:
+            raise unused
         self._bps_steps_left -= 1
         if self._bps_steps_left == 0:
             self.synchronize()

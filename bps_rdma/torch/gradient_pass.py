@@ -139,15 +139,26 @@ class GradientPass:
         unused = [entry for unit in self._started.values() for entry in unit.unused_everywhere()]
         if self._unused is not None:
             unused += self._unused.found()
-        unused += [entry for entry in self._not_used if not entry.parameter.requires_grad]  # frozen since
-        for entry in unused:
+        for entry in (*unused, *self.frozen):
             entry.parameter.grad = None
+        error = self.error_of_unused()
+        if error is not None:
+            raise error
+
+    @property
+    def frozen(self) -> list[IndexedParameter]:
+        """Those that must be used and have no gradient here, but are not trained any more; once all is sent."""
+        return [entry for entry in self._not_used if not entry.parameter.requires_grad]
+
+    def error_of_unused(self) -> BpsError | None:
+        """What is to be raised if this rank used some of the parameters only that must be used; once all is sent."""
         missing = [entry for entry in self._not_used if entry.parameter.requires_grad]
-        if missing and self.arrived:  # a rank that used none lets the others train, as in join()
-            raise BpsError(
-                f"backward gave no gradient to {_names_of(missing)}",
-                "pass find_unused_parameters=True, or strategy='bucketed' without compression, which needs no flag",
-            )
+        if not missing or not self.arrived:  # a rank that used none lets the others train, as in join()
+            return None
+        return BpsError(
+            f"backward gave no gradient to {_names_of(missing)}",
+            "pass find_unused_parameters=True, or strategy='bucketed' without compression, which needs no flag",
+        )
 
     def give_up(self) -> None:
         """Waits for what is in progress, without its results: the view has ended."""

@@ -20,7 +20,7 @@ import torch
 import bps_rdma
 from bps_rdma import Group, job
 from bps_rdma.arrays import Dtype
-from bps_rdma.errors import MismatchError
+from bps_rdma.errors import BpsError, MismatchError
 from bps_rdma.operations import OperationOptions, ReduceOp
 from bps_rdma.operations.options import EXACT
 from bps_rdma.spans import spans
@@ -78,7 +78,7 @@ class GradientSynchronizer:
         bucket_mb: float | None = None,
         compression: str | None = None,
         group: Group | None = None,
-        find_unused: bool = True,
+        find_unused: bool = False,
         accumulates: bool | None = False,
         sparse: frozenset[str] = frozenset(),
     ) -> None:
@@ -102,6 +102,7 @@ class GradientSynchronizer:
         self._unrounded = UnroundedPasses(self.entries, self.sent, is_exact=self.is_exact, accumulates=accumulates)
         self._unused: UnusedParameters | None = None
         self._must_use: list[IndexedParameter] = []
+        self._frozen: list[IndexedParameter] = []  # of the last pass that did not wait
         try:
             if self.entries and (compressed or not self._strategy.buckets):  # units do not tell who used what
                 if find_unused:
@@ -203,11 +204,19 @@ class GradientSynchronizer:
 
     # ---- A pass that ends without waiting: single means are taken when they are needed
 
-    def finish_later(self) -> None:
-        """Sends all units that have not been sent, and ends the pass without waiting; take_mean() gives the means."""
-        self._open_pass().complete()
+    def finish_later(self) -> BpsError | None:
+        """Sends all units that have not been sent, and ends the pass without waiting; take_mean() gives the means.
+
+        Returns:
+            What the caller is to raise: this rank used some parameters only, and nothing tells whether others used the
+            rest.
+        """
+        ending = self._open_pass()
+        ending.complete()
+        self._frozen = ending.frozen
         self._end_pass(keeps_unused=True)
         self.passes += 1
+        return ending.error_of_unused()
 
     def take_mean(self, entry: IndexedParameter) -> torch.Tensor | None:
         """The mean of one gradient of the last pass; None when no rank had one. Once per pass, after finish_later().
@@ -221,7 +230,7 @@ class GradientSynchronizer:
         begin = time.perf_counter()
         with noted(self._spans, "wait for gradients"):
             unit.wait()
-            unused = [] if self._unused is None else self._unused.found()
+            unused = self._frozen if self._unused is None else self._unused.found()
         self.exposed_s += time.perf_counter() - begin
         mean = unit.release()
         return None if entry in unused else mean

@@ -34,7 +34,7 @@ class Trained:
         options = {"lr": 0.05} if make is torch.optim.SparseAdam else {"lr": 0.05, "momentum": plain_momentum(plain)}
         if wrapper in ("DDP", "ZeRO"):
             self.model = bps_torch.DistributedDataParallel(plain)
-        elif wrapper == "DistributedOptimizer":
+        elif wrapper in OPTIMIZERS:
             bps_torch.broadcast_parameters(plain.state_dict())
         else:  # torch's own: gloo, backend, hook
             self.model = nn.parallel.DistributedDataParallel(
@@ -50,6 +50,10 @@ class Trained:
             sparse = [f"{name}.weight" for name, each in plain.named_modules() if isinstance(each, nn.Embedding)]
             self.optimizer = bps_torch.DistributedOptimizer(
                 self.optimizer, plain.named_parameters(), backward_passes_per_step=passes, sparse=sparse
+            )
+        elif wrapper == "CrossBarrier":
+            self.optimizer = bps_torch.CrossBarrier(
+                plain, self.optimizer, backward_passes_per_step=passes, find_unused_parameters=unused
             )
         else:
             self.no_sync = self.model.no_sync
@@ -178,7 +182,10 @@ HABITS: dict[str, tuple[Step, Callable[[], nn.Module]]] = {
     "sparse accumulated": (accumulated, Words),
     "sparse alone": (plain_step, lambda: Words(True)),
 }
-WRAPPERS = ("DDP", "DistributedOptimizer", "hook", "backend", "ZeRO")
+WRAPPERS = ("DDP", "DistributedOptimizer", "CrossBarrier", "hook", "backend", "ZeRO")
+OPTIMIZERS = ("DistributedOptimizer", "CrossBarrier")  # the script broadcasts
+# CrossBarrier shows gradients to nobody, and sends no rows.
+LEFT_OUT = {("CrossBarrier", habit) for habit in HABITS if habit.startswith(("clipped", "scaled", "sparse"))}
 
 
 def trained(wrapper: str, habit: str, group: Any = None) -> list[torch.Tensor]:
@@ -188,4 +195,6 @@ def trained(wrapper: str, habit: str, group: Any = None) -> list[torch.Tensor]:
     it = Trained(wrapper, plain, group, 3 if "accumulated" in habit else 1, habit == "unused parameters")
     for number in range(STEPS):
         step(it, number)
+    if wrapper == "CrossBarrier":
+        it.optimizer.synchronize()
     return [each.detach().clone() for each in plain.parameters()]

@@ -27,6 +27,8 @@ def compared(_: Any) -> list[str]:
     for habit in habits.HABITS:
         expected = habits.trained("gloo", habit)
         for wrapper in habits.WRAPPERS:
+            if (wrapper, habit) in habits.LEFT_OUT:
+                continue
             try:
                 found = habits.trained(wrapper, habit, group)
                 for one, other in zip(found, expected, strict=True):

@@ -181,7 +181,7 @@ def test_unused_parameters_are_as_in_one_process(bps: Any) -> None:
         alone, model = start(bps, training.Branching)
         adam_alone, adam = (torch.optim.AdamW(m.parameters(), lr=0.1, weight_decay=0.5) for m in (alone, model))
         adam = (
-            CrossBarrier(model, adam)
+            CrossBarrier(model, adam, find_unused_parameters=True)
             if kind == "cross barrier"
             else DistributedOptimizer(adam, model.named_parameters(), strategy=kind, find_unused_parameters=True)
         )
@@ -280,6 +280,30 @@ def test_cross_barrier_tells_of_stale_weights(bps: Any) -> None:
     with pytest.raises(bps_rdma.BpsError, match=r"outside of the module.*synchronize"):
         nn.functional.linear(torch.ones(1, 4), model.weight).sum().backward()
     bps.barrier()  # what the other rank starts first fails at once when this one has left
+
+
+@harness.on_ranks(workers=2)
+def test_cross_barrier_needs_a_flag_for_unused_parameters(bps: Any) -> None:
+    model = training.seeded(training.Branching)
+    optimizer = CrossBarrier(model, torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=0.5))
+    training.loss_of(model(training.batch(0), 0)).backward()
+    with pytest.raises(bps.BpsError, match=r"no gradient to 'odd.weight', 'odd.bias', 'never.weight' and 1 more"):
+        optimizer.step()
+    optimizer.synchronize()
+    optimizer.zero_grad()
+    model.never.requires_grad_(False)
+    never, odd = model.never.weight.clone(), model.odd.weight.clone()
+    training.loss_of(model(training.batch(0), 0) + model(training.batch(0), 1)).backward()
+    optimizer.step()  # frozen ones need no gradient
+    optimizer.synchronize()
+    assert torch.equal(model.never.weight, never)
+    assert not torch.equal(model.odd.weight, odd)
+    optimizer.zero_grad()
+    if bps.rank() == 0:
+        training.loss_of(model(training.batch(0), 0) + model(training.batch(0), 1)).backward()
+    optimizer.step()  # on rank 1 of a loss that does not depend on the model
+    optimizer.synchronize()
+    assert training.same_everywhere(bps, model)
 
 
 @harness.on_ranks(workers=1)
