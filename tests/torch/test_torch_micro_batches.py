@@ -181,8 +181,9 @@ def test_ranks_may_differ_and_gradients_may_be_changed(bps: Any) -> None:
 def barrier(bps: Any) -> str:
     model = Slopes("float32")
     optimizer = CrossBarrier(
-        model, torch.optim.SGD(model.parameters(), 1.0), None, backward_passes_per_step=4, exact=True
-    )
+        model, torch.optim.SGD(model.parameters(), 1.0), backward_passes_per_step=4, exact=True,
+        find_unused_parameters=True,
+    )  # fmt: skip
     for gradient in micro_batches(bps, "float32", scaled=True):
         model(gradient).backward()
     optimizer.step()
