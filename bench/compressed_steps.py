@@ -25,16 +25,17 @@ from typing import Any
 
 import link_lab
 
+from bps_rdma import BFloat16, Int4, Int8, MxFp8, OneBit, TopK
 from bps_rdma.launch.process import Children
 
 OURS: dict[str, Any] = {
     "bps, float32": None,
-    "bps, bf16": "bf16",
-    "bps, mxfp8": "mxfp8",
-    "bps, int8": "int8",
-    "bps, int4 + feedback": "int4:feedback=1",
-    "bps, topk 1 % + feedback": "topk:k=0.01,feedback=1",
-    "bps, onebit + feedback": "onebit:feedback=1",
+    "bps, bf16": BFloat16(),
+    "bps, mxfp8": MxFp8(),
+    "bps, int8": Int8(),
+    "bps, int4 + feedback": Int4(feedback=True),
+    "bps, topk 1 % + feedback": TopK(feedback=True),
+    "bps, onebit + feedback": OneBit(feedback=True),
 }
 GLOO = ("gloo, float32", "gloo, torch's fp16 hook", "gloo, torch's PowerSGD rank 4")
 # The largest error of a mean, as a share of the largest element.

@@ -146,9 +146,10 @@ def train(make: Any, method: str, kind: str, steps: int, seed: int) -> tuple[lis
     trained: nn.Module = model
     if method.startswith("diloco:"):
         every, _, compression = method.removeprefix("diloco:").partition(":")
-        step_all = bps.DiLoCo(optimizer, every=int(every), compression=compression or "none")
+        how = bps.Compression.from_text(compression or "none")
+        step_all = bps.DiLoCo(optimizer, every=int(every), compression=how)
     else:
-        trained = bps.DistributedDataParallel(model, compression=method)
+        trained = bps.DistributedDataParallel(model, compression=bps.Compression.from_text(method))
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min(1, (step + 1) / 20) * (1 + math.cos(math.pi * step / steps)) / 2
     )

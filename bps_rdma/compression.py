@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The methods by which tensors can travel compressed, and what each makes of numbers; see docs/compression.md.
 
-Operations take an object such as Int8(feedback=True) as `compression=`, or its text, which settings have, too. Codec is
-for looking at methods without a job.
+Operations take an object such as Int8(feedback=True) as `compression=`. Settings have its text. Codec is for looking at
+methods without a job.
 """
 
 from __future__ import annotations
@@ -59,15 +59,41 @@ class Compression:
         method = self._name()
         if not method:
             raise InvalidArgumentError("Compression is no method itself", "use Int8(), BFloat16() or another one")
-        changed = [
-            f"{each.name}={_written(getattr(self, each.name))}"
-            for each in sorted(fields(self), key=lambda each: each.name in _COMMON)  # those of the method come first
-            if each.init and each.name != "method" and getattr(self, each.name) != each.default
-        ]
+        changed = [f"{name}={_written(value)}" for name, value in self._changed() if name != "method"]
         text = method + (":" + ",".join(changed) if changed else "")
         if method != "none":
             _core.Codec(text)
         object.__setattr__(self, "text", text)
+
+    @staticmethod
+    def from_text(text: str) -> Compression:
+        """The object of a text, as settings and command lines have it: "int8:feedback=1".
+
+        Raises:
+            InvalidArgumentError: there is no such method or parameter; says what there is.
+        """
+        if text == Uncompressed._method:
+            return Uncompressed()
+        _core.Codec(text)
+        method, _, parameters = text.partition(":")
+        given = [one.split("=") for one in parameters.split(",") if one]
+        kind = next((each for each in Compression.__subclasses__() if each._method == method), Registered)
+        read = {each.name: _READ[type(each.default)] for each in fields(kind) if each.init and each.name != "method"}
+        values: dict[str, Any] = {name: read[name](value) for name, value in given}
+        return kind(**values) if kind is not Registered else Registered(method=method, **values)
+
+    @property
+    def spelled(self) -> str:
+        """The call that makes this object, without what has its default: "bps_rdma.Int8(feedback=True)"."""
+        where = "bps_rdma.compression" if isinstance(self, Registered) else "bps_rdma"  # the one that needs an import
+        values = ", ".join(f"{name}={value!r}" for name, value in self._changed())
+        return f"{where}.{type(self).__name__}({values})"
+
+    def _changed(self) -> list[tuple[str, Any]]:
+        """Parameters that do not have their default; those of the method come first."""
+        ordered = sorted(fields(self), key=lambda each: each.name in _COMMON)
+        pairs = [(each.name, getattr(self, each.name), each.default) for each in ordered if each.init]
+        return [(name, value) for name, value, default in pairs if value != default]
 
     def _name(self) -> str:
         return self._method
@@ -78,6 +104,12 @@ _COMMON = ("feedback", "momentum", "everywhere", "seed")
 
 def _written(value: Any) -> str:
     return str(int(value)) if isinstance(value, bool) else str(value)
+
+
+# How a text gives a parameter whose default has this type.
+_READ: dict[type, Callable[[str], Any]] = {
+    bool: lambda text: text == "1", int: int, str: str, float: lambda text: int(text) if text.isdigit() else float(text)
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

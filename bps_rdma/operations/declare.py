@@ -48,9 +48,9 @@ def declare_many(
         tensors: name -> an array of the shape and dtype that will be used, or (shape, dtype).
         group: default: all workers.
         compression: how sums of these names travel between hosts, as in Int8(feedback=True) (see docs/compression.md).
-            A text as in BPS_COMPRESSION and a dict of BytePS's parameters (byteps_compressor_type and so on) say the
-            same; Uncompressed(): as they are. Default: what BPS_COMPRESSION says of tensors of float32, float16 and
-            bfloat16 of at least BPS_MIN_COMPRESS_BYTES.
+            A dict of BytePS's parameters (byteps_compressor_type and so on) says the same, and so does a text as in
+            BPS_COMPRESSION, with a DeprecationWarning; Uncompressed(): as they are. Default: what BPS_COMPRESSION says
+            of tensors of float32, float16 and bfloat16 of at least BPS_MIN_COMPRESS_BYTES.
         exact: whether sums and means of floating point are exact; see push_pull_inplace().
 
     Raises:
@@ -61,8 +61,12 @@ def declare_many(
         raise InvalidArgumentError(f"{type(tensors).__name__} is not a dict", "pass {name: array or (shape, dtype)}")
     for name in tensors:
         argument_types.explain(name=name)
+    declare_with(tensors, group, text_of(compression, exact))
+
+
+def declare_with(tensors: Mapping[str, Any], group: Group | None, wanted: str | None) -> None:
+    """declare_many() with the text of a compression."""
     shapes = [(name, *_shape_of(name, like)) for name, like in tensors.items()]
-    wanted = text_of(compression, exact)
 
     def announce() -> None:
         job = current()

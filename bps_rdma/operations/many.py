@@ -12,7 +12,7 @@ from bps_rdma.group import Group
 from bps_rdma.handle import PythonHandle
 from bps_rdma.job import current
 from bps_rdma.operations import start
-from bps_rdma.operations.declare import declare_many
+from bps_rdma.operations.declare import declare_with
 from bps_rdma.operations.messages import Together
 from bps_rdma.operations.options import AnyCompression, OperationOptions, ReduceName, reduction, text_of
 
@@ -156,4 +156,4 @@ def _declare_new(by_name: list[tuple[str, Any]], options: OperationOptions) -> N
     members = job.world if options.group is None else options.group
     new = {name: array for name, array in by_name if (members.id, name) not in job.tensors}
     if new:
-        declare_many(new, group=options.group, compression=options.compression)
+        declare_with(new, options.group, options.compression)

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
@@ -80,16 +82,40 @@ def text_of(compression: AnyCompression | None, exact: bool | None = None) -> st
 
 def compression_text(compression: AnyCompression | None) -> str | None:
     """The text of what callers pass as `compression`; see text_of()."""
-    if compression is None or isinstance(compression, str):
-        return compression
+    if compression is None:
+        return None
     if isinstance(compression, Compression):
         return compression.text
+    if isinstance(compression, str):
+        _tell_of_objects(compression)
+        return compression
     if isinstance(compression, Mapping):
         return _from_byteps(compression)
     raise InvalidArgumentError(
         f"compression={compression!r} says nothing of how to compress",
-        "pass an object such as bps_rdma.Int8(feedback=True), or its text, 'int8:feedback=1'",
+        "pass an object such as bps_rdma.Int8(feedback=True)",
     )
+
+
+def _tell_of_objects(text: str) -> None:
+    """Warns a program that passes what is for settings."""
+    try:
+        wanted = "exact=True" if text == EXACT else f"compression={Compression.from_text(text).spelled}"
+    except InvalidArgumentError:
+        return  # the core refuses it, and says what there is
+    warnings.warn(
+        f"compression={text!r} is how settings say it; a program passes {wanted}",
+        DeprecationWarning,
+        stacklevel=_level_of_caller(),
+    )
+
+
+def _level_of_caller() -> int:
+    """The `stacklevel` with which a warning of the function that calls this is one of the program's line."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and f"{frame.f_globals.get('__name__')}.".startswith("bps_rdma."):
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 def _flag(value: Any) -> str:

@@ -86,7 +86,7 @@ class DiLoCo:
     Every rank must make the same number of steps. The constructor broadcasts the parameters of the group's first rank.
     A copy, as by copy.deepcopy(), agrees with the copies of the other ranks.
 
-        optimizer = DiLoCo(torch.optim.AdamW(model.parameters()), every=100, compression="int8:feedback=1")
+        optimizer = DiLoCo(torch.optim.AdamW(model.parameters()), every=100, compression=Int8(feedback=True))
         optimizer.zero_grad(); loss.backward(); optimizer.step()
 
     Args:

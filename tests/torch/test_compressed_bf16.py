@@ -13,6 +13,7 @@ import simulated
 import torch
 from torch import nn
 
+from bps_rdma import Compression, Int4, Int8, TopK
 from bps_rdma.torch import DistributedDataParallel, DistributedOptimizer, broadcast_parameters
 
 TCP = {"BPS_TRANSPORT": "tcp", "BPS_MIN_COMPRESS_BYTES": "1024"}
@@ -61,11 +62,13 @@ def plain(face: str, dtype: str) -> list[tuple[float, int]]:
 
 @pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.long)])
 @pytest.mark.parametrize(
-    ("compression", "ratio"), [("int8", 0.55), ("topk:k=0.1,feedback=1", 0.45), ("int4:feedback=1", 0.3)]
+    ("compression", "ratio"),
+    [(Int8(), 0.55), (TopK(k=0.1, feedback=True), 0.45), (Int4(feedback=True), 0.3)],
+    ids=lambda each: getattr(each, "text", ""),
 )
 @pytest.mark.parametrize("face", FACES)
 def test_training_reaches_about_the_same_loss_with_fewer_bytes(
-    face: str, compression: str, ratio: float, dtype: str
+    face: str, compression: Compression, ratio: float, dtype: str
 ) -> None:
     as_it_is = plain(face, dtype)
     compressed = harness.run(trained, face, dtype, compression, workers=2, servers=1, env=TCP)
@@ -82,7 +85,7 @@ def some_steps(bps: Any, face: str, staged: bool, which: range, saved: list[byte
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(40, 60), nn.Tanh(), nn.Linear(60, 30)).to(torch.bfloat16)
     optimizer = torch.optim.SGD(net.parameters(), 0.05)
-    forward, stepped, compressed = wrapped(face, net, optimizer, "topk:k=0.05,feedback=1,momentum=0.5")
+    forward, stepped, compressed = wrapped(face, net, optimizer, TopK(k=0.05, feedback=True, momentum=0.5))
     if saved is not None:
         state = torch.load(io.BytesIO(saved[bps.rank()]), weights_only=True)
         net.load_state_dict(state["model"])
@@ -113,7 +116,7 @@ def test_training_goes_on_bit_by_bit(face: str, staged: bool) -> None:
 
 def doubles(bps: Any) -> None:
     model = nn.Linear(200, 200).double()
-    forward, _, _ = wrapped("overlap", model, torch.optim.SGD(model.parameters(), 0.1), "int8")
+    forward, _, _ = wrapped("overlap", model, torch.optim.SGD(model.parameters(), 0.1), Int8())
     forward(torch.ones(1, 200).double()).sum().backward()
     assert bps.metrics()["total"]["compressed_bytes"] == 0
 

@@ -136,7 +136,7 @@ def feedback(bps: Any) -> None:
     """What a compression has lost, saved and loaded."""
     model = torch.nn.Linear(64, 64)
     x = torch.ones(3, 64)
-    ddp = DistributedDataParallel(model, compression="topk:k=0.05,feedback=1")
+    ddp = DistributedDataParallel(model, compression=bps.TopK(k=0.05, feedback=True))
     torch.set_default_device("meta")
     ddp(x).pow(2).mean().backward()
     state = ddp.compression_state_dict()

@@ -14,7 +14,7 @@ from harness import await_mark, mark
 from restarted import ends_of
 from torch import nn
 
-from bps_rdma.torch import DiLoCo, LocalSGD, RoundAbortedError
+from bps_rdma.torch import Compression, DiLoCo, Int4, Int8, LocalSGD, RoundAbortedError, Uncompressed
 
 STEPS, EVERY = 24, 4
 TCP = {"BPS_TRANSPORT": "tcp", "BPS_MIN_COMPRESS_BYTES": "0"}
@@ -91,8 +91,8 @@ def test_local_sgd_averages_every_few_steps(bps: Any) -> None:
     [
         {"fragments": 3},
         {"fragments": 2, "delay": 2, "mix": 0.5},
-        {"compression": "int8:feedback=1"},
-        {"compression": "int4:feedback=1", "fragments": 2, "delay": 1},
+        {"compression": Int8(feedback=True)},
+        {"compression": Int4(feedback=True), "fragments": 2, "delay": 1},
     ],
 )
 def test_ranks_learn_together(options: dict[str, Any]) -> None:
@@ -107,9 +107,9 @@ def test_ranks_learn_together(options: dict[str, Any]) -> None:
     assert max(losses) < untrained / 3, (losses, untrained)
 
 
-@pytest.mark.parametrize("compression", ["none", "int4:feedback=1"])
+@pytest.mark.parametrize("compression", [Uncompressed(), Int4(feedback=True)], ids=["none", "int4"])
 @harness.on_ranks(**harness.on_hosts("ab"), env=TCP)
-def test_a_checkpoint_goes_on(bps: Any, compression: str) -> None:
+def test_a_checkpoint_goes_on(bps: Any, compression: Compression) -> None:
     def begin() -> tuple[nn.Module, DiLoCo]:
         net = model()
         return net, DiLoCo(
@@ -135,7 +135,7 @@ def test_a_checkpoint_goes_on(bps: Any, compression: str) -> None:
     assert other.steps == 20
     with pytest.raises(bps.InvalidArgumentError, match="other parameters"):
         DiLoCo(torch.optim.SGD(model().parameters(), 0.1)).load_state_dict(saved[0])
-    if compression == "none":
+    if compression == Uncompressed():
         return
     for one in saved[0]["fragments"]:
         assert any(value.any() for piece in one["compression"].values() for value in piece.values())

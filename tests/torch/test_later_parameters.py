@@ -92,9 +92,10 @@ def wraps(bps: Any) -> dict[str, Wrap]:
     kinds: dict[str, Wrap] = {}
     for strategy in STRATEGIES:
         kinds[f"optimizer {strategy}"], kinds[f"ddp {strategy}"] = optimizer(strategy), ddp(strategy)
-    for name, options in (("compressed", {"compression": "int8:feedback=1"}), ("exact", {"exact": True})):
+    for name, options in (("compressed", {"compression": bps_rdma.Int8(feedback=True)}), ("exact", {"exact": True})):
         kinds[name] = lambda model, options=options: (DistributedDataParallel(model, **options), sgd(model))
-    return {**kinds, "cross barrier": lambda model: (model, CrossBarrier(model, sgd(model)))}
+    late = lambda model: (model, CrossBarrier(model, sgd(model), find_unused_parameters=True))  # noqa: E731
+    return {**kinds, "cross barrier": late}
 
 
 @harness.on_ranks(workers=2)

@@ -102,8 +102,8 @@ def ways(bps: Any) -> list[bool]:
     """Which operations are staged: all ranks must say the same."""
     simulated.install_on_route()
     large, small = torch.ones(100_000), torch.ones(10)
-    bps_torch.declare("declared", large, compression="int8")
-    bps_torch.declare("plain", large, compression="none")
+    bps_torch.declare("declared", large, compression=bps_torch.Int8())
+    bps_torch.declare("plain", large, compression=bps_torch.Uncompressed())
 
     def is_staged(tensor: torch.Tensor, name: str | None, how: str | None, sums: bool) -> bool:
         options = OperationOptions(name=name, compression=how)
@@ -159,7 +159,7 @@ def test_many_names_are_declared_at_once():
 def disagree(bps: Any) -> str:
     """Ranks that would go different ways: one is told, at least, and the others do not wait for their deadline."""
     simulated.install_on_route()
-    how = "int8" if bps.rank() == 0 else None
+    how = bps.Int8() if bps.rank() == 0 else None
     with pytest.raises((bps.MismatchError, bps.PeerLostError), match=r"'byteps\.x( 0)?'") as caught:
         bps_torch.push_pull(torch.ones(100_000), "x", compression=how)
     return type(caught.value).__name__
@@ -174,7 +174,7 @@ def disagree_later(bps: Any) -> str:
     simulated.install_on_route()
     x = torch.ones(100_000)
     bps_torch.push_pull(x, "x")
-    how = "int8" if bps.rank() == 0 else None
+    how = bps.Int8() if bps.rank() == 0 else None
     with pytest.raises((bps.MismatchError, bps.PeerLostError), match=r"'byteps\.x( 0)?'") as caught:
         bps_torch.push_pull(x, "x", compression=how)
     return type(caught.value).__name__

@@ -105,7 +105,7 @@ def test_without_staleness_training_is_synchronous() -> None:
 def refused(bps: Any) -> None:
     import bps_rdma.torch
 
-    for how in ({"compression": "int8"}, {"compression": bps_rdma.torch.Compression.bf16}, {"exact": True}):
+    for how in ({"compression": bps.Int8()}, {"compression": bps_rdma.torch.Compression.bf16}, {"exact": True}):
         with pytest.raises(InvalidArgumentError, match="travel as they are"):
             bps_rdma.torch.DistributedOptimizer(torch.optim.SGD(linear(0).parameters(), lr=0.1), **how)
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from typing import Any
 
 import harness
@@ -13,6 +14,7 @@ from strategies import with_every_strategy
 from torch import nn
 
 import bps_rdma.torch
+from bps_rdma import BFloat16, Compression, Int4, Int8, MxFp8, TopK
 from bps_rdma.errors import InvalidTensorError
 from bps_rdma.torch import DistributedDataParallel, DistributedOptimizer, broadcast_parameters, push_pull
 
@@ -21,7 +23,7 @@ TCP = {"BPS_TRANSPORT": "tcp", "BPS_MIN_COMPRESS_BYTES": "1024"}
 
 def averaged(bps: Any, strategy: str) -> None:
     model = nn.Linear(200, 100)
-    ddp = DistributedDataParallel(model, strategy=strategy, compression="int8:feedback=1")
+    ddp = DistributedDataParallel(model, strategy=strategy, compression=Int8(feedback=True))
     torch.manual_seed(bps.rank())
     for step in range(3):
         ddp.zero_grad()
@@ -53,7 +55,7 @@ class Branches(nn.Module):
 def unused(bps: Any, strategy: str) -> None:
     model = Branches()
     ddp = DistributedDataParallel(
-        model, strategy=strategy, compression="topk:k=0.01,feedback=1", find_unused_parameters=True
+        model, strategy=strategy, compression=TopK(k=0.01, feedback=True), find_unused_parameters=True
     )
     ddp(torch.ones(1, 64), bps.rank() == 0).sum().backward()
     assert model.never.weight.grad is None
@@ -95,11 +97,12 @@ def plain_losses() -> list[float]:
 @pytest.mark.parametrize(
     "compression",
     [
-        "topk:k=0.1,feedback=1",
-        *(pytest.param(how, marks=pytest.mark.long) for how in ("int8", "mxfp8", "int4:feedback=1", "bf16")),
+        TopK(k=0.1, feedback=True),
+        *(pytest.param(how, marks=pytest.mark.long) for how in (Int8(), MxFp8(), Int4(feedback=True), BFloat16())),
     ],
+    ids=lambda how: how.text,
 )
-def test_training_reaches_about_the_same_loss(compression: str) -> None:
+def test_training_reaches_about_the_same_loss(compression: Compression) -> None:
     plain = plain_losses()
     compressed = harness.run(loss_of, compression, workers=2, env=TCP)
     untrained = 0.2  # a model that says zero
@@ -111,7 +114,7 @@ def test_training_reaches_about_the_same_loss(compression: str) -> None:
 @harness.on_ranks(workers=2, env=TCP)
 def test_operations_take_methods(bps: Any) -> None:
     tensor = torch.randn(4096, generator=torch.Generator().manual_seed(bps.rank()), requires_grad=True)
-    mean = push_pull(tensor, name="t", compression="int8")
+    mean = push_pull(tensor, name="t", compression=Int8())
     exact = bps.all_gather(tensor.detach()).view(bps.size(), -1).mean(0)
     assert 0 < (mean - exact).abs().max() < 0.05
     mean.sum().backward()
@@ -131,7 +134,7 @@ def in_other_orders(bps: Any) -> None:
     forms = [rows.t(), rows[::2, 1::3], torch.randn(1, 400).expand(300, 400)]
     for number, tensor in enumerate(forms):
         before = tensor.clone()
-        for method in ("int8", "topk:k=0.1", "int4:feedback=1"):
+        for method in (Int8(), TopK(k=0.1), Int4(feedback=True)):
             with pytest.raises(InvalidTensorError, match="not contiguous"):
                 bps_rdma.torch.push_pull(tensor, name=f"{number} {method}", compression=method)
             with pytest.raises(InvalidTensorError, match="not contiguous"):
@@ -144,7 +147,7 @@ def channels_last(bps: Any, strategy: str) -> None:
     for order in (torch.contiguous_format, torch.channels_last):
         torch.manual_seed(5)
         model = nn.Conv2d(16, 32, 3).to(memory_format=order)
-        ddp = DistributedDataParallel(model, strategy=strategy, compression="int8")
+        ddp = DistributedDataParallel(model, strategy=strategy, compression=Int8())
         torch.manual_seed(bps.rank())
         (ddp(torch.randn(2, 16, 8, 8)) * 1e-3).square().sum().backward()
         everybody = bps.all_gather(model.weight.grad.contiguous().flatten()).view(bps.size(), -1)
@@ -159,3 +162,32 @@ def channels_last(bps: Any, strategy: str) -> None:
 def test_tensors_that_are_not_contiguous() -> None:
     harness.run(in_other_orders, workers=2, env=TCP)
     harness.run(with_every_strategy, channels_last, workers=2, env=TCP)
+
+
+@harness.on_ranks(workers=1)
+def test_texts_warn_where_they_stand(bps: Any) -> None:
+    def optimizer() -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.parameters(), lr=0.1)
+
+    model, tensor = nn.Linear(4, 4), torch.ones(4)
+    calls = [
+        lambda how: push_pull(tensor, "a", compression=how),
+        lambda how: bps_rdma.torch.prepare("push_pull", tensor, "a", compression=how),
+        lambda how: bps_rdma.torch.declare("b", tensor, compression=how),
+        lambda how: bps_rdma.torch.push_pull_many([tensor], compression=how),
+        lambda how: bps_rdma.torch.HookState(compression=how),
+        lambda how: bps_rdma.torch.DiLoCo(optimizer(), compression=how),
+        lambda how: DistributedOptimizer(optimizer(), model.named_parameters(), compression=how),
+        lambda how: bps_rdma.torch.CrossBarrier(model, optimizer(), compression=how),
+        lambda how: DistributedDataParallel(model, compression=how)(tensor).sum().backward(),
+    ]
+    for call in calls:
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("default")
+            call("int8:feedback=1")
+        found = [one for one in told if one.category is DeprecationWarning]
+        assert [(one.filename, one.lineno) for one in found] == [(__file__, call.__code__.co_firstlineno)]
+        assert "bps_rdma.Int8(feedback=True)" in str(found[0].message)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", DeprecationWarning)
+            call(Int8(feedback=True))

@@ -115,7 +115,7 @@ def test_what_has_accumulated_when_the_ranks_become_others_is_not_rounded() -> N
 @harness.on_ranks(workers=1)
 def test_compression_is_refused(bps: Any) -> None:
     with pytest.raises(InvalidArgumentError, match="not exact"):
-        DistributedDataParallel(nn.Linear(2, 2), compression="int8", exact=True)
+        DistributedDataParallel(nn.Linear(2, 2), compression=bps.Int8(), exact=True)
 
 
 @pytest.mark.parametrize("env", [{}, {"BPS_TRANSPORT": "tcp"}], ids=["shm", "tcp"])

@@ -12,11 +12,12 @@ import simulated
 import torch
 from torch import nn
 
+from bps_rdma import TopK
 from bps_rdma.errors import InvalidArgumentError
 from bps_rdma.torch import DistributedDataParallel, DistributedOptimizer
 
 TCP = {"BPS_TRANSPORT": "tcp", "BPS_MIN_COMPRESS_BYTES": "1024"}
-HOW = "topk:k=0.05,feedback=1,momentum=0.5"
+HOW = TopK(k=0.05, feedback=True, momentum=0.5)
 
 
 def model() -> nn.Sequential:

@@ -74,7 +74,14 @@ def test_mixed_precision_in_a_job_that_may_lose_ranks():
 def compressed(bps: Any) -> None:
     """An infinity on one rank reaches all of them, as such or as NaN, whatever the code: they skip the same step."""
     begin, end = training.share(bps.rank(), bps.size())
-    for method in ("int8:feedback=1", "int4", "onebit:scaling=1", "topk:k=0.1", Compression.fp16, Compression.bf16):
+    for method in (
+        bps.Int8(feedback=True),
+        bps.Int4(),
+        bps.OneBit(),
+        bps.TopK(k=0.1),
+        Compression.fp16,
+        Compression.bf16,
+    ):
         for through_optimizer in (True, False):
             model = training.seeded(training.Plain)
             wrapped: nn.Module = model

@@ -14,7 +14,7 @@ from bps_rdma.agreement import group_of
 from bps_rdma.argument_types import check_root
 from bps_rdma.errors import InvalidTensorError
 from bps_rdma.operations import OperationOptions, ReduceOp, start
-from bps_rdma.operations.declare import declared_compression
+from bps_rdma.operations.declare import declare_with, declared_compression
 from bps_rdma.operations.options import EXACT, EXACT_TO_ODD
 from bps_rdma.spans import spans
 from bps_rdma.torch.transfer.dense import as_bytes
@@ -213,7 +213,7 @@ def declare_many(tensors: Mapping[str, Any], group: Group | None, compression: s
                 continue
         for piece, elements in pieces(name, tensor):
             found[piece] = ((elements,), str(tensor.dtype).removeprefix("torch."))
-    bps_rdma.declare_many(found, group=group, compression=compression)
+    declare_with(found, group, compression)
 
 
 def pieces(name: str, tensor: torch.Tensor) -> list[tuple[str, int]]:

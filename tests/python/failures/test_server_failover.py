@@ -266,7 +266,9 @@ def leave_something_on_the_server(bps: Any, what: str, steps: int) -> int:
     while step < steps:
         try:
             array[:] = 1 + bps.rank()
-            bps.push_pull_inplace(array, name="x", average=False, compression="int8" if what == "compressed" else None)
+            bps.push_pull_inplace(
+                array, name="x", average=False, compression=bps.Int8() if what == "compressed" else None
+            )
             assert abs(array - 3).max() < 0.1, array
             bps.commit()
         except bps.RoundAbortedError:

@@ -75,9 +75,9 @@ def test_what_a_round_loses_comes_with_the_next_ones(method: str, servers: int |
 def test_sparse_methods_send_everything_in_the_end(bps: Any, text: str) -> None:
     gradients = [gradient(rank, 0) for rank in range(bps.size())]
     exact = np.mean([one.astype(np.float64) for one in gradients], axis=0)
-    total = np.zeros(COUNT)
+    total, how = np.zeros(COUNT), bps.Compression.from_text(text)
     for step in range(1, 401):
-        total += bps.push_pull(gradients[bps.rank()], name="g", compression=text)
+        total += bps.push_pull(gradients[bps.rank()], name="g", compression=how)
         if step == 100:
             early = np.abs(total / step - exact).mean()
     late = np.abs(total / 400 - exact).mean()
@@ -92,7 +92,7 @@ def test_momentum_is_nesterovs(bps: Any) -> None:
         g = gradient(bps.rank(), step)
         g[step] = np.inf
         array = g.copy()
-        bps.push_pull_inplace(array, name="m", average=False, compression="bf16:momentum=0.5")
+        bps.push_pull_inplace(array, name="m", average=False, compression=bps.BFloat16(momentum=0.5))
         momentum = np.float32(0.5) * momentum + g
         sent = g + np.float32(0.5) * momentum
         momentum[~np.isfinite(momentum)] = 0  # a round that overflows spoils no later one
@@ -102,12 +102,12 @@ def test_momentum_is_nesterovs(bps: Any) -> None:
 
 def everywhere(bps: Any) -> bytes:
     array = gradient(bps.rank(), 0)
-    bps.push_pull_inplace(array, name="plain", average=False, compression="int8")
+    bps.push_pull_inplace(array, name="plain", average=False, compression=bps.Int8())
     exact = sum(gradient(rank, 0) for rank in range(1, bps.size())) + gradient(0, 0)
     assert np.abs(array - exact).max() < 1e-5  # within a host nothing is compressed
     assert bps.metrics()["total"]["compressed_bytes"] == 0
     array = gradient(bps.rank(), 0)
-    bps.push_pull_inplace(array, name="forced", average=False, compression="int8:everywhere=1")
+    bps.push_pull_inplace(array, name="forced", average=False, compression=bps.Int8(everywhere=True))
     assert bps.metrics()["total"]["compressed_bytes"] > 0
     assert 1e-4 < np.abs(array - exact).max() < 0.15
     return array.tobytes()
@@ -122,7 +122,7 @@ def test_on_one_host_only_if_that_is_asked_for(env: dict[str, str], servers: int
 
 @harness.on_ranks(workers=2, env=TCP)
 def test_only_sums_are_compressed(bps: Any) -> None:
-    bps.declare("t", shape=COUNT, dtype=np.float32, compression="int8")
+    bps.declare("t", shape=COUNT, dtype=np.float32, compression=bps.Int8())
     array = gradient(1, 0) if bps.rank() == 1 else np.zeros(COUNT, np.float32)
     bps.broadcast(array, root=1, name="t")
     assert (array == gradient(1, 0)).all()
@@ -142,28 +142,29 @@ def test_only_sums_are_compressed(bps: Any) -> None:
 @harness.on_ranks(workers=2, env=TCP)
 def test_specials(bps: Any) -> None:
     for method in DENSE:
+        how = bps.Compression.from_text(method)
         for count in (0, 1, 17, 4096, 4097):
             array = np.ones(count, np.float32)
-            bps.push_pull_inplace(array, average=False, name=f"{method} {count}", compression=method)
+            bps.push_pull_inplace(array, average=False, name=f"{method} {count}", compression=how)
             assert (array == bps.size()).all()
         array = gradient(bps.rank(), 0)
         array[5] = np.nan if bps.rank() == 0 else 1
         array[9000] = np.inf
-        bps.push_pull_inplace(array, name=f"{method} nan", compression=method)
+        bps.push_pull_inplace(array, name=f"{method} nan", compression=how)
         assert np.isnan(array[5])
         assert not np.isfinite(array[9000])
         assert np.isfinite(array[300])
         backing = np.frombuffer(bytearray(4 * COUNT + 1), np.uint8)[1:]
         unaligned = backing.view(np.float32)
         unaligned[:] = 2
-        bps.push_pull_inplace(unaligned, average=False, name=f"{method} unaligned", compression=method)
+        bps.push_pull_inplace(unaligned, average=False, name=f"{method} unaligned", compression=how)
         assert (unaligned == 2 * bps.size()).all()
 
 
 @harness.on_ranks(workers=2, env=TCP)
 def test_prepared_operations(bps: Any) -> None:
     array = np.empty(COUNT, np.float32)
-    operation = bps.prepare("push_pull", array, average=False, name="p", compression="int8")
+    operation = bps.prepare("push_pull", array, average=False, name="p", compression=bps.Int8())
     for step in range(20):
         array[:] = gradient(bps.rank(), step)
         operation()
@@ -191,7 +192,7 @@ def by_default(bps: Any) -> None:
     big, small = np.ones(COUNT, np.float32), np.ones(100, np.float32)
     bps.push_pull_inplace(small)
     bps.push_pull_inplace(big.astype(np.float64))
-    bps.push_pull_inplace(big, name="not this one", compression="none")
+    bps.push_pull_inplace(big, name="not this one", compression=bps.Uncompressed())
     bps.push_pull_inplace(big, name="nor this one", compression=bps.Uncompressed())
     assert bps.metrics()["total"]["compressed_bytes"] == 0
     bps.push_pull_inplace(big)
@@ -221,13 +222,12 @@ def test_what_cannot_be_done_is_refused(bps: Any) -> None:
         with pytest.raises(bps.InvalidArgumentError, match=what):
             bps.push_pull(array, name="refused", compression=wrong)
     with pytest.raises(bps.InvalidArgumentError, match="only float32"):
-        bps.push_pull(array.astype(np.float64), name="double", compression="int8")
-    bps.push_pull(array, name="known", compression="int8")
+        bps.push_pull(array.astype(np.float64), name="double", compression=bps.Int8())
+    bps.push_pull(array, name="known", compression=bps.Int8())
     with pytest.raises(bps.MismatchError, match="'int8'"):
-        bps.push_pull(array, name="known", compression="bf16")
+        bps.push_pull(array, name="known", compression=bps.BFloat16())
     byteps = {"byteps_compressor_type": "int8", "byteps_error_feedback_type": "vanilla"}
     bps.push_pull(array, name="as BytePS", compression=byteps)
-    bps.push_pull(array, name="as BytePS", compression="int8:feedback=1")
     bps.push_pull(array, name="as BytePS", compression=bps.Int8(feedback=True))
     with pytest.raises(bps.InvalidArgumentError, match="not exact"):
         bps.push_pull(array, compression=bps.Int8(), exact=True)
@@ -257,12 +257,12 @@ def test_what_cannot_be_done_is_refused(bps: Any) -> None:
 def test_ranks_must_agree(bps: Any) -> None:
     array = np.ones(COUNT, np.float32)
     with pytest.raises(bps.MismatchError, match="compressed by 'int8'"):
-        bps.push_pull(array, name="d", compression="int8" if bps.rank() == 0 else "none")
+        bps.push_pull(array, name="d", compression=bps.Int8() if bps.rank() == 0 else bps.Uncompressed())
     bps.barrier()
 
 
 def in_the_next_view(bps: Any) -> None:
-    bps.declare("d", shape=COUNT, dtype=np.float32, compression="int8")
+    bps.declare("d", shape=COUNT, dtype=np.float32, compression=bps.Int8())
     array = np.ones(COUNT, np.float32)
     bps.push_pull(array, name="d")
     harness.mark("running")
@@ -291,14 +291,14 @@ def test_a_wrong_setting_is_told_at_once() -> None:
 
 def too_sparse(bps: Any) -> None:
     large = np.ones(5 << 20, np.float32)
-    for text in ("topk:k=0.0000001", "randomk:k=0.0000001,feedback=1"):
+    for text in ("topk:k=1e-07", "randomk:k=1e-07,feedback=1"):
         with pytest.raises(InvalidArgumentError) as told:
-            bps.push_pull(large, name="sparse", compression=text)
+            bps.push_pull(large, name="sparse", compression=bps.Compression.from_text(text))
         assert f"'sparse' cannot be compressed by '{text}'" in str(told.value), told.value
-    assert bps.push_pull(large, name="sparse", average=False, compression="topk:k=0.001")[0] in (0, 2)
+    assert bps.push_pull(large, name="sparse", average=False, compression=bps.TopK(k=0.001))[0] in (0, 2)
     small = np.ones(1 << 20, np.float32)
     small[7] = 5
-    assert bps.push_pull(small, name="small", average=False, compression="topk:k=0.0000001")[7] == 10
+    assert bps.push_pull(small, name="small", average=False, compression=bps.TopK(k=0.0000001))[7] == 10
 
 
 def test_a_code_that_no_server_takes_is_refused_before_anything_is_sent() -> None:

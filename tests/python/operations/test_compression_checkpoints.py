@@ -26,7 +26,7 @@ def steps(
     bps: Any, compression: str, which: range, saves: int, weights: np.ndarray | None, states: list[State] | None
 ) -> tuple[np.ndarray, State]:
     weights = np.zeros(COUNT, np.float32) if weights is None else weights
-    bps.declare("g", weights, compression=compression)
+    bps.declare("g", weights, compression=bps.Compression.from_text(compression))
     if states is not None:
         bps.load_feedback_state(weights, "g", states[bps.rank()])
     state: State = {}
@@ -88,7 +88,7 @@ def conserved(bps: Any) -> None:
         for rank in range(bps.size()):
             sent += gradient(rank, step)
         mine = gradient(bps.rank(), step)
-        arrived += bps.push_pull(mine, average=False, name="g", compression="onebit:feedback=1,everywhere=1")
+        arrived += bps.push_pull(mine, average=False, name="g", compression=bps.OneBit(feedback=True, everywhere=True))
     state = bps.feedback_state(mine, "g")
     assert np.abs(sent - arrived).max() > 1
     left = bps.push_pull(state["residual"], average=False, name="left") + state["servers"]
@@ -106,9 +106,9 @@ def test_bad_input_is_refused(bps: Any) -> None:
     bps.push_pull(array, name="plain")
     with pytest.raises(InvalidArgumentError, match="not compressed"):
         bps.feedback_state(array, "plain")
-    bps.push_pull(array, name="forgetful", compression="int8")
+    bps.push_pull(array, name="forgetful", compression=bps.Int8())
     assert bps.feedback_state(array, "forgetful") == {}
-    bps.declare("g", array, compression="int8:feedback=1")
+    bps.declare("g", array, compression=bps.Int8(feedback=True))
     state = bps.feedback_state(array, "g")
     assert set(state) == {"residual", "servers"}
     assert not any(value.any() for value in state.values())
@@ -118,7 +118,7 @@ def test_bad_input_is_refused(bps: Any) -> None:
         bps.load_feedback_state(array, "g", {"other": array})
     with pytest.raises(InvalidArgumentError, match="no momentum"):
         bps.load_feedback_state(array, "g", {"momentum": array})
-    bps.reduce_scatter(array, name="s", compression="int8:feedback=1")
+    bps.reduce_scatter(array, name="s", compression=bps.Int8(feedback=True))
     with pytest.raises(InvalidArgumentError, match="another kind"):
         bps.feedback_state(array, "s")
     bps.barrier()  # none leaves while another one still calls
@@ -127,7 +127,7 @@ def test_bad_input_is_refused(bps: Any) -> None:
 @harness.on_ranks(workers=2, servers=1, env=SMALL)
 def test_ranks_must_agree(bps: Any) -> None:
     array = np.ones(COUNT, np.float32)
-    bps.declare("g", array, compression="int8:feedback=1")
+    bps.declare("g", array, compression=bps.Int8(feedback=True))
     with pytest.raises(MismatchError):
         bps.feedback_state(array, "g") if bps.rank() == 0 else bps.push_pull(array, name="g")
     bps.barrier()  # a rank that leaves would be the reason for the other one

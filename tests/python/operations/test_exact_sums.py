@@ -90,7 +90,7 @@ def test_setting() -> None:
 def test_bad_input_is_refused(bps: Any) -> None:
     array = np.ones(4, np.float32)
     with pytest.raises(InvalidArgumentError, match="not exact"):
-        bps.push_pull(array, exact=True, compression="int8")
+        bps.push_pull(array, exact=True, compression=bps.Int8())
     with pytest.raises(InvalidArgumentError, match="neither True nor False"):
         bps.push_pull(array, exact="yes")
     bps.push_pull(array, name="plain")

@@ -365,7 +365,7 @@ def test_what_only_moves_numbers_meets_without_compression(bps: Any) -> None:
     rank = bps.rank()
     array = np.full(3, rank, np.float32)
     for kind in ("all_gather", "broadcast"):
-        for compression in ("int8", None):
+        for compression in (bps.Int8(), None):
             prepared = bps.prepare(kind, array.copy(), compression=compression)
             found = prepared() if rank == 0 else getattr(bps, kind)(array.copy())
             assert np.array_equal(found, np.repeat([0, 1], 3) if kind == "all_gather" else np.zeros(3))

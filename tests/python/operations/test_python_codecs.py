@@ -12,7 +12,7 @@ import harness
 import numpy as np
 import pytest
 
-from bps_rdma.compression import Codec, register
+from bps_rdma.compression import Codec, Registered, register
 from bps_rdma.errors import InvalidArgumentError, MismatchError
 
 COUNT = 50_001
@@ -47,6 +47,10 @@ def busy(until: threading.Event) -> None:
         bps_rdma.dump()
 
 
+def cutting(**parameters: bool) -> Registered:
+    return Registered(method="cut", **parameters)
+
+
 def used(bps: Any) -> None:
     register("cut", encode, decode, block=1, block_bytes=2)
     bps.barrier()  # a server refuses what was encoded by a method that it does not know yet
@@ -58,12 +62,12 @@ def used(bps: Any) -> None:
     for step, of_ranks in enumerate(every):
         mine = of_ranks[bps.rank()].copy()
         if step % 2:
-            handle = bps.push_pull_async(mine, average=False, name="g", compression="cut:everywhere=1")
+            handle = bps.push_pull_async(mine, average=False, name="g", compression=cutting(everywhere=True))
             while not handle.done():
                 sum(range(1000))
             result = handle.wait()
         else:
-            result = bps.push_pull(mine, average=False, name="g", compression="cut:everywhere=1")
+            result = bps.push_pull(mine, average=False, name="g", compression=cutting(everywhere=True))
         total = cut(of_ranks[0].copy())
         for other in of_ranks[1:]:
             total = total + cut(other)
@@ -73,7 +77,7 @@ def used(bps: Any) -> None:
     for of_ranks in every:
         sent += of_ranks.sum(0, dtype=np.float64)
         arrived += bps.push_pull(
-            of_ranks[bps.rank()], average=False, name="f", compression="cut:feedback=1,everywhere=1"
+            of_ranks[bps.rank()], average=False, name="f", compression=cutting(feedback=True, everywhere=True)
         )
     assert np.abs(sent - arrived).max() < 0.15
     assert bps.metrics()["total"]["compressed_bytes"] > 0
@@ -93,7 +97,7 @@ def test_python_may_end(bps: Any) -> None:
     register("cut", encode, decode, block=1, block_bytes=2)
     bps.barrier()
     for step in range(3):
-        bps.push_pull_async(values(bps.rank(), step), name=f"{step}", compression="cut:everywhere=1")
+        bps.push_pull_async(values(bps.rank(), step), name=f"{step}", compression=cutting(everywhere=True))
     bps.barrier()  # all have started theirs
     bps.shutdown()
 
@@ -128,7 +132,7 @@ def failing(bps: Any, function: str, fails: str) -> None:
     for _ in range(2):
         running = bps.push_pull_async(np.ones(5, np.float32), name="other") if bps.rank() == 0 else None
         with pytest.raises(InvalidArgumentError) as told:
-            bps.push_pull(values(0, 0), name="g", compression="cut:everywhere=1,feedback=1")
+            bps.push_pull(values(0, 0), name="g", compression=cutting(everywhere=True, feedback=True))
         assert f"{function}() of the codec 'cut' {why}" in str(told.value), told.value
         assert "push_pull of 'g', round " in str(told.value)
         assert "on worker 0" in str(told.value)
@@ -139,7 +143,9 @@ def failing(bps: Any, function: str, fails: str) -> None:
     fails_now.clear()
     bps.barrier()
     of_ranks = [values(rank, 7) for rank in range(bps.size())]
-    sums = bps.push_pull(of_ranks[bps.rank()], average=False, name="g", compression="cut:everywhere=1,feedback=1")
+    sums = bps.push_pull(
+        of_ranks[bps.rank()], average=False, name="g", compression=cutting(everywhere=True, feedback=True)
+    )
     assert np.abs(sums - sum(of_ranks)).max() < 0.1
 
 
@@ -182,7 +188,7 @@ def waits_for_a_thread(bps: Any, function: str, call: str) -> None:
     bps.barrier()  # a server refuses what was encoded by a method that it does not know yet
     of_ranks = [values(rank, 0) for rank in range(bps.size())]
     for _ in range(2):
-        sums = bps.push_pull(of_ranks[bps.rank()], average=False, name="g", compression="cut:everywhere=1")
+        sums = bps.push_pull(of_ranks[bps.rank()], average=False, name="g", compression=cutting(everywhere=True))
         assert sums.tobytes() == cut(sum(map(cut, of_ranks))).tobytes()
     if bps.rank() == 0:
         assert "the loop for the codec 'cut', which may wait for this thread" in told[0], told
@@ -202,7 +208,7 @@ def test_a_function_may_not_wait_for_a_thread_that_calls_the_library(function: s
 def refused(bps: Any) -> None:
     register("cut", encode, decode, block=1, block_bytes=2)
     with pytest.raises(InvalidArgumentError, match="servers by themselves"):
-        bps.push_pull(values(0, 0), name="g", compression="cut")
+        bps.push_pull(values(0, 0), name="g", compression=cutting())
 
 
 def test_dedicated_servers_refuse() -> None:
@@ -217,7 +223,7 @@ def test_ranks_must_register_alike(bps: Any) -> None:
         with pytest.raises(InvalidArgumentError, match="no compression method 'cut'"):
             bps.declare("g", values(0, 0), compression="cut")
     with pytest.raises(MismatchError):
-        bps.push_pull(values(0, 0), name="g", compression="cut" if bps.rank() == 0 else "int8")
+        bps.push_pull(values(0, 0), name="g", compression=cutting() if bps.rank() == 0 else bps.Int8())
     bps.barrier()  # a rank that leaves would be the reason for the other one
 
 

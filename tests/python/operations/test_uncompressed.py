@@ -28,7 +28,7 @@ def doubles(bps: Any) -> None:
         bps.push_pull_inplace(np.ones(LARGE), name=name)
     bps.push_pull_inplace(np.ones(LARGE, np.int64), name="whole numbers")
     bps.broadcast(np.ones(LARGE), root=0, name="weights")
-    bps.push_pull_inplace(np.ones(LARGE), name="on purpose", compression="none")
+    bps.push_pull_inplace(np.ones(LARGE), name="on purpose", compression=bps.Uncompressed())
     bps.push_pull_inplace(np.ones(LARGE, np.float32), name="compressed")
 
 
@@ -64,7 +64,7 @@ def test_small_tensors() -> None:
 
 
 def half_of_a_half(bps: Any) -> None:
-    bps.push_pull_inplace(halves(np.ones(100_000), "bfloat16"), name="b", compression="bf16")
+    bps.push_pull_inplace(halves(np.ones(100_000), "bfloat16"), name="b", compression=bps.BFloat16())
     bps.push_pull_inplace(halves(np.ones(100_000), "float16"), name="h", compression=bps.BFloat16())
     assert bps.metrics()["total"]["compressed_bytes"] == 0
 
@@ -79,8 +79,8 @@ def test_a_method_that_does_not_shorten() -> None:
 
 def compressed(bps: Any) -> None:
     for name in ("first", "second"):
-        bps.push_pull_inplace(np.ones(LARGE, np.float32), name=name, compression="int8")
-    bps.push_pull_inplace(np.ones(LARGE, np.float32), name="everywhere", compression="int8:everywhere=1")
+        bps.push_pull_inplace(np.ones(LARGE, np.float32), name=name, compression=bps.Int8())
+    bps.push_pull_inplace(np.ones(LARGE, np.float32), name="everywhere", compression=bps.Int8(everywhere=True))
 
 
 def test_a_job_on_one_host() -> None:
@@ -93,7 +93,7 @@ def test_a_job_on_one_host() -> None:
 
 
 def largest(bps: Any) -> None:
-    bps.push_pull_inplace(np.ones(LARGE, np.float32), name="m", op="max", compression="int8")
+    bps.push_pull_inplace(np.ones(LARGE, np.float32), name="m", op="max", compression=bps.Int8())
 
 
 def test_what_does_not_add() -> None:

@@ -86,7 +86,7 @@ def sums(bps: Any, dtype: str, feedback: bool) -> list[bytes]:
         for step in range(3):
             array = halves(with_specials(bps.rank(), step), dtype)
             average = step != 2
-            bps.push_pull_inplace(array, average=average, name=text, compression=how)
+            bps.push_pull_inplace(array, average=average, name=text, compression=bps.Compression.from_text(how))
             tensor = job.current().tensors[0, text].id
             pushed = [floats(halves(with_specials(rank, step), dtype)) for rank in range(bps.size())]
             is_plain = text in ("bf16", "fp16")  # its codes would be no shorter
@@ -114,7 +114,7 @@ def sums(bps: Any, dtype: str, feedback: bool) -> list[bytes]:
 def equal_everywhere(bps: Any, dtype: str, text: str) -> tuple[bytes, int]:
     """The result, close to the mean; and the bytes of codes."""
     array = halves(gradient(bps.rank(), 0, 50_000), dtype)
-    bps.push_pull_inplace(array, name="g", compression=text)
+    bps.push_pull_inplace(array, name="g", compression=bps.Compression.from_text(text))
     exact = np.mean([floats(halves(gradient(rank, 0, 50_000), dtype)) for rank in range(bps.size())], axis=0)
     assert np.abs(floats(array) - exact).max() < 0.06
     return floats(array).tobytes(), bps.metrics()["total"]["compressed_bytes"]
@@ -123,7 +123,7 @@ def equal_everywhere(bps: Any, dtype: str, text: str) -> tuple[bytes, int]:
 def host_sums(bps: Any) -> tuple[bytes, float]:
     """Ranks 0 and 1, on one host, have 256 and 1, whose sum is no bfloat16; rank 2 has 1 more."""
     array = halves(np.full(40_000, [256.0, 1.0, 1.0][bps.rank()]), "bfloat16")
-    bps.push_pull_inplace(array, average=False, name="h", compression="randomk:k=0.45")
+    bps.push_pull_inplace(array, average=False, name="h", compression=bps.RandomK(k=0.45))
     return floats(array).tobytes(), float(floats(array).max())
 
 
@@ -131,7 +131,7 @@ def large_means(bps: Any, average: bool) -> bytes:
     """Means of what adds up to more than float16 can hold."""
     values = np.full(40_000, 40_000.0) + 32 * bps.rank()
     array = halves(values, "float16")
-    bps.push_pull_inplace(array, average=average, name="m", compression="int8")
+    bps.push_pull_inplace(array, average=average, name="m", compression=bps.Int8())
     found = floats(array)
     if average:
         assert np.abs(found - 40_000 - 16 * (bps.size() - 1)).max() <= 32, found[:5]
@@ -144,7 +144,7 @@ def scattered(bps: Any, dtype: str) -> int:
     """The bytes of codes, of sums that are close."""
     for step in range(3):
         array = halves(gradient(bps.rank(), step, 60_000), dtype)
-        part = bps.reduce_scatter(array, name="s", compression="int8", average=False)
+        part = bps.reduce_scatter(array, name="s", compression=bps.Int8(), average=False)
         exact = sum(floats(halves(gradient(rank, step, 60_000), dtype)) for rank in range(bps.size()))
         begin, end = bps.shard_bounds(60_000, bps.size(), bps.rank())
         assert np.abs(floats(part) - exact[begin:end]).max() < 0.15
@@ -155,10 +155,10 @@ def scattered(bps: Any, dtype: str) -> int:
 def everywhere(bps: Any, dtype: str) -> bytes:
     array = halves(gradient(bps.rank(), 0), dtype)
     exact = sum(floats(halves(gradient(rank, 0), dtype)) for rank in range(bps.size()))
-    bps.push_pull_inplace(array, name="plain", average=False, compression="int8")
+    bps.push_pull_inplace(array, name="plain", average=False, compression=bps.Int8())
     assert (floats(array) == rounded(exact, dtype)).all()  # within a host nothing is compressed
     array = halves(gradient(bps.rank(), 0), dtype)
-    bps.push_pull_inplace(array, name="forced", average=False, compression="int8:everywhere=1")
+    bps.push_pull_inplace(array, name="forced", average=False, compression=bps.Int8(everywhere=True))
     assert bps.metrics()["total"]["compressed_bytes"] > 0
     assert 1e-3 < np.abs(floats(array) - exact).max() < 0.15
     return floats(array).tobytes()
@@ -167,7 +167,7 @@ def everywhere(bps: Any, dtype: str) -> bytes:
 def steps(bps: Any, dtype: str, text: str, which: range, states: list[Any] | None) -> tuple[bytes, Any]:
     """The results of some steps, and what is remembered after them."""
     like = halves(gradient(0, 0), dtype)
-    bps.declare("g", like, compression=text)
+    bps.declare("g", like, compression=bps.Compression.from_text(text))
     if states is not None:
         bps.load_feedback_state(like, "g", states[bps.rank()])
     results = [

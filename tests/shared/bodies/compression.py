@@ -32,7 +32,7 @@ def sums(bps: Any, text: str, average: bool) -> list[bytes]:
     results = []
     for step in range(3):
         array = gradient(bps.rank(), step)
-        bps.push_pull_inplace(array, average=average, name="g", compression=text)
+        bps.push_pull_inplace(array, average=average, name="g", compression=bps.Compression.from_text(text))
         tensor = job.current().tensors[0, "g"].id
         total = by_partition(text, gradient(0, step), tensor, step, 0)
         for rank in range(1, bps.size()):
@@ -47,7 +47,7 @@ def sums(bps: Any, text: str, average: bool) -> list[bytes]:
 
 def equal_everywhere(bps: Any, method: str) -> tuple[bytes, dict[str, int]]:
     array = gradient(bps.rank(), 0, 50_000)
-    bps.push_pull_inplace(array, name="g", compression=method)
+    bps.push_pull_inplace(array, name="g", compression=bps.Compression.from_text(method))
     exact = np.mean([gradient(rank, 0, 50_000).astype(np.float64) for rank in range(bps.size())], axis=0)
     assert np.abs(array - exact).max() < 0.05
     return array.tobytes(), {key: value for key, value in bps.metrics()["total"].items() if "compressed" in key}
@@ -56,7 +56,7 @@ def equal_everywhere(bps: Any, method: str) -> tuple[bytes, dict[str, int]]:
 def scattered(bps: Any) -> None:
     for step in range(3):
         array = gradient(bps.rank(), step, 60_000)
-        part = bps.reduce_scatter(array, name="s", compression="int8", average=False)
+        part = bps.reduce_scatter(array, name="s", compression=bps.Int8(), average=False)
         exact = sum(gradient(rank, step, 60_000).astype(np.float64) for rank in range(bps.size()))
         begin, end = bps.shard_bounds(60_000, bps.size(), bps.rank())
         assert np.abs(part - exact[begin:end]).max() < 0.15
@@ -68,9 +68,10 @@ def fed_back(bps: Any, text: str) -> None:
     plain = np.zeros(COUNT)
     array = gradient(bps.rank(), 0)
     steps = 50
+    with_it, without_it = map(bps.Compression.from_text, (text + ":feedback=1", text))
     for _ in range(steps):
-        total += bps.push_pull(array, name="fed back", compression=text + ":feedback=1")
-        plain += bps.push_pull(array, name="plain", compression=text)
+        total += bps.push_pull(array, name="fed back", compression=with_it)
+        plain += bps.push_pull(array, name="plain", compression=without_it)
     exact = steps * np.mean([gradient(rank, 0).astype(np.float64) for rank in range(bps.size())], axis=0)
     with_feedback, without = np.abs(total - exact).mean(), np.abs(plain - exact).mean()
     assert with_feedback < without / 10, (with_feedback, without)
@@ -80,7 +81,7 @@ def many_at_once(bps: Any) -> list[bytes]:
     arrays = [gradient(bps.rank(), step, 40_000) for step in range(20)]
     order = np.random.default_rng(bps.rank()).permutation(20)
     handles = {
-        i: bps.push_pull_async_inplace(arrays[i], name=f"t{i}", priority=i % 3, compression="int8:feedback=1")
+        i: bps.push_pull_async_inplace(arrays[i], name=f"t{i}", priority=i % 3, compression=bps.Int8(feedback=True))
         for i in order
     }
     for i in range(20):
