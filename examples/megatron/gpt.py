@@ -39,7 +39,7 @@ class Setup:
     average: bool = False
     distributed_optimizer: bool = False
     overlap_gather: bool = False
-    in_order: bool = False  # gathers of parameters follow the order of their use; the same in all runs of a training
+    in_order: bool = True  # overlapped gathers follow the order of use; the same in all runs of a training
     instances: int = 1
     bf16: bool = False
     fp16: bool = False  # with a loss scale that begins too large

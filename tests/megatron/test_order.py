@@ -16,7 +16,7 @@ from gpt import Setup, Training
 
 from bps_rdma import megatron
 
-GATHERED = Setup(distributed_optimizer=True, overlap=True, overlap_gather=True, bucket=1000, steps=3)
+GATHERED = Setup(distributed_optimizer=True, overlap=True, overlap_gather=True, in_order=False, bucket=1000, steps=3)
 
 
 def in_order(chunk: torch.nn.Module) -> None:
