@@ -261,3 +261,39 @@ def torchs_own(group: Any, rank: int, size: int) -> None:
     whole = torch.empty(size * 1000)
     dist.all_gather_into_tensor(whole, torch.full((1000,), float(rank)), group=group)
     assert whole.view(size, -1)[:, 0].tolist() == list(range(size))
+    _messages(group, rank, size)
+
+
+def _messages(group: Any, rank: int, size: int) -> None:
+    """What ranks send each other, by copies in CPU memory."""
+    after, before = (rank + 1) % size, (rank - 1) % size
+    got = torch.empty(3000)
+    requests = dist.batch_isend_irecv([
+        dist.P2POp(dist.isend, torch.full((3000,), float(rank)), after, group),
+        dist.P2POp(dist.irecv, got, before, group),
+    ])  # fmt: skip
+    for request in requests:
+        request.wait()
+    assert got.eq(before).all()
+    columns = torch.zeros(40, 30).t()  # does not lie in one piece
+    if rank == 0:
+        found = [(dist.recv(columns, group=group, tag=3), columns[0, 0].item()) for _ in range(size - 1)]
+        assert sorted(found) == [(source, float(source)) for source in range(1, size)]
+        assert columns.eq(found[-1][0]).all()
+    else:
+        dist.send(columns.add(rank), 0, group=group, tag=3)
+    inputs = [torch.full((number + 1,), float(rank)) for number in range(size)]
+    outputs = [torch.empty(rank + 1) for _ in range(size)]
+    dist.all_to_all(outputs, inputs, group=group)
+    assert all(out.eq(number).all() for number, out in enumerate(outputs))
+    counts = [number + 1 for number in range(size)]
+    whole = torch.empty((rank + 1) * size)
+    dist.all_to_all_single(whole, torch.cat(inputs), [rank + 1] * size, counts, group=group)
+    assert torch.equal(whole, torch.cat(outputs))
+    gathered = [torch.empty(700) for _ in range(size)] if rank == 1 else None
+    dist.gather(torch.full((700,), float(rank)), gathered, dst=1, group=group)
+    assert gathered is None or all(part.eq(number).all() for number, part in enumerate(gathered))
+    piece = torch.empty(700)
+    parts = [torch.full((700,), float(number)) for number in range(size)] if rank == 0 else None
+    dist.scatter(piece, parts, src=0, group=group)
+    assert piece.eq(rank).all()

@@ -34,8 +34,8 @@ class Options:
     """Options of init_process_group("bps", pg_options=Options(...)), and of new_group().
 
     Attributes:
-        stage_gpu: whether reductions, gathers and broadcasts of CUDA tensors use bps_rdma, through pinned memory,
-            instead of NCCL.
+        stage_gpu: whether collectives and messages of CUDA tensors use bps_rdma, through memory of the host, instead of
+            NCCL.
     """
 
     stage_gpu: bool = False
