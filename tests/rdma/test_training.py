@@ -91,6 +91,11 @@ def test_sharded_optimizers(body: Callable[..., list[Trained]]) -> None:
 
 
 @pytest.mark.long
+def test_collectives_and_messages_of_torch() -> None:
+    assert_same_bits(training.collectives, 300_000, init=False)
+
+
+@pytest.mark.long
 def test_fsdp2() -> None:
     assert_same_bits(training.fsdp2, init=False)
 

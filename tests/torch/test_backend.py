@@ -230,10 +230,19 @@ def futures_of_messages(_: Any) -> None:
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("body", [reductions, moves, scattered_reductions, from_one_to_another, futures_of_messages])
+BODIES = (reductions, moves, scattered_reductions, from_one_to_another, futures_of_messages)
+
+
+@pytest.mark.parametrize("body", BODIES)
 @pytest.mark.parametrize("workers", [3, *(pytest.param(workers, marks=pytest.mark.long) for workers in (2, 4))])
 def test_collectives(body, workers):
     harness.run(body, workers=workers, init=False)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("body", BODIES)
+def test_collectives_over_tcp(body):
+    harness.run(body, workers=3, init=False, env=harness.over("tcp"))
 
 
 @harness.on_ranks(workers=3, init=False)

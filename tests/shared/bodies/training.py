@@ -136,6 +136,37 @@ def fsdp2(bps: Any) -> list[Trained]:
     return [found]
 
 
+def collectives(bps: Any, count: int) -> list[Trained]:
+    """No training: torch's collectives and messages on the backend bps, of so many elements; all that they gave."""
+    import torch
+    import torch.distributed as dist
+
+    import bps_rdma.torch  # noqa: F401
+
+    dist.init_process_group("bps")
+    rank, size = dist.get_rank(), dist.get_world_size()
+    mine = torch.randn(count, generator=torch.Generator().manual_seed(rank))
+    added, copied, whole, received, exchanged = (torch.empty(count) for _ in range(5))
+    added.copy_(mine)
+    dist.all_reduce(added)
+    copied.copy_(mine)
+    dist.broadcast(copied, 1)
+    part = torch.empty(count // size)
+    dist.reduce_scatter_tensor(part, mine.clone())
+    dist.all_gather_into_tensor(whole, part)
+    for request in dist.batch_isend_irecv([
+        dist.P2POp(dist.isend, mine, (rank + 1) % size), dist.P2POp(dist.irecv, received, (rank - 1) % size)
+    ]):  # fmt: skip
+        request.wait()
+    dist.all_to_all_single(exchanged, mine)
+    gathered = [torch.empty(count) for _ in range(size)] if rank == 0 else None
+    dist.gather(mine, gathered, dst=0)
+    dist.scatter(part, list(mine.chunk(size)) if rank == 1 else None, src=1)
+    found = ended(bps, [added, copied, whole, received, exchanged, part, *(gathered or [])], [])
+    dist.destroy_process_group()
+    return [found]
+
+
 def fsdp1(bps: Any, width: int) -> list[Trained]:
     """FullyShardedDataParallel of two layers, each a flat parameter of width x width."""
     import torch
