@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operations of bps_rdma on torch tensors that are never staged: they take CPU tensors, and say so.
+"""Operations of bps_rdma on torch tensors that are never staged.
 
-prepare() also takes CUDA tensors on the core's own route.
+push(), pull() and those of weights that servers keep take tensors on a device by a copy in CPU memory. The others take
+CPU tensors, and say so; prepare() also takes CUDA tensors on the core's own route.
 """
 
 from __future__ import annotations
@@ -14,9 +15,12 @@ import torch
 
 import bps_rdma
 from bps_rdma import Handle, PreparedOperation, argument_types, arrays
+from bps_rdma.handle import PythonHandle
+from bps_rdma.operations.messages import Together
 from bps_rdma.operations.options import AnyCompression, ReduceName
 from bps_rdma.positions import keywords_since
 from bps_rdma.torch.arguments import full_name, in_core, on_cpu, ours, required_name
+from bps_rdma.torch.host_copies import copied, read, target, written
 from bps_rdma.torch.membership import AnyGroup
 
 
@@ -31,10 +35,9 @@ def push(
     group: AnyGroup = None,
     timeout: float | None = None,
 ) -> None:
-    """Contributes a CPU tensor to the next round of `name`, which pull() fetches; see bps_rdma.push()."""
+    """Contributes a tensor to the next round of `name`, which pull() fetches; see bps_rdma.push()."""
     own = required_name(name)
-    found = on_cpu(tensor, "push")
-    bps_rdma.push(found, own, average=average, op=op, priority=priority, group=ours(group), timeout=timeout)
+    bps_rdma.push(read(tensor), own, average=average, op=op, priority=priority, group=ours(group), timeout=timeout)
 
 
 @keywords_since("name", "average", "priority", "group")
@@ -48,11 +51,11 @@ def pull(
     group: AnyGroup = None,
     timeout: float | None = None,
 ) -> torch.Tensor:
-    """Fills a CPU tensor with the result of the next round of `name`, and returns it; see bps_rdma.pull()."""
+    """Fills a tensor with the result of the next round of `name`, and returns it; see bps_rdma.pull()."""
     own = required_name(name)
-    found = on_cpu(tensor, "pull")
-    bps_rdma.pull(found, own, average=average, op=op, priority=priority, group=ours(group), timeout=timeout)
-    return tensor
+    host, finish = written(tensor)
+    bps_rdma.pull(host, own, average=average, op=op, priority=priority, group=ours(group), timeout=timeout)
+    return finish(host)
 
 
 @keywords_since(
@@ -105,20 +108,21 @@ def store(
     group: AnyGroup = None,
     timeout: float | None = None,
 ) -> torch.Tensor:
-    """Makes the servers keep the CPU tensor of worker rank `root`; see bps_rdma.store()."""
-    found = on_cpu(tensor, "store")
-    bps_rdma.store(found, required_name(name), root=root, priority=priority, group=ours(group), timeout=timeout)
-    return tensor
+    """Makes the servers keep the tensor of worker rank `root`; see bps_rdma.store()."""
+    own, host = required_name(name), read(tensor)
+    bps_rdma.store(host, own, root=root, priority=priority, group=ours(group), timeout=timeout)
+    return copied(tensor, host)
 
 
 @keywords_since("name", "priority", "group", "timeout")
 def unstore(
     tensor: torch.Tensor, name: str, *, priority: int = 0, group: AnyGroup = None, timeout: float | None = None
 ) -> torch.Tensor:
-    """Replaces a CPU tensor by what the servers keep, which they keep no more; see bps_rdma.unstore()."""
-    found = on_cpu(tensor, "unstore")
-    bps_rdma.unstore(found, required_name(name), priority=priority, group=ours(group), timeout=timeout)
-    return tensor
+    """Replaces a tensor by what the servers keep, which they keep no more; see bps_rdma.unstore()."""
+    own = required_name(name)
+    host, finish = written(tensor)
+    bps_rdma.unstore(host, own, priority=priority, group=ours(group), timeout=timeout)
+    return finish(host)
 
 
 @keywords_since("name", "out", "staleness", "priority", "group", "timeout", "again")
@@ -133,18 +137,20 @@ def accumulate(
     timeout: float | None = None,
     again: bool = False,
 ) -> torch.Tensor:
-    """Adds a CPU tensor to the weights that the servers keep, and returns them; see bps_rdma.accumulate()."""
+    """Adds a tensor to the weights that the servers keep, and returns them; see bps_rdma.accumulate()."""
+    own = required_name(name)
+    host, finish = target(out, delta)
     result: torch.Tensor = bps_rdma.accumulate(
-        on_cpu(delta, "accumulate"),
-        required_name(name),
-        out=None if out is None else on_cpu(out, "accumulate"),
+        read(delta),
+        own,
+        out=host,
         staleness=staleness,
         priority=priority,
         group=ours(group),
         timeout=timeout,
         again=again,
     )
-    return result
+    return finish(result)
 
 
 @keywords_since("name", "out", "staleness", "priority", "group", "timeout", "again")
@@ -158,18 +164,26 @@ def accumulate_async(
     group: AnyGroup = None,
     timeout: float | None = None,
     again: bool = False,
-) -> Handle[torch.Tensor]:
+) -> Handle[torch.Tensor] | PythonHandle[torch.Tensor]:
     """Starts accumulate(); the handle gives the weights. Neither tensor may be used until then."""
-    return bps_rdma.accumulate_async(
-        on_cpu(delta, "accumulate_async"),
-        required_name(name),
-        out=None if out is None else on_cpu(out, "accumulate_async"),
+    own = required_name(name)
+    host, finish = target(out, delta)
+    given = read(delta)
+    if host is None and given is not delta:
+        host = torch.empty_like(given)
+    handle = bps_rdma.accumulate_async(
+        given,
+        own,
+        out=host,
         staleness=staleness,
         priority=priority,
         group=ours(group),
         timeout=timeout,
         again=again,
     )
+    if host is None or host is out:
+        return handle
+    return Together([handle], lambda: finish(host))
 
 
 @keywords_since("name", "group", "timeout")

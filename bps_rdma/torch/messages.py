@@ -7,8 +7,7 @@ what has come.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 
@@ -17,8 +16,8 @@ from bps_rdma.errors import InvalidArgumentError
 from bps_rdma.handle import PythonHandle
 from bps_rdma.operations.messages import Together
 from bps_rdma.torch import transfer
-from bps_rdma.torch.arguments import check_out, full_name, ours
-from bps_rdma.torch.checks import check_tensor
+from bps_rdma.torch.arguments import full_name, ours
+from bps_rdma.torch.host_copies import read, target, written
 from bps_rdma.torch.membership import AnyGroup
 
 
@@ -34,7 +33,7 @@ def send(
 ) -> None:
     """Sends a contiguous tensor to worker rank `dst`, which receives it with recv(); see bps_rdma.send()."""
     bps_rdma.send(
-        _read(tensor), full_name(name), dst=dst, tag=tag, priority=priority, group=ours(group), timeout=timeout
+        read(tensor), full_name(name), dst=dst, tag=tag, priority=priority, group=ours(group), timeout=timeout
     )
 
 
@@ -50,7 +49,7 @@ def send_async(
 ) -> PythonHandle[torch.Tensor]:
     """Starts send(); the handle gives the tensor, which must not change until then."""
     handle = bps_rdma.send_async(
-        _read(tensor), full_name(name), dst=dst, tag=tag, priority=priority, group=ours(group), timeout=timeout
+        read(tensor), full_name(name), dst=dst, tag=tag, priority=priority, group=ours(group), timeout=timeout
     )
     return handle if transfer.device_of(tensor) is None else Together([handle], lambda: tensor)
 
@@ -66,7 +65,7 @@ def recv(
     timeout: float | None = None,
 ) -> torch.Tensor:
     """Fills a contiguous tensor with what worker rank `src` sends, and returns it; see bps_rdma.recv()."""
-    host, finish = _written(tensor)
+    host, finish = written(tensor)
     bps_rdma.recv(host, full_name(name), src=src, tag=tag, priority=priority, group=ours(group), timeout=timeout)
     return finish(host)
 
@@ -82,7 +81,7 @@ def recv_async(
     timeout: float | None = None,
 ) -> PythonHandle[torch.Tensor]:
     """Starts recv(); the tensor must neither be read nor written until the handle is done."""
-    host, finish = _written(tensor)
+    host, finish = written(tensor)
     handle = bps_rdma.recv_async(
         host, full_name(name), src=src, tag=tag, priority=priority, group=ours(group), timeout=timeout
     )
@@ -99,7 +98,7 @@ def recv_any(
     timeout: float | None = None,
 ) -> int:
     """Fills a contiguous tensor with what any rank sends first; returns that rank. See bps_rdma.recv_any()."""
-    host, finish = _written(tensor)
+    host, finish = written(tensor)
     found = bps_rdma.recv_any(host, full_name(name), tag=tag, priority=priority, group=ours(group), timeout=timeout)
     finish(host)
     return found
@@ -117,9 +116,9 @@ def gather(
     timeout: float | None = None,
 ) -> torch.Tensor | None:
     """Gathers every rank's contiguous tensor on worker rank `root`; the others get None. See bps_rdma.gather()."""
-    host, finish = _target(out, tensor)
+    host, finish = target(out, tensor)
     whole = bps_rdma.gather(
-        _read(tensor),
+        read(tensor),
         full_name(name),
         root=root,
         uneven=uneven,
@@ -143,9 +142,9 @@ def gather_async(
     timeout: float | None = None,
 ) -> PythonHandle[torch.Tensor | None]:
     """Starts gather(); the handle gives the whole, or None. No tensor may be changed until then."""
-    host, finish = _target(out, tensor)
+    host, finish = target(out, tensor)
     handle = bps_rdma.gather_async(
-        _read(tensor),
+        read(tensor),
         full_name(name),
         root=root,
         uneven=uneven,
@@ -174,7 +173,7 @@ def scatter(
     timeout: float | None = None,
 ) -> torch.Tensor:
     """Gives every rank a part of the contiguous tensor of worker rank `root`, in `out`; see bps_rdma.scatter()."""
-    host, finish = _written(out)
+    host, finish = written(out)
     bps_rdma.scatter(
         _read_at(root, tensor),
         full_name(name),
@@ -200,7 +199,7 @@ def scatter_async(
     timeout: float | None = None,
 ) -> PythonHandle[torch.Tensor]:
     """Starts scatter(); the handle gives `out`. No tensor may be changed until then."""
-    host, finish = _written(out)
+    host, finish = written(out)
     handle = bps_rdma.scatter_async(
         _read_at(root, tensor),
         full_name(name),
@@ -226,9 +225,9 @@ def all_to_all(
     timeout: float | None = None,
 ) -> torch.Tensor:
     """Every rank gives a part of its contiguous tensor to every rank; see bps_rdma.all_to_all()."""
-    host, finish = _target(out, tensor)
+    host, finish = target(out, tensor)
     whole = bps_rdma.all_to_all(
-        _read(tensor),
+        read(tensor),
         full_name(name),
         sizes=sizes,
         out_sizes=out_sizes,
@@ -252,9 +251,9 @@ def all_to_all_async(
     timeout: float | None = None,
 ) -> PythonHandle[torch.Tensor]:
     """Starts all_to_all(); the handle gives the result. No tensor may be changed until then."""
-    host, finish = _target(out, tensor)
+    host, finish = target(out, tensor)
     handle = bps_rdma.all_to_all_async(
-        _read(tensor),
+        read(tensor),
         full_name(name),
         sizes=sizes,
         out_sizes=out_sizes,
@@ -269,40 +268,9 @@ def all_to_all_async(
 # ---- Tensors on a device
 
 
-def _read(tensor: torch.Tensor) -> torch.Tensor:
-    check_tensor(tensor)
-    return tensor if transfer.device_of(tensor) is None else tensor.detach().cpu()
-
-
 def _read_at(root: int, tensor: torch.Tensor | None) -> torch.Tensor | None:
     if root != bps_rdma.rank():
         return None
     if tensor is None:
         raise InvalidArgumentError("the root scatters nothing", "pass the tensor on the root")
-    return _read(tensor)
-
-
-def _written(tensor: torch.Tensor) -> tuple[torch.Tensor, Callable[[torch.Tensor], torch.Tensor]]:
-    """CPU memory for what the tensor is to hold, and how it is brought there."""
-    check_tensor(tensor)
-    if transfer.device_of(tensor) is None:
-        return tensor, lambda _: tensor
-    return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu"), lambda host: _copy(tensor, host)
-
-
-def _target(
-    out: torch.Tensor | None, like: torch.Tensor
-) -> tuple[torch.Tensor | None, Callable[[torch.Tensor], torch.Tensor]]:
-    """The same for an `out` that may be missing: the result is then a new tensor where `like` is."""
-    if out is not None:
-        check_out(out, like)
-        return _written(out)
-    check_tensor(like)
-    if transfer.device_of(like) is None:
-        return None, lambda host: host
-    return None, lambda host: host.to(like.device)
-
-
-def _copy(tensor: torch.Tensor, host: Any) -> torch.Tensor:
-    with torch.no_grad():
-        return tensor.copy_(host)
+    return read(tensor)

@@ -222,7 +222,10 @@ def test_how_torchtitan_names_a_backend(tmp_path):
     same(train("-m", "bps_rdma.torch.run", str(script)), expected)
 
 
+TRIED = "torch", "transformers", "accelerate", "lightning", "deepspeed", "pytorch-ignite", "ray", "torchtitan"
+
+
 def test_the_page_names_the_versions_that_were_tried():
     page = (FOLDER.parents[1] / "docs" / "frameworks.md").read_text()
-    for name in "torch transformers accelerate lightning deepspeed pytorch-ignite ray torchtitan".split():
+    for name in TRIED:
         assert f"| {name} {version(name).partition('+')[0]} |" in page  # torch's has "+cpu"
