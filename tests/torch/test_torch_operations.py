@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from harness import await_mark, mark
+from reference.values import pushed, summed
 
 import bps_rdma.torch as bps_torch
 
@@ -83,6 +84,43 @@ def test_every_form_can_be_compressed_or_exact(bps: Any) -> None:
             assert torch.equal(found, first), (how, number)
     with pytest.raises(bps.InvalidArgumentError, match="not exact"):
         bps_torch.push_pull_inplace(own, compression=bps_torch.Int8(), exact=True)
+
+
+@harness.on_ranks(workers=3)
+def test_tensors_of_every_dtype(bps: Any) -> None:
+    rank, size = bps.rank(), bps.size()
+    for name in ("float32", "float64", "float16", "bfloat16", "uint8", "int8", "int32", "int64", "bool"):
+        dtype = getattr(torch, name)
+        as_numpy = "float32" if name == "bfloat16" else name
+        values = pushed(1001, as_numpy, rank)
+        expected = torch.from_numpy(summed(1001, as_numpy, range(size))).to(dtype)
+        tensor = torch.from_numpy(values).to(dtype, copy=True)
+        before, address = tensor.clone(), tensor.data_ptr()
+        result = bps.push_pull(tensor, average=False, name=name)
+        assert isinstance(result, torch.Tensor)
+        assert result.dtype is dtype
+        assert torch.equal(result, expected), name
+        assert torch.equal(tensor, before)
+        assert bps.push_pull_inplace(tensor, average=False, name=name) is tensor
+        assert tensor.data_ptr() == address
+        assert torch.equal(tensor, expected), name
+
+    # bfloat16 holds 256 and 258 but not 257: pairwise sums would stay at 256.
+    mine = torch.tensor([256.0] if rank == 0 else [1.0], dtype=torch.bfloat16)
+    assert bps.push_pull(mine, average=False, name="wide").item() == 258.0
+    random = [torch.randn(999, generator=torch.Generator().manual_seed(i)).to(torch.bfloat16) for i in range(size)]
+    exact = sum((one.float() for one in random[1:]), random[0].float())
+    mean = bps.push_pull(random[rank], average=True, name="mean")
+    assert torch.equal(mean, (exact / torch.tensor(float(size))).to(torch.bfloat16))
+
+    # A gradient, and a view that is contiguous.
+    parameter = torch.nn.Parameter(torch.zeros(4, 5))
+    (parameter * (rank + 1)).sum().backward()
+    bps.push_pull_inplace(parameter.grad, average=False, name="grad")
+    assert torch.equal(parameter.grad, torch.full((4, 5), 6.0))
+    flat = torch.full((10,), float(rank))
+    bps.push_pull_inplace(flat[5:], average=False, name="view")
+    assert flat.tolist() == [float(rank)] * 5 + [3.0] * 5
 
 
 @harness.on_ranks(workers=3)
