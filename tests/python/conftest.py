@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from types import ModuleType
 
 import harness
@@ -12,6 +13,7 @@ import pytest
 from harness import network
 
 import bps_rdma
+from bps_rdma import cli
 
 
 @pytest.fixture(autouse=True)
@@ -29,6 +31,23 @@ def alone(clean_environment: None) -> Iterator[ModuleType]:
     bps_rdma.init(timeout=60, heartbeat_timeout=20)
     yield bps_rdma
     bps_rdma.shutdown()
+
+
+@pytest.fixture
+def call(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str, str]]:
+    """Calls the main() of a command with arguments; gives its exit status, standard output and standard error."""
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def run(*arguments: str, main: Callable[[], None] = cli.main) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["command", *arguments])
+        status = 0
+        try:
+            main()
+        except SystemExit as ended:
+            status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+        return status, *capfd.readouterr()
+
+    return run
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,31 +17,12 @@ import numpy as np
 import pytest
 
 import bps_rdma
-from bps_rdma import cli
 from bps_rdma.launch import bpslaunch
 from bps_rdma.tools import bench, compare
 from bps_rdma.tools.bench import allreduce
 
 COMMANDS = ("run", "doctor", "why", "top", "dump", "pool", "tune", "bench", "allreduce", "ddp-bench", "launch", "env",
             "config", "version", "trace")  # fmt: skip
-Call = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def call(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Call:
-    """Calls main() with arguments; gives the exit status, standard output and standard error."""
-    monkeypatch.setenv("COLUMNS", "80")
-
-    def run(*arguments: str, main: Callable[[], None] = cli.main) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["command", *arguments])
-        status = 0
-        try:
-            main()
-        except SystemExit as ended:
-            status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
-        return status, *capfd.readouterr()
-
-    return run
 
 
 def test_help_fits_into_80_columns_and_is_not_cut(call):

@@ -174,19 +174,18 @@ def on_a_terminal(*command: str, **env: str) -> tuple[int, str]:
     return started.wait(60), shown.decode()
 
 
-@pytest.mark.parametrize("colourless", [False, True])
-def test_colours_are_for_terminals(colourless):
+@pytest.mark.parametrize(
+    ("command", "status", "has_colours"),
+    [(("doctor", "--no-transfer"), 0, True), (("run", "--bogus"), 2, True), (("config",), 0, False)],
+)
+def test_colours_are_for_terminals(command, status, has_colours):
     bps = harness.binary("bps")
-    env = {"NO_COLOR": "1"} if colourless else {}
-    for command, status in ((("doctor", "--no-transfer"), 0), (("run", "--bogus"), 2), (("config",), 0)):
-        done = subprocess.run(
-            [bps, *command], env=harness.clean_env(TERM="xterm-256color", **env), capture_output=True, text=True,
-            timeout=60, check=False, stdin=subprocess.DEVNULL, cwd="/",
-        )  # fmt: skip
-        assert done.returncode == status, done.stderr
-        assert "\x1b" not in done.stdout + done.stderr, command
+    done = harness.run_command([bps, *command], env=harness.clean_env(TERM="xterm-256color"))
+    assert done.returncode == status, done.stderr
+    assert "\x1b" not in done.stdout + done.stderr
+    for env, coloured in (({}, has_colours), ({"NO_COLOR": "1"}, False)):
         status_there, shown = on_a_terminal(bps, *command, **env)
         assert status_there == status, shown
-        assert bool(COLOUR.search(shown)) is (not colourless and command != ("config",)), (command, shown)
+        assert bool(COLOUR.search(shown)) is coloured, shown
         plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown)
         assert all(len(line) <= 80 for line in plain.splitlines() if not line.startswith("hint"))

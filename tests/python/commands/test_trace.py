@@ -8,8 +8,6 @@ import importlib.util
 import json
 import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -148,7 +146,7 @@ def all_is_in(trace: files.Trace) -> bool:
     )
 
 
-def test_the_file_of_a_process_that_is_killed_is_complete(tmp_path):
+def test_the_file_of_a_process_that_is_killed_is_complete(call, tmp_path):
     """So is that of one that still runs, but for the last tenth of a second; `bps trace` makes both."""
     folder = tmp_path / "traces"
     (folder / "worker-0").mkdir(parents=True)
@@ -165,18 +163,18 @@ def test_the_file_of_a_process_that_is_killed_is_complete(tmp_path):
     assert all_is_in(trace)
     assert trace.about["process"] == "worker 0 and server 0"
     out = tmp_path / "whole.json"
-    assert bps_trace("merge", str(folder), "--out", str(out)).returncode == 0
+    assert call("trace", "merge", str(folder), "--out", str(out))[0] == 0
     assert len(check(out.read_text())["traceEvents"]) == len(trace.events) + 1  # its place
-    assert json.loads(bps_trace("summary", "--json", str(folder)).stdout)["processes"] == ["worker 0 and server 0"]
+    assert json.loads(call("trace", "summary", "--json", str(folder))[1])["processes"] == ["worker 0 and server 0"]
     # The last frame is cut short: what stands before it is all there is.
     whole = path.read_bytes()
     path.write_bytes(whole[:-1])
     assert len(files.read(path).events) < len(trace.events)
     # Of the last event the stage is none that there is.
     path.write_bytes(whole[:-4] + b"\x7f" + whole[-3:])
-    done = bps_trace("summary", str(folder))
-    assert done.returncode == 2
-    assert f"{path} is no trace of bps_rdma" in done.stderr
+    status, _, error = call("trace", "summary", str(folder))
+    assert status == 2
+    assert f"{path} is no trace of bps_rdma" in error
 
 
 def test_a_folder_that_cannot_be_written_ends_no_job(tmp_path):
@@ -266,41 +264,36 @@ def test_an_optimizer_that_tells_no_time_has_no_column():
     assert cli._told(told[:1]) == [{"step": 0, "wait_ms": 1.0}]
 
 
-def bps_trace(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from bps_rdma.cli import main; main()", "trace", *arguments]
-    return harness.run_command(command)
-
-
-def test_commands(folder, tmp_path):
+def test_commands(call, folder, tmp_path):
     out = tmp_path / "whole.json"
-    done = bps_trace("merge", str(folder), "--out", str(out))
-    assert done.returncode == 0, done.stderr
-    assert "worker 1" in done.stdout
+    status, shown, error = call("trace", "merge", str(folder), "--out", str(out))
+    assert status == 0, error
+    assert "worker 1" in shown
     check(out.read_text())
-    shown = bps_trace("summary", str(folder))
-    assert "waits for ranks" in shown.stdout
-    assert "layer" in shown.stdout
-    assert re.search(r"\nthe others waited longest for rank [01]: the last in \d+ of \d+ rounds\n", shown.stdout)
-    assert json.loads(bps_trace("summary", "--json", str(folder)).stdout)["dropped"] == 0
+    shown = call("trace", "summary", str(folder))[1]
+    assert "waits for ranks" in shown
+    assert "layer" in shown
+    assert re.search(r"\nthe others waited longest for rank [01]: the last in \d+ of \d+ rounds\n", shown)
+    assert json.loads(call("trace", "summary", "--json", str(folder))[1])["dropped"] == 0
     if importlib.util.find_spec("matplotlib") is not None:
         plot = tmp_path / "trace.png"
-        assert bps_trace("summary", "--plot", str(plot), str(folder)).returncode == 0
+        assert call("trace", "summary", "--plot", str(plot), str(folder))[0] == 0
         assert plot.stat().st_size > 10_000
-    assert bps_trace("summary", "--plot", "trace.txt", str(folder)).returncode == 2
+    assert call("trace", "summary", "--plot", "trace.txt", str(folder))[0] == 2
 
 
 @pytest.mark.parametrize("content", ["", '{"traceEvents": [{}], "otherData": {}}'])
-def test_what_is_no_trace_is_said_so(tmp_path, content):
+def test_what_is_no_trace_is_said_so(call, tmp_path, content):
     (tmp_path / "worker-0").mkdir()
     (tmp_path / "worker-0/comm.json").write_text(content)
-    done = bps_trace("summary", str(tmp_path))
-    assert done.returncode == 2
-    assert "is no trace of bps_rdma" in done.stderr
-    assert bps_trace("summary", str(tmp_path / "worker-0")).returncode == 2
+    status, _, error = call("trace", "summary", str(tmp_path))
+    assert status == 2
+    assert "is no trace of bps_rdma" in error
+    assert call("trace", "summary", str(tmp_path / "worker-0"))[0] == 2
     (tmp_path / "worker-0/comm.json").rename(tmp_path / "worker-0/comm.events")
-    done = bps_trace("summary", str(tmp_path))
-    assert done.returncode == 2
-    assert f"{tmp_path / 'worker-0/comm.events'} is no trace of bps_rdma" in done.stderr
+    status, _, error = call("trace", "summary", str(tmp_path))
+    assert status == 2
+    assert f"{tmp_path / 'worker-0/comm.events'} is no trace of bps_rdma" in error
 
 
 # ---- Jobs of several levels and views

@@ -324,10 +324,10 @@ def test_a_pod_that_is_a_job_by_itself_says_so():
         (["-np", "2", "--servers", "1", "--nnodes", "2"], "docs/slurm.md"),
     ],
 )
-def test_options_that_are_missing(options, message):
-    run = harness.run_command([*BPS, "run", *options, "true"])
-    assert run.returncode != 0
-    assert message in run.stderr
+def test_options_that_are_missing(call, options, message):
+    status, _, error = call("run", *options, "true")
+    assert status == 2
+    assert message in error
 
 
 def test_the_signal_that_warns_of_the_end_reaches_the_ranks():
