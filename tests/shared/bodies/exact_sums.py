@@ -34,13 +34,13 @@ def summed(bps: Any, dtype: str, grouping: str) -> str:
 
 
 def in_one_call(bps: Any, dtype: str, average: bool) -> list[str]:
-    found = []
+    found, of = [], f"{dtype} {average}"
     for exact in (True, None):  # as declared
         array = gradients(dtype)[bps.rank()]
-        found.append(digest(bps.push_pull(array, average=average, name="g", exact=exact).tobytes()))
-    prepared = bps.prepare("push_pull", gradients(dtype)[bps.rank()], average=average, name="p", exact=True)
+        found.append(digest(bps.push_pull(array, average=average, name=f"g {of}", exact=exact).tobytes()))
+    prepared = bps.prepare("push_pull", gradients(dtype)[bps.rank()], average=average, name=f"p {of}", exact=True)
     found.append(digest(prepared().tobytes()))
     whole = gradients(dtype)[bps.rank()]
-    part = bps.reduce_scatter(whole, average=average, name="s", exact=True)
-    found.append(digest(bps.all_gather(part, name="w", out=np.empty_like(whole)).tobytes()))
+    part = bps.reduce_scatter(whole, average=average, name=f"s {of}", exact=True)
+    found.append(digest(bps.all_gather(part, name=f"w {of}", out=np.empty_like(whole)).tobytes()))
     return found
