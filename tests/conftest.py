@@ -43,7 +43,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """A test that takes a `transport` runs over each of those that are asked for."""
     marks = metafunc.definition.iter_markers("parametrize")
     if "transport" in metafunc.fixturenames and not any("transport" in str(mark.args[0]) for mark in marks):
-        metafunc.parametrize("transport", metafunc.config.getoption("transport") or ["shm", "tcp"])
+        mark = metafunc.definition.get_closest_marker("long_over")
+        late = mark.args if mark else ()
+        transports = metafunc.config.getoption("transport") or ["shm", "tcp"]
+        forms = [pytest.param(one, marks=pytest.mark.long) if one in late else one for one in transports]
+        metafunc.parametrize("transport", forms)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

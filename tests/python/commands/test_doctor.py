@@ -52,7 +52,7 @@ def test_a_setting_that_cannot_be_read_is_named():
     assert "BPS_RDMA_TIMEOUT='99' is not a whole number from 1 to 31" in done.stderr
 
 
-@pytest.mark.parametrize("transport", ["tcp", "shm"])
+@pytest.mark.long_over("shm")  # doctors look at two hosts
 def test_two_doctors_sum_together(transport):
     two_doctors_sum_together(transport)
 

@@ -98,7 +98,7 @@ def test_a_slow_server_gets_less():
     assert found.links[2].down == pytest.approx(found.links[1].down / 4, rel=0.1)
 
 
-@pytest.mark.parametrize("workers", [3, 4, 8])
+@pytest.mark.parametrize("workers", [3, 4, pytest.param(8, marks=pytest.mark.long)])
 def test_links_are_as_full_as_the_optimum_says(workers):
     """The pieces are dealt as the core deals them; what is left is the start and the end of the round."""
     for spares in range(workers + 1):

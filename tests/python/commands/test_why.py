@@ -114,7 +114,15 @@ def in_python(bps: Any) -> float:
     return add(bps, "w")
 
 
-@pytest.mark.parametrize("servers", [None, 1])
+@pytest.mark.parametrize(
+    ("servers", "transport"),
+    [
+        (None, "shm"),
+        (1, "tcp"),
+        pytest.param(1, "shm", marks=pytest.mark.long),
+        pytest.param(None, "tcp", marks=pytest.mark.long),
+    ],
+)
 def test_a_rank_that_is_in_its_own_code(servers: int | None, transport: str) -> None:
     with harness.start(in_python, workers=WORKERS, servers=servers, env=harness.over(transport)) as job:
         await_hang(job)

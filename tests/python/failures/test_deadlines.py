@@ -76,7 +76,15 @@ def at_the_limit(bps: Any, memory: str) -> dict[str, Any]:
     return {"errors": errors, "wrong": wrong}
 
 
-@pytest.mark.parametrize(("memory", "servers"), [("mapped", None), ("plain", 1)])
+@pytest.mark.parametrize(
+    ("transport", "memory", "servers"),
+    [
+        ("shm", "mapped", None),
+        ("tcp", "plain", 1),
+        pytest.param("shm", "plain", 1, marks=pytest.mark.long),
+        pytest.param("tcp", "mapped", None, marks=pytest.mark.long),
+    ],
+)
 def test_a_deadline_in_the_middle_of_a_round(transport, memory, servers):
     env = harness.over(transport) | {"BPS_TIMEOUT": "60"}
     first, second = harness.run(at_the_limit, memory, workers=2, servers=servers, env=env)

@@ -63,7 +63,16 @@ def survives_its_server(bps: Any, memory: str, port: int) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("memory", ["mapped", "plain"])
+# A server maps memory of shared memory alone; over TCP, and where it copies, it has what was sent.
+@pytest.mark.parametrize(
+    ("transport", "memory"),
+    [
+        ("shm", "mapped"),
+        ("tcp", "plain"),
+        pytest.param("shm", "plain", marks=pytest.mark.long),
+        pytest.param("tcp", "mapped", marks=pytest.mark.long),
+    ],
+)
 def test_a_stopped_server_that_wakes_up_changes_nothing(transport, memory):
     args = (memory, harness.free_port())
     with harness.start(

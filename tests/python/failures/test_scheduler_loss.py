@@ -100,6 +100,7 @@ def stopped_and_going_on(bps: Any) -> int:
     return int(bps.size())
 
 
+@pytest.mark.long_over("shm")
 def test_a_stopped_scheduler_that_goes_on_changes_nothing(transport: str) -> None:
     with start(2, transport, stopped_and_going_on) as job:
         job.await_marks("running")
@@ -171,7 +172,7 @@ bps.shutdown()
 """
 
 
-@pytest.mark.parametrize("servers", [(), ("--servers", "2")])
+@pytest.mark.parametrize("servers", [(), pytest.param(("--servers", "2"), marks=pytest.mark.long)])
 def test_bps_run_gives_its_scheduler_up_in_the_end(tmp_path: Path, servers: tuple[str, ...]) -> None:
     script = tmp_path / "rank.py"
     script.write_text(LAUNCHED)

@@ -127,7 +127,7 @@ def trains(bps: Any, seconds: float) -> list[tuple[int, int]]:
     return committed
 
 
-@FORMS
+@pytest.mark.parametrize(("servers", "failover"), [(0, "0"), pytest.param(2, "0", marks=pytest.mark.long), (2, "1")])
 def test_no_step_is_lost_or_counted_twice(tmp_path: Path, servers: int, failover: str) -> None:
     """Killed at any moment, also between the answers to a barrier."""
     kills = 40 if LONG else 8
@@ -208,6 +208,7 @@ def test_the_scheduler_of_another_run_takes_nobody_over(tmp_path: Path) -> None:
         job.kill("scheduler")  # it waits for its own job
 
 
+@pytest.mark.long_over("tcp")
 def test_a_stopped_scheduler_steps_down_and_is_replaced(tmp_path: Path, transport: str) -> None:
     with start(tmp_path, sums_without_and_with, servers=2, transport=transport) as job:
         job.await_marks("running")
@@ -254,7 +255,7 @@ bps.shutdown()
     ("servers", "signame", "how"),
     [
         ((), "SIGKILL", "was killed by SIGKILL"),
-        (("--servers", "2"), "SIGKILL", "was killed by SIGKILL"),
+        pytest.param(("--servers", "2"), "SIGKILL", "was killed by SIGKILL", marks=pytest.mark.long),
         ((), "SIGTERM", "ended with status 143"),
     ],
 )

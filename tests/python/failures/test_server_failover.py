@@ -16,8 +16,7 @@ from bodies import views
 from bodies.failover import COUNT, FAST, env, train
 from harness import await_mark, mark
 
-SHM_FIRST = pytest.mark.parametrize("transport", ["shm", pytest.param("tcp", marks=pytest.mark.long)])
-TCP_FIRST = pytest.mark.parametrize("transport", [pytest.param("shm", marks=pytest.mark.long), "tcp"])
+SHM_FIRST, TCP_FIRST = pytest.mark.long_over("tcp"), pytest.mark.long_over("shm")
 
 
 def test_nothing_changes_while_nothing_is_lost(transport: str) -> None:
@@ -346,6 +345,7 @@ def wait_for_a_stopped_server(bps: Any) -> tuple[str, list[float]]:
     return str(raised.value), [float(sums.min()), float(sums.max())]
 
 
+@TCP_FIRST
 def test_a_deadline_that_meets_a_loss_is_one_of_all_ranks(transport: str) -> None:
     with harness.start(wait_for_a_stopped_server, workers=2, servers=2, env=env(transport)) as job:
         job.await_marks("running")

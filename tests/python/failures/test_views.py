@@ -53,6 +53,7 @@ def test_a_rank_that_ends_with_an_exception_is_not_waited_for(transport):
         assert "ValueError" in job.outcomes()[1].error
 
 
+@pytest.mark.long_over("tcp")
 def test_a_stopped_worker_that_wakes_up_changes_nothing(transport):
     env = FAST | harness.over(transport) | {"BPS_MIN_WORKERS": "2"}
     with harness.start(train, 200, 2, workers=3, env=env) as job:

@@ -323,7 +323,7 @@ def meets_a_shutdown_while_it_waits(bps: Any, what: str) -> tuple[list[str], flo
 
 
 @pytest.mark.parametrize("servers", [None, pytest.param(1, marks=pytest.mark.long)])
-@pytest.mark.parametrize("what", ["push_pull", "barrier", "new_group"])
+@pytest.mark.parametrize("what", ["push_pull", pytest.param("barrier", marks=pytest.mark.long), "new_group"])
 def test_shutdown_while_other_threads_wait_for_a_rank(what, servers):
     ended, seconds = harness.run(meets_a_shutdown_while_it_waits, what, workers=2, servers=servers, env=ENV)[0]
     assert len(ended) == 3

@@ -93,7 +93,9 @@ def many_operations(bps: Any, operations: int) -> dict[str, int]:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("servers", "transport"), [(None, "shm"), (None, "tcp"), (1, "tcp")])
+@pytest.mark.parametrize(
+    ("servers", "transport"), [(None, "shm"), pytest.param(None, "tcp", marks=pytest.mark.long), (1, "tcp")]
+)
 def test_many_operations_leave_nothing(servers, transport):
     found = harness.run(
         many_operations, OPERATIONS, workers=2, servers=servers, env={"BPS_TRANSPORT": transport}, timeout=400

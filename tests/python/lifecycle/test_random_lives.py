@@ -206,7 +206,7 @@ def test_arrays_and_results_in_any_order():
         run_state_machine_as_test(
             Lives,
             settings=settings(
-                max_examples=600 if LONG else 100,
+                max_examples=600 if LONG else 50,
                 stateful_step_count=30 if LONG else 20,
                 deadline=None,
                 database=None,

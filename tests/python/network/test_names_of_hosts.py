@@ -102,7 +102,7 @@ bps.shutdown()
 """
 
 
-@pytest.mark.parametrize("told", [{}, {"MASTER_ADDR": "localhost"}])
+@pytest.mark.parametrize("told", [pytest.param({}, marks=pytest.mark.long), {"MASTER_ADDR": "localhost"}])
 def test_ranks_that_meet_at_a_file(hosts, told, tmp_path):
     pytest.importorskip("torch")
     hosts.script.write_text(OVER_A_FILE)

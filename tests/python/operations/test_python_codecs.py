@@ -195,7 +195,8 @@ def waits_for_a_thread(bps: Any, function: str, call: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("function", "call"), [("encode", "push_pull"), ("decode", "push_pull"), ("encode", "barrier")]
+    ("function", "call"),
+    [pytest.param("encode", "push_pull", marks=pytest.mark.long), ("decode", "push_pull"), ("encode", "barrier")],
 )
 def test_a_function_may_not_wait_for_a_thread_that_calls_the_library(function: str, call: str) -> None:
     """It would never end. Its process would count as lost."""
