@@ -252,7 +252,7 @@ bps.shutdown()
 """
 
 
-@pytest.mark.parametrize("what", ["nothing", "other arguments", "other names"])
+@pytest.mark.parametrize("what", ["nothing", pytest.param("other arguments", marks=pytest.mark.long), "other names"])
 def test_a_torch_that_cannot_be_told_what_to_leave_untraced(what, tmp_path):
     ran = subprocess.run(
         [sys.executable, "-c", ANOTHER_TORCH.format(what=what)],

@@ -60,13 +60,27 @@ def plain(face: str, dtype: str) -> list[tuple[float, int]]:
     return harness.run(trained, face, dtype, None, workers=2, servers=1, env=TCP)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.long)])
-@pytest.mark.parametrize(
-    ("compression", "ratio"),
-    [(Int8(), 0.55), (TopK(k=0.1, feedback=True), 0.45), (Int4(feedback=True), 0.3)],
-    ids=lambda each: getattr(each, "text", ""),
-)
-@pytest.mark.parametrize("face", FACES)
+METHODS = ((Int8(), 0.55), (TopK(k=0.1, feedback=True), 0.45), (Int4(feedback=True), 0.3))
+
+
+def forms() -> list[Any]:
+    """Each face and each method once; all pairs of them, and float16, are for `ci/test --all`."""
+    short = {(face, method[0], "bfloat16") for face, method in zip(FACES, METHODS, strict=True)}
+    return [
+        pytest.param(
+            face,
+            *method,
+            dtype,
+            marks=[] if (face, method[0], dtype) in short else pytest.mark.long,
+            id=f"{face}-{method[0].text}-{dtype}",
+        )
+        for face in FACES
+        for method in METHODS
+        for dtype in ("bfloat16", "float16")
+    ]
+
+
+@pytest.mark.parametrize(("face", "compression", "ratio", "dtype"), forms())
 def test_training_reaches_about_the_same_loss_with_fewer_bytes(
     face: str, compression: Compression, ratio: float, dtype: str
 ) -> None:
@@ -104,7 +118,15 @@ def some_steps(bps: Any, face: str, staged: bool, which: range, saved: list[byte
     return b"".join(p.detach().view(torch.int16).numpy().tobytes() for p in net.parameters()), file.getvalue()
 
 
-@pytest.mark.parametrize(("face", "staged"), [*((face, False) for face in FACES), ("bucketed", True)])
+@pytest.mark.parametrize(
+    ("face", "staged"),
+    [
+        ("bucketed", False),
+        ("optimizer", False),
+        ("bucketed", True),
+        pytest.param("overlap", False, marks=pytest.mark.long),
+    ],
+)
 def test_training_goes_on_bit_by_bit(face: str, staged: bool) -> None:
     """On the CPU, and staged from a device, where each chunk of a bucket is an operation of its own."""
     where: dict[str, Any] = harness.on_hosts("ab") | {"env": TCP | {"BPS_GPU_CHUNK_BYTES": "4096"}}

@@ -40,7 +40,7 @@ def compared(_: Any) -> list[str]:
     return wrong
 
 
-@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("workers", [pytest.param(2, marks=pytest.mark.long), 3])
 def test_weights_are_those_of_torchs_ddp(workers):
     assert harness.run(compared, workers=workers, init=False) == [[]] * workers
 

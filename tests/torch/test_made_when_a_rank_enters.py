@@ -8,7 +8,7 @@ import restarted
 MAKE = """
 inner = torch.nn.Linear(8, 3)
 model = bps.DistributedDataParallel(inner)
-optimizer = torch.optim.SGD(inner.parameters(), lr=0.05)
+optimizer = torch.optim.SGD(inner.parameters(), lr=0.05, momentum=0.9)
 # Too large for all values to be compared. The rank that enters makes it when the others have made it before, and none
 # trains it at first.
 kept = torch.nn.Linear(8, 2000)
@@ -39,12 +39,15 @@ def train_more(generator):
     return model(torch.randn(16, 8, generator=generator)).square().mean()
 """
 END = """
-weights = [p.double().sum().item().hex() for each in [*more, late] for p in each.model.parameters()]
-sys.stdout.write(f"end: {state.step} {len(more)} {weights}\\n")
+weights = [p.double().sum().item().hex() for each in [*more, late, state] for p in each.model.parameters()]
+momentum = sum(s["momentum_buffer"].double().sum().item() for s in optimizer.state.values())
+sys.stdout.write(f"end: {begun_at} {state.step} {len(more)} {weights} {momentum.hex()}\\n")
 """
 
 
 def test_wrappers_that_are_made_beside_a_rank_that_has_just_entered(tmp_path):
     ends = restarted.ends_of(tmp_path, make=MAKE, loss="train_more(generator)", end=END)
-    assert len({tuple(end) for end in ends}) == 1, "all have the same step and weights, to the bit"
-    assert ends[0][2] == "2"
+    assert sorted(int(end[1]) for end in ends)[:2] == [0, 0]
+    assert max(int(end[1]) for end in ends) > 5, "the new rank has gone on where the others were"
+    assert len({tuple(end[2:]) for end in ends}) == 1, "all have the same step, weights and momentum, to the bit"
+    assert ends[0][3] == "2"

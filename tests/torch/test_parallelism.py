@@ -25,8 +25,8 @@ def said(ranks: int, script: str, *options: str) -> dict[str, str]:
     [
         pytest.param(2, "fsdp.py", [], id="FSDP2 with a checkpoint"),
         pytest.param(2, "tensor_parallel.py", [], id="tensor parallelism"),
-        pytest.param(4, "tensor_parallel.py", [], id="with FSDP2 on a mesh of 2 x 2"),
-        pytest.param(2, "pipeline.py", ["GPipe"], id="GPipe"),
+        pytest.param(4, "tensor_parallel.py", [], id="with FSDP2 on a mesh of 2 x 2", marks=pytest.mark.long),
+        pytest.param(2, "pipeline.py", ["GPipe"], id="GPipe", marks=pytest.mark.long),
         pytest.param(2, "pipeline.py", ["1F1B"], id="1F1B"),
         pytest.param(4, "pipeline.py", ["1F1B"], id="1F1B of 4 ranks", marks=pytest.mark.long),
     ],

@@ -41,6 +41,7 @@ def on_ranks(bps: Any) -> dict[str, torch.Tensor]:
     return trained(bps_rdma.torch, bps.size(), bps.rank())
 
 
+@pytest.mark.long  # peft is imported for 8 s by each process; test_ddp.py has frozen parameters
 def test_adapters_train_as_in_one_process():
     wanted = trained(None, 1, 0)
     for found in harness.run(on_ranks, workers=2):

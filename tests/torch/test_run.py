@@ -33,9 +33,9 @@ print("again", dist.get_backend())
 """
 
 
-def run(*words: str, launched: bool = True, cwd: Path | str = "/", **env: Any) -> subprocess.CompletedProcess[str]:
+def run(*words: str, cwd: Path | str = "/", **env: Any) -> subprocess.CompletedProcess[str]:
     port = str(harness.free_port())
-    place = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port} if launched else {}
+    place = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     command = [sys.executable, "-m", "bps_rdma.torch.run", *words]
     return harness.run_command(command, env=harness.clean_env(**place, **env), cwd=cwd)
 
@@ -109,7 +109,7 @@ def test_it_ends_as_the_script_does(script, last, status):
     ],
 )
 def test_what_cannot_be_run(words, launched, says):
-    done = run(*words, launched=launched)
+    (done,) = harness.scripts("-m", "bps_rdma.torch.run", *words, ranks=int(launched))
     assert done.returncode == 2
     assert says in done.stderr
     assert "Traceback" not in done.stderr

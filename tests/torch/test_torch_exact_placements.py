@@ -65,7 +65,10 @@ def rounded(value: Fraction) -> float:
     return float(result) if abs(result) < Fraction(2) ** 128 else math.copysign(math.inf, value)
 
 
-@pytest.mark.parametrize("dtype", PINS)
+# The reference of the other ones is that of test_exact_sums.py.
+@pytest.mark.parametrize(
+    "dtype", [pytest.param(one, marks=pytest.mark.long) if one in ("float32", "float16") else one for one in PINS]
+)
 def test_pins(dtype: str) -> None:
     if dtype == "bfloat16":
         found = bfloat16_sum()

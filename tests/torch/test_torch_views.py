@@ -122,6 +122,7 @@ sys.stdout.write(f"end: {begun_at} {state.step} {sorted(set(state.seen))} {total
 """
 
 
+@pytest.mark.long  # test_made_when_a_rank_enters.py has the same among other wrappers
 def test_a_rank_that_is_started_again_trains_on_with_the_others(tmp_path):
     ends = ends_of(tmp_path, make=MAKE, loss="model(torch.randn(16, 8, generator=generator)).square().mean()", end=END)
     assert sorted(int(end[1]) for end in ends)[:2] == [0, 0]
@@ -322,6 +323,7 @@ while not met:
 """
 
 
+@pytest.mark.long  # test_suspended_state.py has the same of ranks that resume a job
 def test_a_rank_that_enters_without_the_state_is_told(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(WITHOUT_STATE)

@@ -58,7 +58,7 @@ def train(kind: str, divides: bool, make: Any) -> list[torch.Tensor]:
     return found
 
 
-@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("workers", [pytest.param(2, marks=pytest.mark.long), 3])
 @harness.on_ranks("workers", init=False)
 def test_weights_are_those_of_torchs_join(bps: Any) -> None:
     dist.init_process_group("gloo", timeout=timedelta(seconds=100))
