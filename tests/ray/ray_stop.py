@@ -11,6 +11,7 @@ what was left.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -18,6 +19,8 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+
+import harness
 
 _OPTIONS = ["--num-cpus", "2", "--object-store-memory", "80000000", "--disable-usage-stats"]
 _PORT = 26379
@@ -75,27 +78,30 @@ def main() -> None:
         [sys.executable, "-P", __file__, folder, "--drive"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True
     )
     assert driver.stdout is not None
-    while not all(Path(folder, f"trains-{rank}").exists() for rank in range(2)):
-        if driver.poll() is not None:
-            sys.exit(f"the driver has ended: {driver.stdout.read()}")
-        time.sleep(0.05)
 
+    def text_at_end() -> str:
+        return driver.stdout.read() if driver.stdout and driver.poll() is not None else ""
+
+    harness.eventually(
+        lambda: all(Path(folder, f"trains-{rank}").exists() for rank in range(2)), 120, "training", text_at_end
+    )
     stopped = time.monotonic()
     stopper = subprocess.Popen([ray, "stop", *force], stdout=subprocess.DEVNULL, stdin=subprocess.DEVNULL)
-    begun = knew = gone = None  # `ray stop` itself takes seconds before it ends anything
     count = len(members())
-    while (knew is None or gone is None) and time.monotonic() < stopped + 60:
-        if begun is None and len(members()) < count:
-            begun = time.monotonic() - stopped
-        if knew is None and driver.poll() is not None:
-            knew = time.monotonic() - stopped
-        if gone is None and not members():
-            gone = time.monotonic() - stopped
-        time.sleep(0.01)
+    after: dict[str, float] = {}  # `ray stop` itself takes seconds before it ends anything
+
+    def all_has_happened() -> bool:
+        running, now = len(members()), time.monotonic() - stopped
+        for what, is_so in (("begun", running < count), ("knew", driver.poll() is not None), ("gone", running == 0)):
+            if is_so:
+                after.setdefault(what, now)
+        return len(after) == 3
+
+    with contextlib.suppress(harness.WaitedInVainError):  # what the test looks at says more
+        harness.eventually(all_has_happened)
     stopper.wait(60)
     left = members() + sorted({path.name for path in Path("/dev/shm").glob("bps*")} - segments)
-    text = driver.stdout.read() if driver.poll() is not None else "the driver still runs"
-    print(json.dumps({"begun": begun, "knew": knew, "gone": gone, "left": left, "error": text}), flush=True)
+    print(json.dumps(after | {"left": left, "error": text_at_end() or "the driver still runs"}), flush=True)
 
 
 if __name__ == "__main__":

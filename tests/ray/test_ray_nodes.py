@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -112,20 +111,13 @@ def parent(pid: int) -> int:
 def test_ray_stop(force):
     """In a process namespace of its own: `ray stop` ends every Ray process that it sees."""
     alone = ["unshare", "--fork", "--pid", "--mount-proc"]
-    if subprocess.run([*alone, "true"], check=False, capture_output=True).returncode:
+    if harness.run_command([*alone, "true"]).returncode:
         pytest.skip("this process may not make a process namespace")
     script = str(Path(__file__).with_name("ray_stop.py"))
     with tempfile.TemporaryDirectory(prefix="bps-ray-") as folder:  # a short name: Ray makes sockets in it
-        done = subprocess.run(
-            [*alone, sys.executable, "-P", script, folder, *force],
-            check=False,
-            capture_output=True,
-            text=True,
-            timeout=240 * harness.PATIENCE,
-            stdin=subprocess.DEVNULL,
-            env=os.environ | {"RAY_TMPDIR": folder},
-            cwd=folder,  # in a checkout actors would find the package without its native part
-        )
+        env = os.environ | {"RAY_TMPDIR": folder, "PYTHONPATH": str(Path(harness.__file__).parents[1])}
+        # In a checkout actors would find the package without its native part.
+        done = harness.run_command([*alone, sys.executable, "-P", script, folder, *force], env, folder, within=240)
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     print(found)

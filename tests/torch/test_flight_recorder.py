@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import pickle
 import signal
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -55,9 +54,7 @@ def tell_wait(bps: Any, late: str) -> None:
 def analyse(folder: Path) -> tuple[str, Any]:
     """What torch prints, and its database."""
     output = folder.parent / "database"
-    done = subprocess.run(
-        [*ANALYSIS, str(folder), "-o", str(output)], capture_output=True, text=True, check=False, timeout=250
-    )
+    done = harness.run_command([*ANALYSIS, str(folder), "-o", str(output)])
     assert done.returncode == 0, done.stderr
     return done.stdout + done.stderr, pickle.loads(output.read_bytes())[1]
 
@@ -68,8 +65,7 @@ def test_torch_names_the_missing_rank(late: str, tmp_path: Path) -> None:
     with harness.start(hangs, late, workers=3) as job:
         job.await_marks("ready")
         job.await_marks("waits", [0, 2])
-        command = [*COMMAND, "dump", "--torch", str(folder), "--job", job.name]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = harness.run_command([*COMMAND, "dump", "--torch", str(folder), "--job", job.name])
         assert done.returncode == 0, done.stderr
         assert "3 files written" in done.stderr
         said, found = analyse(folder)
@@ -97,14 +93,11 @@ def test_a_rank_that_does_not_reply_is_said_and_a_part_is_analysed(tmp_path: Pat
     with harness.start(hangs, "last", workers=3, servers=1, env={"BPS_HEARTBEAT_TIMEOUT": "100"}) as job:
         job.await_marks("ready")
         job.kill("rank 1", signal.SIGSTOP)
-        command = [*COMMAND, "dump", "--torch", str(folder), "--job", job.name]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = harness.run_command([*COMMAND, "dump", "--torch", str(folder), "--job", job.name])
         job.kill("rank 1", signal.SIGCONT)
         job.set_mark("go on")
         assert job.results() == ["done"] * 3
     assert "no report of ranks [1]: add --allow-incomplete-ranks" in done.stderr
     assert sorted(path.name for path in folder.iterdir()) == ["bps_fr_rank_0", "bps_fr_rank_2"]
-    partial = subprocess.run(
-        [*ANALYSIS, str(folder), "--allow-incomplete-ranks"], capture_output=True, text=True, check=False, timeout=250
-    )
+    partial = harness.run_command([*ANALYSIS, str(folder), "--allow-incomplete-ranks"])
     assert partial.returncode == 0, partial.stderr

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 
 import pytest
@@ -164,12 +163,10 @@ def test_thousands_of_workers_share_a_servers_memory():
     assert many == 4096 * 4 * ((512 << 10) + HEADER_BYTES + 8 * SMALL_SLOT), "a slot each, whatever the limit"
 
 
-def test_thousands_of_hosts_cost_the_model_nothing_and_change_nothing():
-    begin = time.monotonic()
+def test_thousands_of_hosts_change_nothing():
     large, again = (simulate(apart(4096, 512, 400), 1 << 30) for _ in range(2))
     assert large == again
     assert large.seconds > (1 << 30) * 8 / (400e9 / 8)  # eight workers share a server's link
-    assert time.monotonic() - begin < 30
 
 
 MEASURED = json.loads((Path(__file__).parents[3] / "bench/spare_hosts.json").read_text())

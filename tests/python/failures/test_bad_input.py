@@ -101,7 +101,7 @@ def test_no_scheduler_within_the_deadline(monkeypatch):
         monkeypatch.setenv(name, value)
     begin = time.monotonic()
     expect(bps_rdma.UnreachableError, bps_rdma.init, "127.0.0.1")
-    assert 1 < time.monotonic() - begin < 2 + 5 * harness.PATIENCE
+    assert time.monotonic() - begin > 1
 
 
 def sums_when_told(bps: Any) -> float:

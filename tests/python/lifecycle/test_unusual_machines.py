@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-import subprocess
 import sys
 import sysconfig
 import tempfile
@@ -82,7 +81,7 @@ SHARED_MEMORY = {
 
 
 def needs_mounts() -> None:
-    if subprocess.run(["unshare", "--mount", "true"], check=False, capture_output=True).returncode != 0:
+    if harness.run_command(["unshare", "--mount", "true"]).returncode != 0:
         pytest.skip("needs a mount namespace of its own")
 
 
@@ -213,10 +212,4 @@ def test_two_jobs_at_once(folder, options):
         [BPS, "run", "-np", "2", *options, sys.executable, str(folder / "a job.py"), scale, rounds]
         for scale in ("1", "1024")
     ]
-    started = [
-        subprocess.Popen(line, env=harness.clean_env(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        for line in lines
-    ]
-    for job in started:
-        out, err = job.communicate(timeout=120 * harness.PATIENCE)
-        assert (job.returncode, out.splitlines()) == (0, RIGHT), err
+    assert harness.lines_of((line, harness.clean_env()) for line in lines) == RIGHT * 2
