@@ -113,12 +113,44 @@ def test_there_are_examples():
 @pytest.mark.parametrize("block", by_name(PYTHON + SHELL))
 def test_each_says_how_it_is_tested(block):
     assert set(block.notes) <= KNOWN, block.name
-    assert block.notes.get("not run", "a reason"), f"{block.name} does not say why it is not run"
     if block.language == "sh":
         assert {"run", "not run", "hosts"} & set(block.notes), f"{block.name} is neither run nor says why not"
         subprocess.run(["bash", "-n"], input=block.text, text=True, check=True)
     else:
         compile(block.text, block.name, "exec")
+
+
+# Why a block is run nowhere; any other one says what runs it, or the like of it.
+NOWHERE = (
+    "it is what runs this test",
+    "it takes an hour",
+    "it takes minutes and gigabytes",
+    "it needs the pools of the example before",
+    "it loads a module into the kernel",
+    "it needs a device",
+    "it needs a release",
+    "it needs a release, and a key to sign with",
+    "there is no violation",
+    "what a job prints",
+)
+PLACE = re.compile(r"\b(?:tests|examples|bench)(?:/[\w.-]*\w)+|\bthe step [\w-]+|\bci/test [\w-]+")
+
+
+def is_there(place: str) -> bool:
+    first, _, step = place.rpartition(" ")
+    return (ROOT / "ci/steps" / step if first else ROOT / place).exists()
+
+
+@pytest.mark.parametrize("block", by_name([one for one in BLOCKS if "not run" in one.notes]))
+def test_what_is_not_run_says_what_runs_the_like_or_why_nothing_does(block):
+    reason = block.notes["not run"]
+    places = PLACE.findall(reason)
+    assert places or reason in NOWHERE, f"{block.name} names no file of the repository, and no step: {reason}"
+    assert all(map(is_there, places)), (block.name, places)
+
+
+def test_the_reasons_to_run_a_block_nowhere_are_those_of_the_pages():
+    assert {block.notes.get("not run") for block in BLOCKS} >= set(NOWHERE)
 
 
 @pytest.mark.parametrize("block", by_name([one for one in PYTHON if is_run(one)]))
