@@ -17,23 +17,25 @@ namespace bps {
 // Calls a body and ends; is killed with this object, if it still runs.
 class ChildProcess {
  public:
-  // The body returns whether all was well, or nothing; what it throws is printed.
+  // The body returns whether all was well, or its exit status, or nothing; what it throws is printed.
   template <typename Body>
   explicit ChildProcess(const Body& body) : pid_(::fork()) {
     EXPECT_GE(pid_, 0);
     if (pid_ != 0) return;
-    bool is_well = true;
+    int status = 0;
     try {
       if constexpr (std::is_void_v<decltype(body())>) {
         body();
+      } else if constexpr (std::is_same_v<decltype(body()), bool>) {
+        status = body() ? 0 : 1;
       } else {
-        is_well = body();
+        status = body();
       }
     } catch (const std::exception& error) {
       std::fprintf(stderr, "child: %s\n", error.what());
-      is_well = false;
+      status = 1;
     }
-    ::_exit(is_well ? 0 : 1);
+    ::_exit(status);
   }
   ~ChildProcess() {
     if (pid_ > 0) kill();
@@ -41,6 +43,7 @@ class ChildProcess {
   ChildProcess(const ChildProcess&) = delete;
   ChildProcess& operator=(const ChildProcess&) = delete;
 
+  pid_t pid() const { return pid_; }
   void signal(int number) const { ::kill(pid_, number); }
   // Returns when it has ended.
   void kill() {
@@ -57,12 +60,14 @@ class ChildProcess {
     ASSERT_EQ(::waitpid(pid_, &status, WUNTRACED), pid_);
     ASSERT_TRUE(WIFSTOPPED(status));
   }
-  // Waits for its end; whether its body has not thrown, and has found all well.
-  bool ends_well() {
+  // Waits for its end, and gives its exit status; -1 where a signal has ended it.
+  int status() {
     int status = 0;
     const bool has_ended = ::waitpid(std::exchange(pid_, 0), &status, 0) > 0;
-    return has_ended && WIFEXITED(status) && WEXITSTATUS(status) == 0;
+    return has_ended && WIFEXITED(status) ? WEXITSTATUS(status) : -1;
   }
+  // Waits for its end; whether its body has not thrown, and has found all well.
+  bool ends_well() { return status() == 0; }
 
  private:
   pid_t pid_;

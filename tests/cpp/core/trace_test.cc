@@ -21,6 +21,7 @@
 #include "core/tick_counter.h"
 #include "core/trace_format.h"
 #include "core/trace_writer.h"
+#include "eventually.h"
 
 namespace bps {
 namespace {
@@ -192,11 +193,10 @@ class Writer : public testing::Test {
     writer.record_span("forward", 4, 1000, 2000);
     writer.record_span(std::string(5000, 'x'), 4, 1000, 2000);  // dropped, for its name
     std::string appended;
-    for (int i = 0; i < 1000; ++i) {
+    EXPECT_TRUE(eventually([&] {
       appended = text(events());
-      if (count(format(appended).value_or(""), R"("ph":"b")") == kAllKinds) break;
-      std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    }
+      return count(format(appended).value_or(""), R"("ph":"b")") == kAllKinds;
+    }));
     return appended;
   }
   // Of these events; nothing where they are refused.

@@ -8,6 +8,7 @@
 #include <thread>
 #include <vector>
 
+#include "eventually.h"
 #include "node/process.h"
 #include "van/scheduler.h"
 #include "van/van.h"
@@ -191,7 +192,7 @@ void run_job(const std::vector<std::string>& hosts) {
       EXPECT_TRUE(process->shutdown(30));
     });
   }
-  while (ready < kRanks) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  EXPECT_TRUE(eventually([&] { return ready == kRanks; }, 60));
   std::minstd_rand random(7);
   const Deadline patience = Deadline::after(60);
   const auto goes_on = [&] { return !patience.passed() && !testing::Test::HasFailure(); };
@@ -208,7 +209,7 @@ void run_job(const std::vector<std::string>& hosts) {
       }
       return false;
     };
-    while (is_behind() && goes_on()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    EXPECT_TRUE(eventually([&] { return !is_behind() || !goes_on(); }, 60));
   }
   stop_at = done[0] + 10;
   for (auto& thread : threads) thread.join();

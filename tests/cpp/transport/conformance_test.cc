@@ -2,6 +2,7 @@
 // What every transport promises, plain and behind the fault decorator.
 #include <random>
 
+#include "eventually.h"
 #include "transport/shm/shared_memory.h"
 #include "transport/two_sides.h"
 
@@ -108,10 +109,9 @@ TEST_P(Conformance, WritesThatWereNotGrantedLandNowhere) {
   const WriteOp forbidden{
       .source = from.get(), .length = 600, .target = to->remote(0, 600), .immediate = Recorder::kForbidden};
   const WriteOp allowed{.source = from.get(), .length = 100, .target = to->remote(900, 100), .immediate = 5};
-  const Deadline deadline = Deadline::after(30);
-  while (caller->call([&] { return data->write({&forbidden, 1}); }) == 0) ASSERT_FALSE(deadline.passed());
+  ASSERT_TRUE(eventually([&] { return caller->call([&] { return data->write({&forbidden, 1}); }) > 0; }));
   post_all(*caller, data, {allowed});
-  while (callee->counters().stale.get() == 0) ASSERT_FALSE(deadline.passed());
+  ASSERT_TRUE(eventually([&] { return callee->counters().stale.get() > 0; }));
   EXPECT_EQ(callee->sink.writes[5], 1U);
   EXPECT_EQ(callee->sink.writes[Recorder::kForbidden], 0U);
   EXPECT_EQ(callee->counters().stale.get(), 1U);
@@ -141,12 +141,11 @@ TEST_P(Conformance, AWriteThatIsLongerThanItsRoomIsNotSent) {
   longer.length = 37;
   longer.immediate = 2;
   post_all(*caller, data, {fits});
-  const Deadline deadline = Deadline::after(30);
-  const auto lost = [](const Recorder& sink) { return sink.lost > 0; };
-  while (!caller->sink.look(lost) && !deadline.passed()) {
+  const auto is_told = [&] {
     (void)caller->call([&] { return data->write({&longer, 1}); });
-  }
-  EXPECT_TRUE(caller->sink.look(lost)) << "it was sent, or nobody was told";
+    return caller->sink.look([](const Recorder& sink) { return sink.lost > 0; });
+  };
+  EXPECT_TRUE(eventually(is_told)) << "it was sent, or nobody was told";
   EXPECT_EQ(callee->sink.look([](const Recorder& sink) { return sink.writes.count(2); }), 0U);
   EXPECT_EQ(Bytes(target.begin() + 100, target.end()), Bytes(900, std::byte{0x11}));
   caller->call([&] { caller->transport->close(data); });
@@ -225,9 +224,8 @@ TEST_P(Conformance, WritesOutsideARegionHarmNothing) {
   }
   // One of the sides notices and gives the connection up; the immediates are never delivered.
   const auto lost = [](const Recorder& sink) { return sink.lost > 0; };
-  const Deadline deadline = Deadline::after(30);
-  while (!caller->sink.look(lost) && !callee->sink.look(lost) && !deadline.passed()) std::this_thread::yield();
-  EXPECT_TRUE(caller->sink.look(lost) || callee->sink.look(lost)) << "nobody noticed the write";
+  const auto is_noticed = [&] { return caller->sink.look(lost) || callee->sink.look(lost); };
+  EXPECT_TRUE(eventually(is_noticed)) << "nobody noticed the write";
   EXPECT_EQ(callee->sink.look([](const Recorder& sink) { return sink.writes.size(); }), 0U);
   for (const std::byte b : target) ASSERT_EQ(b, std::byte{0x11});
   caller->call([&] { caller->transport->close(data); });  // until then what it accepted may still be read
@@ -343,11 +341,10 @@ TEST_P(Conformance, AMappingOutlivesItsWithdrawalUntilTheCallEnds) {
     ASSERT_NE(there, nullptr);
     drop(*caller, first);
     // By a posting that the peer announces it with, perhaps after some tries of a faulty connection.
-    const Deadline deadline = Deadline::after(30);
-    while (direct.map(other) == nullptr && !deadline.passed()) {
+    ASSERT_TRUE(eventually([&] {
       caller->call([&] { (void)data->direct()->share(*second); });
-    }
-    ASSERT_NE(direct.map(other), nullptr);
+      return direct.map(other) != nullptr;
+    }));
     EXPECT_EQ(direct.map(where), nullptr) << "it is withdrawn";
     for (std::size_t i = 0; i < (1 << 16); i += 4096) EXPECT_EQ(there[i], std::byte{0x33});
   });

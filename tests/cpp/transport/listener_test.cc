@@ -15,6 +15,7 @@
 
 #include "child_process.h"
 #include "core/port_range.h"
+#include "eventually.h"
 #include "transport/handshake_messages.h"
 
 namespace bps::transport {
@@ -65,17 +66,6 @@ void call(int fd, std::uint32_t node, const Credentials& credentials = kJob) {
   client_handshake(fd, {.node = node}, credentials, Deadline::after(5), "the house");
 }
 
-// Waits for what another thread is about to do.
-template <typename Condition>
-bool soon(Condition condition, double seconds = 5) {
-  const Deadline deadline = Deadline::after(seconds);
-  while (!condition()) {
-    if (deadline.passed()) return false;
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
-  return true;
-}
-
 bool has_ipv6() {
   const Fd probe(::socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_in6 loopback{};
@@ -95,7 +85,7 @@ TEST(Listener, LetsMembersInOverEveryFamily) {
   for (const std::string& host : hosts) {
     const Fd socket = connect_tcp(host, port, Deadline::after(5));
     call(socket.get(), ++node);
-    ASSERT_TRUE(soon([&] { return house.last_node == node; })) << host;
+    ASSERT_TRUE(eventually([&] { return house.last_node == node; })) << host;
     EXPECT_EQ(::fcntl(socket.get(), F_GETFL) & O_NONBLOCK, 0);
     EXPECT_NE(::fcntl(socket.get(), F_GETFD) & FD_CLOEXEC, 0);
     int no_delay = 0;
@@ -111,7 +101,7 @@ TEST(Listener, LetsMembersInOverALocalSocket) {
   House house(Listener::listen_local(name));
   const Fd socket = connect_local(name, Deadline::after(5));
   call(socket.get(), 5);
-  EXPECT_TRUE(soon([&] { return house.entered == 1; }));
+  EXPECT_TRUE(eventually([&] { return house.entered == 1; }));
   EXPECT_THROW(Listener::listen_local(name), Error);
   EXPECT_THROW(connect_local(name + "-not", Deadline::after(1)), Error);
   EXPECT_THROW(connect_local(std::string(200, 'x'), Deadline::after(1)), Error);
@@ -131,7 +121,7 @@ TEST(Listener, SendsStrangersAway) {
     const Fd socket = connect_tcp("127.0.0.1", port, Deadline::after(5));
     EXPECT_THROW(call(socket.get(), 1, other), HandshakeError);
   }
-  EXPECT_TRUE(soon([&] { return house.refused() == 3; }));
+  EXPECT_TRUE(eventually([&] { return house.refused() == 3; }));
   EXPECT_EQ(house.entered, 0);
 }
 
@@ -148,7 +138,7 @@ TEST(Listener, WhoWasStoppedMeanwhileConnectsAgain) {
   };
   const GreetedSocket greeted = connect_and_shake(connect, {.node = 7}, kJob, Deadline::after(20), "the house");
   EXPECT_EQ(connects, 2);
-  EXPECT_TRUE(soon([&] { return house.last_node == 7; }));
+  EXPECT_TRUE(eventually([&] { return house.last_node == 7; }));
 }
 
 TEST(Listener, WhoIsSentAwayAtOnceDoesNotTryAgain) {
@@ -174,7 +164,7 @@ TEST(Listener, ACallerHasNotBeenSilentWhileTheListenerWasStopped) {
     stay();
   });
   Fd socket;
-  EXPECT_TRUE(soon([&] {
+  EXPECT_TRUE(eventually([&] {
     try {
       socket = connect_tcp("127.0.0.1", port, Deadline::after(1));
     } catch (const Error&) {  // it has not begun yet
@@ -197,9 +187,9 @@ TEST(Listener, AHundredSilentCallersDelayNobody) {
   for (int i = 0; i < 100; ++i) silent.push_back(connect_tcp("127.0.0.1", port, Deadline::after(5)));
   const Fd good = connect_tcp("127.0.0.1", port, Deadline::after(5));
   call(good.get(), 9);
-  EXPECT_TRUE(soon([&] { return house.last_node == 9U; }));
+  EXPECT_TRUE(eventually([&] { return house.last_node == 9U; }));
   EXPECT_LT(house.refused(), 100U) << "it did not wait until all of them had been sent away";
-  EXPECT_TRUE(soon([&] { return house.refused() == 100; }, 10)) << "and after two seconds they are sent away";
+  EXPECT_TRUE(eventually([&] { return house.refused() == 100; }, 10)) << "and after two seconds they are sent away";
 }
 
 TEST(Listener, ClosingFreesThePortAndSendsWaitersAway) {
@@ -244,13 +234,13 @@ TEST(Listener, WhoHasSaidNothingMakesRoom) {
   ASSERT_EQ(::recv(slow.get(), answer.data(), answer.size(), MSG_WAITALL), static_cast<ssize_t>(answer.size()));
   std::vector<Fd> silent;
   for (int i = 0; i < 100; ++i) silent.push_back(connect_tcp("127.0.0.1", port, Deadline::after(5)));
-  ASSERT_TRUE(soon([&] { return house.refused() >= 69; }));
+  ASSERT_TRUE(eventually([&] { return house.refused() >= 69; }));
   char byte = 0;
   EXPECT_LT(::recv(slow.get(), &byte, 1, MSG_DONTWAIT), 0) << "still open";
   EXPECT_EQ(errno, EAGAIN);
   const Fd good = connect_tcp("127.0.0.1", port, Deadline::after(5));
   call(good.get(), 3);
-  EXPECT_TRUE(soon([&] { return house.last_node == 3U; }));
+  EXPECT_TRUE(eventually([&] { return house.last_node == 3U; }));
 }
 
 TEST(Listener, WithoutDescriptorsConnectionsAreRejectedAndItGoesOn) {
@@ -275,7 +265,7 @@ TEST(Listener, WithoutDescriptorsConnectionsAreRejectedAndItGoesOn) {
   EXPECT_EQ(house.refused(), 5U);
   const Fd good = connect_tcp("127.0.0.1", port, Deadline::after(5));
   call(good.get(), 3);
-  EXPECT_TRUE(soon([&] { return house.last_node == 3U; }));
+  EXPECT_TRUE(eventually([&] { return house.last_node == 3U; }));
 }
 
 TEST(Listener, ATakenPortIsSaidToBeTaken) {

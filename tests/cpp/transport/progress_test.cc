@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "core/ring.h"
+#include "eventually.h"
 #include "transport/reactor.h"
 
 namespace bps::transport::testing {
@@ -57,9 +58,8 @@ class ProgressTest : public ::testing::Test {
     while (!adder.work.push(std::move(value))) std::this_thread::yield();
   }
   bool comes_to(long count) {
-    const Deadline deadline = Deadline::after(20);
-    while (adder.done.load(std::memory_order_acquire) < count && !deadline.passed()) std::this_thread::yield();
-    return adder.done.load() == count;
+    const auto is_there = [&] { return adder.done.load(std::memory_order_acquire) >= count; };
+    return eventually(is_there, 20, kAtOnce) && adder.done.load() == count;
   }
   // Until the thread has gone to sleep and left the progress.
   void settle() { std::this_thread::sleep_for(std::chrono::milliseconds(20)); }
@@ -116,7 +116,6 @@ TEST_F(ProgressTest, ACallerThatSleepsIsWokenByWorkWhoeverDoesIt) {
       seen = i;
     }
   });
-  const Deadline deadline = Deadline::after(50);
   for (long i = 1; i <= 200; ++i) {
     if (i % 50 == 0) settle();  // both are asleep
     if (i % 3 == 0) {
@@ -129,7 +128,7 @@ TEST_F(ProgressTest, ACallerThatSleepsIsWokenByWorkWhoeverDoesIt) {
       put(1);
       reactor->progress()->wake();
     }
-    while (seen < i && !deadline.passed()) std::this_thread::yield();
+    if (!eventually([&] { return seen >= i; }, 50, kAtOnce)) break;
   }
   EXPECT_EQ(seen, 200);
   caller.join();
@@ -150,7 +149,7 @@ TEST_F(ProgressTest, TheThreadCallsTheCallerBack) {
                   kLong),
               Outcome::kDone);
   });
-  while (asleep == 0) std::this_thread::yield();
+  EXPECT_TRUE(eventually([&] { return asleep > 0; }, 20, kAtOnce));
   std::this_thread::sleep_for(std::chrono::milliseconds(600));  // longer than the thread sleeps at a time
   put(1);
   reactor->progress()->wake();
@@ -173,13 +172,10 @@ TEST_F(ProgressTest, OneCallerSleepsAndOthersLeaveTheirWorkToIt) {
   settle();
   put(1);
   // On a busy machine it may be between two calls at this moment.
-  const Deadline deadline = Deadline::after(20);
   const auto leaves = [&] {
     return reactor->progress()->progress_until([] { return false; }, kSlice) == Outcome::kElsewhere;
   };
-  bool left = leaves();
-  while (!left && !deadline.passed()) left = leaves();
-  EXPECT_TRUE(left);
+  EXPECT_TRUE(eventually(leaves, 20, kAtOnce));
   EXPECT_TRUE(comes_to(1));
   put(1);
   reactor->progress()->wake();
@@ -225,9 +221,7 @@ TEST_F(ProgressTest, TasksAndCallsRunWhileACallerMakesProgress) {
   std::atomic<int> told{0};
   Timer timer;
   reactor->call([&] { timer = reactor->loop().every(0.01, [&] { told = reactor->call([] { return 45; }); }); });
-  const Deadline deadline = Deadline::after(20);
-  while (told == 0 && !deadline.passed()) std::this_thread::yield();
-  EXPECT_EQ(told, 45);
+  EXPECT_TRUE(eventually([&] { return told == 45; }, 20, kAtOnce));
   reactor.reset();  // before what its timer writes into
 }
 
@@ -270,21 +264,20 @@ TEST_F(ProgressTest, AnExceptionLeavesTheProgressToOthers) {
     });
   });
   const auto never = [] { return false; };
-  const Deadline deadline = Deadline::after(20);
-  while (!thrown && !deadline.passed()) {
+  const auto is_thrown = [&] {
     try {
       (void)reactor->progress()->progress_until(never, kSlice);
     } catch (const Failed&) {
     }
-  }
-  EXPECT_TRUE(thrown);
+    return thrown.load();
+  };
+  EXPECT_TRUE(eventually(is_thrown, 20, kAtOnce));
   // A call of this thread is none of a caller that makes progress any more, and it may be one again.
   EXPECT_NE(reactor->call([] { return std::this_thread::get_id(); }), here);
-  bool done = false;
-  while (!done && !deadline.passed()) {
-    done = reactor->progress()->progress_until([n = 0]() mutable { return ++n > 2; }, kSlice) == Outcome::kDone;
-  }
-  EXPECT_TRUE(done);
+  const auto is_done = [&] {
+    return reactor->progress()->progress_until([n = 0]() mutable { return ++n > 2; }, kSlice) == Outcome::kDone;
+  };
+  EXPECT_TRUE(eventually(is_done, 20, kAtOnce));
   reactor.reset();  // before its timer's task
 }
 

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "core/hmac.h"
+#include "eventually.h"
 #include "transport/fault/fault.h"
 #include "transport/listener.h"
 #include "transport/local/self_transport.h"
@@ -265,17 +266,18 @@ class TwoSides : public ::testing::TestWithParam<Way> {
   // Posts all of them, as often as the window wants to be asked, and waits until they have arrived.
   void post_all(Side& from, DataEndpoint* endpoint, std::vector<WriteOp> ops) {
     const std::size_t goal = callee->sink.look([](const Recorder& sink) { return sink.write_count(); }) + ops.size();
-    const Deadline deadline = Deadline::after(30);
-    for (std::size_t posted = 0; posted < ops.size() && !deadline.passed();) {
+    std::size_t posted = 0;
+    const auto all_posted = [&] {
       posted += from.call([&] { return endpoint->write(std::span(ops).subspan(posted)); });
-    }
+      return posted == ops.size();
+    };
+    ASSERT_TRUE(eventually(all_posted, 30, kAtOnce));
     ASSERT_TRUE(callee->sink.wait([&](const Recorder& sink) { return sink.write_count() >= goal; }));
   }
 
   void post(Side& from, DataEndpoint* endpoint, const Posting& what) {
-    const Deadline deadline = Deadline::after(30);
-    while (from.call([&] { return endpoint->direct()->post({&what, 1}); }) == 0 && !deadline.passed()) {
-    }
+    const auto is_posted = [&] { return from.call([&] { return endpoint->direct()->post({&what, 1}); }) > 0; };
+    ASSERT_TRUE(eventually(is_posted, 30, kAtOnce));
   }
 
   // A same-host peer can write only into memory that was announced to it, which a posting does.

@@ -82,7 +82,7 @@ TEST(LateRound, AllRanksOfTheGroupAreToldOfDifferentOperations) {
   job[1]->tell(LateRound{0, 7, 2, kReduceScatter});
   const std::map<std::uint32_t, std::string> told{
       {7, "ranks disagree in round 2: rank 0 called push_pull, and rank 1 called reduce_scatter"}};
-  for (std::size_t i = 0; i < 3; ++i) EXPECT_TRUE(soon([&] { return job[i].rounds() == told; })) << i;
+  for (std::size_t i = 0; i < 3; ++i) EXPECT_TRUE(eventually([&] { return job[i].rounds() == told; })) << i;
 }
 
 TEST(Declare, AllRanksGetTheSameIds) {
@@ -107,7 +107,7 @@ TEST(Declare, AMismatchIsToldToAll) {
   EXPECT_EQ(thrown.code, ErrorCode::kMismatch);
   EXPECT_EQ(thrown.what, "tensor 'w' is float32 (3, 4) on rank 0 but float64 (3, 4) on rank 1");
   for (const std::size_t i : {0, 2}) {
-    ASSERT_TRUE(soon([&] { return job[i].failed().size() == 1; }));
+    ASSERT_TRUE(eventually([&] { return job[i].failed().size() == 1; }));
     EXPECT_EQ(job[i].failed().at(id), thrown.what);
   }
   EXPECT_TRUE(job[1].failed().empty());

@@ -54,7 +54,7 @@ TEST(Join, ConflictsAreRefusedAndTheOthersGoOn) {
   TestNode first(ports), second(ports), same_rank(ports), high_rank(ports), other_counts(ports), late(ports);
   together({[&] { first.join(0, kNoRank, 2, 0); },
             [&] {
-              EXPECT_TRUE(soon([&] { return scheduler->counters().messages == 1; }));
+              EXPECT_TRUE(eventually([&] { return scheduler->counters().messages == 1; }));
               const Thrown taken = thrown_by([&] { same_rank.join(0, kNoRank, 2, 0); });
               EXPECT_EQ(taken.code, ErrorCode::kMismatch);
               EXPECT_EQ(taken.what, "worker rank 0 is taken by the process with pid 42 on a");
@@ -96,7 +96,7 @@ TEST(Join, WhoDiesWhileWaitingCanBeReplaced) {
     Join join{{.worker_rank = 0, .host = "", .host_key = "", .addresses = {}}, 2, 0, 5000};
     const Bytes bytes = test::framed(encode(join), keys.sent);
     ASSERT_EQ(::send(socket.get(), bytes.data(), bytes.size(), 0), static_cast<ssize_t>(bytes.size()));
-    ASSERT_TRUE(soon([&] { return scheduler->counters().messages == 1; }));
+    ASSERT_TRUE(eventually([&] { return scheduler->counters().messages == 1; }));
   }
   TestNode zero({scheduler->port()}), one({scheduler->port()});
   together({[&] { zero.join(0, kNoRank, 2, 0); }, [&] { one.join(1, kNoRank, 2, 0); }});

@@ -110,7 +110,7 @@ TEST(Lifetime, EventsMayTellTheScheduler) {
     node.worker_rank = node.server_rank = kAnyRank;
     node.worker_loops = node.server_loops = 1;
     van.join(node, 1, 1);
-    EXPECT_TRUE(soon([&] { return ran == 1; }));
+    EXPECT_TRUE(eventually([&] { return ran == 1; }));
     EXPECT_TRUE(van.leave(10));
   }
   EXPECT_TRUE(scheduler->wait());

@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Members and schedulers that vanish, fall silent, or are stopped for a moment.
+#include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
+#include <array>
 #include <future>
 
 #include "child_process.h"
@@ -31,8 +35,11 @@ TEST(Lost, WhoWaitedLongForTheOthersIsNotSilent) {
               std::this_thread::sleep_for(std::chrono::milliseconds(4500));
               worker.join(0, kNoRank, 1, 1);
             }});
-  // The scheduler looks twice a second, the server's first sign of life is due after a quarter of its time-out.
-  std::this_thread::sleep_for(std::chrono::milliseconds(2000));
+  // The scheduler looks twice a second; it answers the signs of life, which are due four times in its time-out.
+  for (int signs = 0; signs < 2; ++signs) {
+    const auto before = server->heard();
+    EXPECT_TRUE(eventually([&] { return server->heard() > before; }));
+  }
   EXPECT_TRUE(worker.lost().empty()) << worker.lost().begin()->second;
   EXPECT_TRUE(worker->leave(10));
 }
@@ -51,7 +58,7 @@ TEST(Lost, ACrashIsToldToEverybodyAtOnce) {
               EXPECT_EQ(thrown.what, "group 'g': worker 1 and server 1 (a, pid 42) was lost: connection closed");
             },
             [&] {
-              ASSERT_TRUE(soon([&] { return job.scheduler->counters().messages >= 5; }));
+              ASSERT_TRUE(eventually([&] { return job.scheduler->counters().messages >= 5; }));
               job[1].destroy();
             }});
   for (const std::size_t i : {0, 2}) {
@@ -99,9 +106,9 @@ constexpr const char* kWorker2Lost = "worker 2 and server 2 (a, pid 42) was lost
 TEST(Causes, AMemberThatLeftBecauseOfALossIsNotTheCause) {
   JointJob job(3);
   job[2].destroy();
-  for (const std::size_t i : {0, 1}) ASSERT_TRUE(soon([&] { return job[i].lost().contains(3); }));
+  for (const std::size_t i : {0, 1}) ASSERT_TRUE(eventually([&] { return job[i].lost().contains(3); }));
   EXPECT_FALSE(job[0]->leave(0.05)) << "the other one has not left";
-  ASSERT_TRUE(soon([&] { return job[1].lost().contains(1); })) << "the scheduler tells without being asked";
+  ASSERT_TRUE(eventually([&] { return job[1].lost().contains(1); })) << "the scheduler tells without being asked";
   EXPECT_EQ(job[1].lost().at(1), kWorker2Lost);
   job[1]->suspect(1, "closed");  // is known already
   const Thrown thrown = thrown_by([&] { job[1]->barrier(job[1].all(), 20); });
@@ -113,13 +120,13 @@ TEST(Causes, AMemberThatLeftBecauseOfALossIsNotTheCause) {
 TEST(Causes, ASuspectThatIsHeardOfMeansABrokenConnection) {
   JointJob job(3);
   job[0]->suspect(2, "reset by peer");
-  ASSERT_TRUE(soon([&] { return job[0].lost().contains(2); }));
+  ASSERT_TRUE(eventually([&] { return job[0].lost().contains(2); }));
   const std::string text = "the connection to worker 1 and server 1 (a, pid 42) was lost: reset by peer";
   EXPECT_EQ(job[0].lost().at(2), text);
   EXPECT_TRUE(job[2].lost().empty()) << "the others can still use it";
   EXPECT_FALSE(job[0]->leave(0.05));
   for (const std::size_t i : {1, 2}) {
-    ASSERT_TRUE(soon([&] { return job[i].lost().contains(1); }));
+    ASSERT_TRUE(eventually([&] { return job[i].lost().contains(1); }));
     EXPECT_EQ(job[i].lost().at(1), "rank 0 says: " + text) << "either end of that connection may be the cause";
   }
 }
@@ -128,11 +135,11 @@ TEST(Causes, ASuspectThatDiesIsTheCause) {
   JointJob job(3);
   job[0]->suspect(3, "reset by peer");
   job[2].destroy();
-  ASSERT_TRUE(soon([&] { return job[0].lost().contains(3); }));
+  ASSERT_TRUE(eventually([&] { return job[0].lost().contains(3); }));
   const std::string text = job[0].lost().at(3);
   // A heartbeat may have been on its way when the suspicion came.
   EXPECT_TRUE(text == kWorker2Lost || text.find("reset by peer") != std::string::npos) << text;
-  ASSERT_TRUE(soon([&] { return job[1].lost().contains(3); }));
+  ASSERT_TRUE(eventually([&] { return job[1].lost().contains(3); }));
   EXPECT_EQ(job[1].lost().at(3), kWorker2Lost);
 }
 
@@ -140,16 +147,16 @@ TEST(Causes, ASuspectThatHasLeftIsSaidToHaveLeft) {
   JointJob job(2);
   EXPECT_FALSE(job[1]->leave(0.05));
   job[0]->suspect(2, "closed");
-  ASSERT_TRUE(soon([&] { return job[0].lost().contains(2); }));
+  ASSERT_TRUE(eventually([&] { return job[0].lost().contains(2); }));
   EXPECT_EQ(job[0].lost().at(2), "worker 1 and server 1 (a, pid 42) has left the job");
 }
 
 TEST(Causes, WithoutASchedulerItsLossIsTheCause) {
   JointJob job(2);
   job.scheduler.reset();
-  ASSERT_TRUE(soon([&] { return job[0].lost().contains(0); }));
+  ASSERT_TRUE(eventually([&] { return job[0].lost().contains(0); }));
   job[0]->suspect(2, "closed");
-  ASSERT_TRUE(soon([&] { return job[0].lost().contains(2); }));
+  ASSERT_TRUE(eventually([&] { return job[0].lost().contains(2); }));
   EXPECT_EQ(job[0].lost().at(2), job[0].lost().at(0));
   EXPECT_NE(job[0].lost().at(2).find("the scheduler at "), std::string::npos) << job[0].lost().at(2);
 }
@@ -193,9 +200,9 @@ TEST(Lost, WhoHasLeftIsNotWaitedFor) {
 TEST(Lost, TheFirstThatHasLeftIsNamed) {
   JointJob job(3);
   std::thread first([&] { (void)job[1]->leave(10); });
-  ASSERT_TRUE(soon([&] { return !job[0].left().empty() && !job[2].left().empty(); }));
+  ASSERT_TRUE(eventually([&] { return !job[0].left().empty() && !job[2].left().empty(); }));
   std::thread second([&] { (void)job[0]->leave(10); });
-  ASSERT_TRUE(soon([&] { return job[2].left().size() == 2; }));
+  ASSERT_TRUE(eventually([&] { return job[2].left().size() == 2; }));
   EXPECT_EQ(thrown_by([&] { (void)job[2]->new_group({0, 1, 2}, "all", 10); }).what,
             "group 'all': worker 1 and server 1 (a, pid 42) has left the job");
   EXPECT_EQ(thrown_by([&] { job[2]->barrier(job[2].all(), 10); }).what,
@@ -209,10 +216,10 @@ TEST(Lost, TheFirstThatHasLeftIsNamed) {
 TEST(Lost, LeavingIsToldToThoseThatHaveLeftToo) {
   JointJob job(3);
   EXPECT_FALSE(job[1]->leave(0.05));
-  ASSERT_TRUE(soon([&] { return job[1].left().contains(2); })) << "it sums for others";
+  ASSERT_TRUE(eventually([&] { return job[1].left().contains(2); })) << "it sums for others";
   EXPECT_FALSE(job[2]->leave(0.05));
   for (const std::size_t i : {0, 1, 2}) {
-    ASSERT_TRUE(soon([&] { return job[i].left().contains(3); })) << i;
+    ASSERT_TRUE(eventually([&] { return job[i].left().contains(3); })) << i;
     EXPECT_EQ(job[i].left().at(3), "worker 2 and server 2 (a, pid 42) has left the job");
   }
 }
@@ -225,18 +232,18 @@ TEST(Lost, AnExceptionIsToldToEverybodyAtOnce) {
               EXPECT_EQ(thrown.what, "barrier of group 0: rank 1 ended: ValueError: no such file");
             },
             [&] {
-              ASSERT_TRUE(soon([&] { return job.scheduler->counters().messages >= 4; }));
+              ASSERT_TRUE(eventually([&] { return job.scheduler->counters().messages >= 4; }));
               job[1]->abort("ValueError: no such file");
               EXPECT_EQ(thrown_by([&] { job[1]->barrier(job[1].all(), 20); }).code, ErrorCode::kNotInitialized);
               EXPECT_FALSE(job[1]->leave(0.05)) << "the others have not left";
             }});
   for (const std::size_t i : {0, 2}) {
-    ASSERT_TRUE(soon([&] { return job[i].lost().contains(2); }));
+    ASSERT_TRUE(eventually([&] { return job[i].lost().contains(2); }));
     EXPECT_EQ(job[i].lost().at(2), "rank 1 ended: ValueError: no such file");
     EXPECT_TRUE(job[i].left().empty());
   }
   job[2]->abort("PeerLostError: rank 1 ended: ValueError: no such file");
-  ASSERT_TRUE(soon([&] { return job[0].lost().contains(3); }));
+  ASSERT_TRUE(eventually([&] { return job[0].lost().contains(3); }));
   EXPECT_EQ(job[0].lost().at(3), "rank 1 ended: ValueError: no such file") << "the first cause";
   EXPECT_TRUE(job[0]->leave(10));
   EXPECT_FALSE(job[0]->wait_for_end()) << "it did not end well";
@@ -247,7 +254,7 @@ TEST(Lost, LeavingEndsTheCallsOfOtherThreads) {
   together({[&] { EXPECT_EQ(thrown_by([&] { job[0]->barrier(job[0].all(), 20); }).code, ErrorCode::kNotInitialized); },
             [&] { EXPECT_EQ(thrown_by([&] { job[0]->new_group({0, 1}, "g", 20); }).code, ErrorCode::kNotInitialized); },
             [&] {
-              ASSERT_TRUE(soon([&] { return job.scheduler->counters().messages >= 4; }));
+              ASSERT_TRUE(eventually([&] { return job.scheduler->counters().messages >= 4; }));
               EXPECT_FALSE(job[0]->leave(0.05));
             }});
 }
@@ -295,10 +302,13 @@ TEST(Lost, AShortStopIsForgiven) {
 // the view before may be what it reads first.
 TEST(Lost, AStopWhileTheNextViewBeginsIsForgiven) {
   const std::uint16_t port = free_port();
-  ChildProcess child([port] {
+  std::array<int, 2> looked{};  // a pipe: the server has looked whether what it was told is still so
+  ASSERT_EQ(::pipe2(looked.data(), O_CLOEXEC), 0);
+  const Fd reads(looked[0]), writes(looked[1]);
+  ChildProcess child([port, &looked] {
     TestNode before({port});
     before.join(kNoRank, 0, 1, 1);
-    if (!soon([&] { return before->end().view_ended(); })) throw std::runtime_error("the job was not suspended");
+    if (!eventually([&] { return before->end().view_ended(); })) throw std::runtime_error("the job was not suspended");
     TestNode next({port}, kJob, 20, before->self().id);
     std::thread joining([&] { next.join(kNoRank, 0, 1, 1); });
     std::this_thread::sleep_for(std::chrono::milliseconds(500));
@@ -309,6 +319,7 @@ TEST(Lost, AStopWhileTheNextViewBeginsIsForgiven) {
     before->inquire(1);  // too late, and no harm
     std::this_thread::sleep_for(std::chrono::milliseconds(500));
     before->end().require_next_view();
+    if (::write(looked[1], "", 1) != 1) throw std::runtime_error("nobody listens");
     before.destroy();
     if (!next->wait_for_end()) throw std::runtime_error(next->end().why());
   });
@@ -324,7 +335,8 @@ TEST(Lost, AStopWhileTheNextViewBeginsIsForgiven) {
   resumed.join(0, kNoRank, 1, 1);
   std::this_thread::sleep_for(std::chrono::milliseconds(4200));
   child.signal(SIGCONT);
-  std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+  pollfd there{reads.get(), POLLIN, 0};
+  EXPECT_EQ(::poll(&there, 1, 30'000), 1);
   EXPECT_TRUE(resumed->leave(10));
   EXPECT_TRUE(child.ends_well());
   EXPECT_EQ(scheduler->counters().lost, 0U);
@@ -337,7 +349,7 @@ TEST(Lost, TheSchedulerSaysOftenThatItLives) {
   node.join(0, 0, 1, 1);
   for (int signs = 0; signs < 3; ++signs) {
     const auto before = node->heard();
-    EXPECT_TRUE(soon([&] { return node->heard() > before; }))
+    EXPECT_TRUE(eventually([&] { return node->heard() > before; }))
         << "it answers heartbeats, which are due every 25 seconds";
   }
 }
@@ -379,7 +391,7 @@ TEST(Lost, ASchedulerThatHearsNobodySaysSo) {
       if (!std::exchange(told, true)) first.set_value(text);
     };
   });
-  ASSERT_TRUE(soon([&] { return scheduler->counters().barriers > 0; }));
+  ASSERT_TRUE(eventually([&] { return scheduler->counters().barriers > 0; }));
   zero.stop();
   one.stop();
   const std::string text = first.get_future().get();
@@ -397,7 +409,7 @@ TEST(Lost, ASchedulerThatGoesAwayIsReported) {
               EXPECT_EQ(thrown.what, text);
             },
             [&] {
-              ASSERT_TRUE(soon([&] { return job.scheduler->counters().messages > messages; }));
+              ASSERT_TRUE(eventually([&] { return job.scheduler->counters().messages > messages; }));
               job.scheduler.reset();
             }});
   for (const std::size_t i : {0, 1}) {
@@ -413,7 +425,7 @@ TEST(Lost, ASchedulerThatGoesAwayEndsLeaving) {
   const auto messages = job.scheduler->counters().messages;
   together({[&] { EXPECT_EQ(thrown_by([&] { job[1]->leave(20); }).code, ErrorCode::kPeerLost); },
             [&] {
-              ASSERT_TRUE(soon([&] { return job.scheduler->counters().messages > messages; }));
+              ASSERT_TRUE(eventually([&] { return job.scheduler->counters().messages > messages; }));
               job.scheduler.reset();
             }});
 }

@@ -15,6 +15,7 @@
 
 #include "concatenate.h"
 #include "core/error.h"
+#include "eventually.h"
 #include "transport/message_mac.h"
 #include "van/scheduler.h"
 #include "van/van.h"
@@ -140,16 +141,6 @@ inline Thrown thrown_by(const std::function<void()>& call) {
   }
   ADD_FAILURE() << "nothing thrown";
   return {ErrorCode::kInternal, "", ""};
-}
-
-template <typename Condition>
-bool soon(Condition condition, double seconds = 10) {
-  const Deadline deadline = Deadline::after(seconds);
-  while (!condition()) {
-    if (deadline.passed()) return false;
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
-  return true;
 }
 
 // A job of workers that are servers too, all joined.

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "eventually.h"
 #include "server/server_loop.h"
 #include "transport/listener.h"
 #include "transport/reactor.h"
@@ -87,8 +88,11 @@ class FailoverTest : public ::testing::Test {
     address.assign(as_bytes(text).begin(), as_bytes(text).end());
     for (std::uint32_t i = 0; i < kWorkers; ++i) join(i);
     // The server must know both rails, each with a connection for control and one for data, before one of them breaks.
-    const Deadline deadline = Deadline::after(20);
-    while (accepted < 4 * kWorkers && !deadline.passed()) turn();
+    const auto all_accepted = [&] {
+      turn();
+      return accepted >= 4 * kWorkers;
+    };
+    EXPECT_TRUE(eventually(all_accepted, 20, kAtOnce));
     for (int i = 0; i < 50; ++i) turn();
   }
   ~FailoverTest() override {
@@ -148,7 +152,6 @@ class FailoverTest : public ::testing::Test {
   void run_round(std::uint32_t round, int break_after, Break&& breaks) {
     std::vector<std::shared_ptr<Operation>> operations;
     for (std::uint32_t i = 0; i < kWorkers; ++i) operations.push_back(submit(i, round));
-    const Deadline deadline = Deadline::after(30);
     const auto all_done = [&] {
       for (const auto& operation : operations) {
         if (!operation->is_done()) return false;
@@ -156,12 +159,14 @@ class FailoverTest : public ::testing::Test {
       return true;
     };
     int turns = 0;
-    for (; !all_done() && !deadline.passed(); ++turns) {
-      if (turns == break_after) breaks();
+    const auto goes_on_until_done = [&] {
+      if (all_done()) return true;
+      if (turns++ == break_after) breaks();
       turn();
-    }
+      return false;
+    };
+    ASSERT_TRUE(eventually(goes_on_until_done, 30, kAtOnce)) << "round " << round << " hangs";
     if (turns <= break_after) breaks();  // between two rounds
-    ASSERT_TRUE(all_done()) << "round " << round << " hangs";
     for (const auto& operation : operations) ASSERT_NO_THROW(operation->rethrow());
     expect_sums(round);
   }
@@ -258,8 +263,11 @@ TEST_F(FailoverTest, ARailThatBreaksCostsNoRound) {
                      " after " + std::to_string(after) + " turns");
         run_round(round++, after, [&] { EXPECT_EQ(break_rail(rail, at_worker), 2 * kWorkers); });
         if (HasFatalFailure()) return;
-        const Deadline deadline = Deadline::after(10);
-        while ((workers[0].lost.empty() || workers[1].lost.empty()) && !deadline.passed()) turn();
+        const auto both_are_told = [&] {
+          turn();
+          return !workers[0].lost.empty() && !workers[1].lost.empty();
+        };
+        EXPECT_TRUE(eventually(both_are_told, 10, kAtOnce));
         for (std::uint32_t i = 0; i < kWorkers; ++i) {
           One& one = workers[i];
           ASSERT_EQ(one.lost, (std::vector<std::pair<std::size_t, std::size_t>>{{0, rail}}));

@@ -8,6 +8,7 @@
 #include <thread>
 #include <vector>
 
+#include "eventually.h"
 #include "worker/tensor.h"
 
 namespace bps::worker {
@@ -82,9 +83,8 @@ TEST_F(FlightRecorderTest, MayBeReadWhileThreadsWrite) {
         }
       });
     }
-    std::size_t wrong = 0;
-    const Deadline deadline = Deadline::after(30);
-    for (std::size_t seen = 0; seen < 20'000 && !deadline.passed();) {
+    std::size_t wrong = 0, seen = 0;
+    const auto enough_is_seen = [&] {
       for (const auto& record : recorder.list(256)) {
         ++seen;
         if (record.round != static_cast<std::uint32_t>(record.sequence) || record.tensor != &tensor_) ++wrong;
@@ -92,7 +92,9 @@ TEST_F(FlightRecorderTest, MayBeReadWhileThreadsWrite) {
         const auto took = static_cast<std::int64_t>(record.sequence % 1000);
         if (record.end == FlightRecorder::End::kDone && record.duration_us != took) ++wrong;
       }
-    }
+      return seen >= 20'000;
+    };
+    EXPECT_TRUE(eventually(enough_is_seen, 30, kAtOnce));
     over = true;
     for (std::thread& writer : writers) writer.join();
     EXPECT_EQ(wrong, 0U) << "in steps of " << step;

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <thread>
 
+#include "eventually.h"
 #include "worker/relaying_loop.h"
 
 namespace bps::worker {
@@ -172,11 +173,10 @@ TEST_F(PacedNetwork, AnotherOperationPassesOneThatIsNotAnswered) {
   submit(1);
   submit(2);
   EXPECT_EQ(pushed(), (std::vector<std::uint32_t>{1}));
-  const auto deadline = Clock::now() + std::chrono::seconds(10);
-  while (pushed().size() == 1 && Clock::now() < deadline) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  EXPECT_TRUE(eventually([&] {
     worker_loop.step();
-  }
+    return pushed().size() > 1;
+  }));
   EXPECT_EQ(pushed(), (std::vector<std::uint32_t>{1, 2}));
   worker_loop.leave(Error(ErrorCode::kRoundAborted, "the test is over", ""));
 }

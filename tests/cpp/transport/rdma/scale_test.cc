@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <filesystem>
 
+#include "eventually.h"
 #include "transport/two_sides.h"
 
 namespace bps::transport::testing {
@@ -70,8 +71,7 @@ TEST_F(RdmaScale, SixtyFourPeersOfOneServer) {
 
   std::vector<std::size_t> posted(data.size());
   const auto post_up_to = [&](std::size_t peer, std::size_t goal) {
-    const Deadline deadline = Deadline::after(60);
-    while (posted[peer] < goal && !deadline.passed()) {
+    const auto all_posted = [&] {
       const std::size_t number = peer * kWrites + posted[peer];
       const WriteOp op{.source = from.get(),
                        .source_offset = peer * kSize,
@@ -79,7 +79,9 @@ TEST_F(RdmaScale, SixtyFourPeersOfOneServer) {
                        .target = to->remote(number * kSize, kSize),
                        .immediate = static_cast<std::uint32_t>(number)};
       posted[peer] += caller->call([&] { return data[peer]->write({&op, 1}); });
-    }
+      return posted[peer] >= goal;
+    };
+    ASSERT_TRUE(eventually(all_posted, 60, kAtOnce));
   };
   for (std::size_t goal = 50; goal <= kWrites / 2; goal += 50) {  // in turns, so that all are at it
     for (std::size_t peer = 0; peer < kPeers; ++peer) post_up_to(peer, goal);

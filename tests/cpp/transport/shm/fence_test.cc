@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "child_process.h"
+#include "eventually.h"
 #include "transport/two_sides.h"
 
 namespace bps::transport::shm {
@@ -59,9 +60,7 @@ TEST(ShmFence, APeerThatWeHaveGivenUpIsFencedWhenItHasSeenThat) {
   caller.call([&] { data->abandon(); });
   EXPECT_FALSE(is_fenced()) << "it is stopped, and may be in the middle of a copy";
   callee.process.signal(SIGCONT);
-  const Deadline deadline = Deadline::after(10);
-  while (!is_fenced() && !deadline.passed()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  EXPECT_TRUE(is_fenced()) << "it lives, and has closed its end";
+  EXPECT_TRUE(eventually(is_fenced)) << "it lives, and has closed its end";
 }
 
 TEST(ShmFence, APeerThatHasEndedIsFenced) {
@@ -74,10 +73,7 @@ TEST(ShmFence, APeerThatHasEndedIsFenced) {
     data->abandon();
     data->direct()->fence();
   });
-  const Deadline deadline = Deadline::after(10);
-  const auto is_fenced = [&] { return caller.call([&] { return data->direct()->is_fenced(); }); };
-  while (!is_fenced() && !deadline.passed()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  EXPECT_TRUE(is_fenced());
+  EXPECT_TRUE(eventually([&] { return caller.call([&] { return data->direct()->is_fenced(); }); }));
 }
 
 }  // namespace

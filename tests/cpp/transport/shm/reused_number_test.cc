@@ -12,6 +12,7 @@
 #include <cstdio>
 
 #include "child_process.h"
+#include "eventually.h"
 #include "transport/two_sides.h"
 
 namespace bps::transport::shm {
@@ -70,8 +71,7 @@ int run_in_namespace() {
   const Credentials credentials = Credentials::from("job", "secret");
   std::array<int, 2> pipe{};
   REQUIRE(::pipe(pipe.data()) == 0);
-  const pid_t peer = ::fork();
-  if (peer == 0) be_the_peer(pipe[0], credentials);
+  ChildProcess peer([&] { be_the_peer(pipe[0], credentials); });
   Side side(kWayThere, credentials);
   const Bytes address = side.open();
   REQUIRE(::write(pipe[1], address.data(), address.size()) == static_cast<ssize_t>(address.size()));
@@ -87,14 +87,12 @@ int run_in_namespace() {
 
   // Within one turn of the loop, which has not heard meanwhile that the connection is closed.
   return side.call([&] {
-    ::kill(peer, SIGKILL);
-    REQUIRE(::waitpid(peer, nullptr, 0) == peer);
-    const pid_t stranger = fork_with_number(peer);
+    const pid_t number = peer.pid();
+    peer.kill();
+    const pid_t stranger = fork_with_number(number);
     if (stranger < 0) return kCannotTell;
-    REQUIRE(stranger == peer);
-    const Deadline deadline = Deadline::after(30);
-    while (!is_all(stranger, kStrangers) && !deadline.passed()) ::usleep(1000);
-    REQUIRE(is_all(stranger, kStrangers));  // so the number leads there
+    REQUIRE(stranger == number);
+    REQUIRE(eventually([&] { return is_all(stranger, kStrangers); }));  // so the number leads there
     mine.fill(kPeers);
     const Status read = direct.get(span, mine.data());
     mine.fill(kPeers);
@@ -109,20 +107,14 @@ int run_in_namespace() {
 }
 
 TEST(ShmNumbers, AProcessThatHasTheNumberOfAPeerThatHasEndedIsNeitherReadNorWritten) {
-  const pid_t outside = ::fork();
-  if (outside == 0) {
+  ChildProcess outside([] {
     // Whoever may not make one has one of users of its own first.
-    if (::unshare(CLONE_NEWPID) != 0 && ::unshare(CLONE_NEWUSER | CLONE_NEWPID) != 0) ::_exit(kCannotTell);
-    const pid_t first = ::fork();
-    if (first == 0) ::_exit(run_in_namespace());
-    int status = 0;
-    ::_exit(::waitpid(first, &status, 0) == first && WIFEXITED(status) ? WEXITSTATUS(status) : 1);
-  }
-  int status = 0;
-  ASSERT_EQ(::waitpid(outside, &status, 0), outside);
-  ASSERT_TRUE(WIFEXITED(status));
-  if (WEXITSTATUS(status) == kCannotTell) GTEST_SKIP() << "this system lets nobody choose the number of a process";
-  EXPECT_EQ(WEXITSTATUS(status), 0);
+    if (::unshare(CLONE_NEWPID) != 0 && ::unshare(CLONE_NEWUSER | CLONE_NEWPID) != 0) return kCannotTell;
+    return ChildProcess(run_in_namespace).status();
+  });
+  const int status = outside.status();
+  if (status == kCannotTell) GTEST_SKIP() << "this system lets nobody choose the number of a process";
+  EXPECT_EQ(status, 0);
 }
 
 }  // namespace
