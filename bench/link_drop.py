@@ -5,7 +5,8 @@
 
 The hosts are those of bench/link_lab.py. After some rounds the link of --host carries --factor of what it did; after
 others all of it again. The program prints the time of each round beside what the best placement takes on the links as
-they are, and how many rounds it took to come near that.
+they are, how many rounds it took to come near that, what the servers of that host sum before and after, and how often
+servers got other weights.
 
 Needs root to create network namespaces, and removes them at the end.
 """
@@ -44,6 +45,16 @@ def best_seconds(nbytes: int, workers: Sequence[float], servers: Sequence[float]
     return nbytes * _core.seconds_per_byte(sites, _core.link_shares(sites))
 
 
+def placement(job: link_lab.LabJob, label: str) -> tuple[float, int]:
+    """The part of all sums that the server "server 0" or of "rank 2" has, and how often servers got other weights."""
+    dump = ["ip", "netns", "exec", job.hosts["rank 0"].name, sys.executable, "-P", "-m", "bps_rdma", "dump"]
+    state = json.loads(link_lab.run(*dump))[0]
+    kind, number = label.split()
+    key = "rank" if kind == "rank" else "server_rank"
+    member = next(one for one in state["members"][0]["members"] if one[key] == int(number))
+    return member.get("share", 0), state["scheduler"]["shifts"]
+
+
 def rounds_until_near(seconds: Sequence[float], best: float) -> int | None:
     """The first round from which on the median of what is left is near the best."""
     for first in range(len(seconds) - 2):
@@ -72,6 +83,7 @@ def main() -> None:
     kind, number = args.host.split()
     (slow_workers if kind == "rank" else slow_servers)[int(number)] *= args.factor
     parts: list[dict[str, Any]] = []
+    shifts = checked = 0
     with link_lab.lab(workers, 1, servers, 0) as (switch, job), Children() as children:
         spawn_helpers(children, job)
         team = teams.start_ours(children, plan, job, None)
@@ -88,8 +100,10 @@ def main() -> None:
             for _ in range(args.rounds):  # one by one, so that each has its time
                 answers = team.request(do="rounds", count=1)
                 seconds += [max(answer["runs"]["bps_rdma"]["seconds"][0] for answer in answers)]
+            checked = sum(answer["checked"] for answer in answers)
             best = best_seconds(nbytes, *links)
-            parts.append({"name": name, "seconds": seconds, "best": best})
+            share, shifts = placement(job, args.host)
+            parts.append({"name": name, "seconds": seconds, "best": best, "share": share, "shifts": shifts})
             tail = statistics.median(seconds[len(seconds) // 2 :])
             print(f"{name}: {' '.join(f'{one:.2f}' for one in seconds)} s", flush=True)
             print(
@@ -98,6 +112,8 @@ def main() -> None:
                 flush=True,
             )
         team.request(do="end")
+    shares = ", then ".join(f"{part['share']:.3f}" for part in parts)
+    print(f"{args.host} sums {shares} of all; {shifts} shifts; {checked} results checked, all exact")
     if args.json:
         args.json.write_text(json.dumps(vars(args) | {"json": str(args.json), "parts": parts}) + "\n")
 
