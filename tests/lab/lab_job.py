@@ -136,6 +136,10 @@ class Job(harness.Members):
         ranks = range(len(self.ranks))
         return {self.events(rank, "counted")[0]["partitions"] / len(self.events(rank, "round")) for rank in ranks}
 
+    def shares(self) -> list[float]:
+        """The part of all sums of each worker, and then of each dedicated server."""
+        return list(self.events(0, "counted")[0]["shares"])
+
     def goodput(self, nbytes: int, skip: int = 2) -> list[float]:
         """Mbit/s of a worker: lower quartile, median, upper quartile of the rounds after the first ones."""
         by_rank = [[event["seconds"] for event in self.events(rank, "round")] for rank in range(len(self.ranks))]

@@ -57,7 +57,9 @@ def main() -> None:
                 if "UNTIL_TOLD" in sys.argv and bps.push_pull(np.array([len(told)]), average=False, name="told")[0] > 0:
                     break
             counted = bps.metrics()["total"]
-            tell(event="counted", partitions=counted["partitions"], paths_lost=counted["paths_lost"])
+            shares = [member.get("share", 0) for member in bps.dump()["members"]]
+            told = {name: counted[name] for name in ("partitions", "paths_lost")}
+            tell(event="counted", shares=shares, **told)
         bps.shutdown()
     except bps.BpsError as error:
         tell(event="error", kind=type(error).__name__, text=str(error))
