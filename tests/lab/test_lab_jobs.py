@@ -30,7 +30,7 @@ def share(goodput):
 
 
 def measured(lab, workers, servers, rounds=8, env=None):
-    """(goodput of a worker, times the tensor that each link carried, parts of the sums), of a job whose sums are right."""
+    """(goodput of a worker, times the tensor that each link carried, parts of the sums); the sums are right."""
     before = lab.carried()
     with Job(workers, servers, rounds, TENSOR, env=env) as job:
         job.finish()
