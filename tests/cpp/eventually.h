@@ -9,7 +9,7 @@
 
 namespace bps {
 
-inline constexpr Duration kAtOnce = Duration::zero();  // for a condition that makes progress itself, or that hurries
+inline constexpr Duration kAtOnce = Duration::zero();  // for a condition that makes progress itself
 
 // Asks until it is so, and whether it has become so within these seconds. It is asked once more after them.
 template <typename Condition>
@@ -20,7 +20,7 @@ template <typename Condition>
     const bool is_last = deadline.passed();
     if (condition()) return true;
     if (is_last) return false;
-    pause > kAtOnce ? std::this_thread::sleep_for(pause) : std::this_thread::yield();
+    if (pause > kAtOnce) std::this_thread::sleep_for(pause);
   }
 }
 

@@ -59,7 +59,7 @@ class ProgressTest : public ::testing::Test {
   }
   bool comes_to(long count) {
     const auto is_there = [&] { return adder.done.load(std::memory_order_acquire) >= count; };
-    return eventually(is_there, 20, kAtOnce) && adder.done.load() == count;
+    return eventually(is_there, 20) && adder.done.load() == count;
   }
   // Until the thread has gone to sleep and left the progress.
   void settle() { std::this_thread::sleep_for(std::chrono::milliseconds(20)); }
@@ -128,7 +128,7 @@ TEST_F(ProgressTest, ACallerThatSleepsIsWokenByWorkWhoeverDoesIt) {
       put(1);
       reactor->progress()->wake();
     }
-    if (!eventually([&] { return seen >= i; }, 50, kAtOnce)) break;
+    if (!eventually([&] { return seen >= i; }, 50)) break;
   }
   EXPECT_EQ(seen, 200);
   caller.join();
@@ -149,7 +149,7 @@ TEST_F(ProgressTest, TheThreadCallsTheCallerBack) {
                   kLong),
               Outcome::kDone);
   });
-  EXPECT_TRUE(eventually([&] { return asleep > 0; }, 20, kAtOnce));
+  EXPECT_TRUE(eventually([&] { return asleep > 0; }, 20));
   std::this_thread::sleep_for(std::chrono::milliseconds(600));  // longer than the thread sleeps at a time
   put(1);
   reactor->progress()->wake();
@@ -221,7 +221,7 @@ TEST_F(ProgressTest, TasksAndCallsRunWhileACallerMakesProgress) {
   std::atomic<int> told{0};
   Timer timer;
   reactor->call([&] { timer = reactor->loop().every(0.01, [&] { told = reactor->call([] { return 45; }); }); });
-  EXPECT_TRUE(eventually([&] { return told == 45; }, 20, kAtOnce));
+  EXPECT_TRUE(eventually([&] { return told == 45; }, 20));
   reactor.reset();  // before what its timer writes into
 }
 

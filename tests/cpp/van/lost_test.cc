@@ -302,9 +302,9 @@ TEST(Lost, AShortStopIsForgiven) {
 // the view before may be what it reads first.
 TEST(Lost, AStopWhileTheNextViewBeginsIsForgiven) {
   const std::uint16_t port = free_port();
-  std::array<int, 2> looked{};  // a pipe: the server has looked whether what it was told is still so
+  // A pipe: the server has looked whether what it was told is still so. (What is an Fd would be closed in a child.)
+  std::array<int, 2> looked{};
   ASSERT_EQ(::pipe2(looked.data(), O_CLOEXEC), 0);
-  const Fd reads(looked[0]), writes(looked[1]);
   ChildProcess child([port, &looked] {
     TestNode before({port});
     before.join(kNoRank, 0, 1, 1);
@@ -335,8 +335,9 @@ TEST(Lost, AStopWhileTheNextViewBeginsIsForgiven) {
   resumed.join(0, kNoRank, 1, 1);
   std::this_thread::sleep_for(std::chrono::milliseconds(4200));
   child.signal(SIGCONT);
-  pollfd there{reads.get(), POLLIN, 0};
+  pollfd there{looked[0], POLLIN, 0};
   EXPECT_EQ(::poll(&there, 1, 30'000), 1);
+  for (const int end : looked) ::close(end);
   EXPECT_TRUE(resumed->leave(10));
   EXPECT_TRUE(child.ends_well());
   EXPECT_EQ(scheduler->counters().lost, 0U);

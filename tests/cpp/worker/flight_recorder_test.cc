@@ -94,7 +94,7 @@ TEST_F(FlightRecorderTest, MayBeReadWhileThreadsWrite) {
       }
       return seen >= 20'000;
     };
-    EXPECT_TRUE(eventually(enough_is_seen, 30, kAtOnce));
+    EXPECT_TRUE(eventually(enough_is_seen, 100, kAtOnce));
     over = true;
     for (std::thread& writer : writers) writer.join();
     EXPECT_EQ(wrong, 0U) << "in steps of " << step;
