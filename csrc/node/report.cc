@@ -10,6 +10,7 @@
 #include <string>
 
 #include "core/json.h"
+#include "node/describe_placement.h"
 #include "node/local_address.h"
 #include "node/stacks.h"
 #include "node/view.h"
@@ -145,10 +146,16 @@ std::string Report::describe_job() const {
   return job.end();
 }
 
+// With the links that weights follow.
+van::Membership Report::members() const {
+  const worker::Worker* const worker = view_.worker();
+  return worker != nullptr ? worker->planner().membership() : van_.membership();
+}
+
 std::string Report::describe_members() const {
   JsonList list;
   const worker::Worker* const worker = view_.worker();
-  const van::Membership members = worker != nullptr ? worker->planner().membership() : van_.membership();
+  const van::Membership members = this->members();
   const auto weights = van::ServerWeights::of_job(members, van::Hosts(members));
   const std::vector<std::uint32_t> shares = weights ? weights->of(members.all()) : std::vector<std::uint32_t>();
   const worker::Deal deal = worker != nullptr ? worker->deal() : worker::Deal{};
@@ -174,7 +181,7 @@ std::string Report::dump(bool with_stacks) const {
   if (van_.joined()) {
     const van::Node& self = van_.self();
     object.add("node", self.id).add("rank", self.worker_rank).add("server_rank", self.server_rank);
-    object.add_raw("members", describe_members());
+    object.add_raw("members", describe_members()).add_raw("placement", describe_placement(members()));
   }
   JsonList calls;
   for (const van::WaitingCall& call : van_.waiting_calls()) {

@@ -16,6 +16,7 @@
 #include "transport/handshake.h"
 
 namespace bps::van {
+struct Membership;
 class Scheduler;
 class Van;
 }  // namespace bps::van
@@ -53,6 +54,7 @@ class Report {
 
  private:
   std::string describe_job() const;
+  van::Membership members() const;
   std::string describe_members() const;
 
   const ProcessOptions& options_;

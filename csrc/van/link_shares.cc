@@ -21,9 +21,8 @@ class Loads {
   double load(const Site& site, double share) const {
     return site.contributions + (all_ - 2.0 * site.contributions) * share;
   }
-  double seconds(const Site& site, double share) const {
-    const double on_link = load(site, share) / site.link;
-    return share > 0 ? std::max(on_link, all_ * share / site.sums) : on_link;
+  Busy busy(const Site& site, double share) const {
+    return {.link = load(site, share) / site.link, .sums = share > 0 ? all_ * share / site.sums : 0};
   }
   // The largest share with which the site keeps within `seconds` for each byte; negative if it cannot.
   double most(const Site& site, double seconds) const {
@@ -99,10 +98,16 @@ std::vector<double> link_shares(std::span<const Site> sites) {
   return shares;
 }
 
-double seconds_per_byte(std::span<const Site> sites, std::span<const double> shares) {
+std::vector<Busy> busy_per_byte(std::span<const Site> sites, std::span<const double> shares) {
   const Loads loads(sites);
+  std::vector<Busy> busy;
+  for (std::size_t i = 0; i < sites.size(); ++i) busy.push_back(loads.busy(sites[i], shares[i]));
+  return busy;
+}
+
+double seconds_per_byte(std::span<const Site> sites, std::span<const double> shares) {
   double most = 0;
-  for (std::size_t i = 0; i < sites.size(); ++i) most = std::max(most, loads.seconds(sites[i], shares[i]));
+  for (const Busy& busy : busy_per_byte(sites, shares)) most = std::max({most, busy.link, busy.sums});
   return most;
 }
 

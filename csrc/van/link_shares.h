@@ -35,6 +35,12 @@ struct Site {
 // that the hosts of ranks keep their processors.
 std::vector<double> link_shares(std::span<const Site> sites);
 
+// The seconds for which a byte of the tensor keeps a site busy. The time of a byte is the largest of all.
+struct Busy {
+  double link = 0;
+  double sums = 0;
+};
+std::vector<Busy> busy_per_byte(std::span<const Site> sites, std::span<const double> shares);
 double seconds_per_byte(std::span<const Site> sites, std::span<const double> shares);
 
 }  // namespace bps::van

@@ -51,7 +51,7 @@ ServerWeights::ServerWeights(const Membership& members, const Hosts& hosts)
   for (const Node& node : members.nodes) {
     const auto [found, is_new] = known.emplace(node.host_key, hosts_.size());
     if (is_new) {
-      hosts_.emplace_back();
+      hosts_.emplace_back().name = node.host;
       embedded.emplace_back();
     }
     Host& host = hosts_[found->second];
@@ -73,12 +73,13 @@ ServerWeights::ServerWeights(const Membership& members, const Hosts& hosts)
   for (const Host& host : hosts_) {
     if (host.link > 0 && (slowest == 0 || host.link < slowest)) slowest = host.link;
   }
+  knows_links_ = slowest > 0;
   for (Host& host : hosts_) {
-    if (host.link == 0) host.link = slowest > 0 ? slowest : 1;
+    if (host.link == 0) host.link = knows_links_ ? slowest : 1;
   }
 }
 
-std::vector<std::uint32_t> ServerWeights::of(const Group& group) const {
+std::vector<Site> ServerWeights::sites_of(const Group& group) const {
   std::vector<Site> sites;
   for (const Host& host : hosts_) {
     Site& site = sites.emplace_back();
@@ -89,13 +90,26 @@ std::vector<std::uint32_t> ServerWeights::of(const Group& group) const {
     Site& site = sites[host_of_[rank]];
     if (!sums_on_hosts_ || site.contributions == 0) ++site.contributions;
   }
-  const std::vector<double> shares = link_shares(sites);
+  return sites;
+}
+
+std::vector<std::uint32_t> ServerWeights::of(const Group& group) const {
+  const std::vector<double> shares = link_shares(sites_of(group));
   std::vector<std::uint32_t> weights(servers_);
   for (std::size_t i = 0; i < hosts_.size(); ++i) {
     const double each = shares[i] * kAll / static_cast<double>(std::max<std::size_t>(hosts_[i].servers.size(), 1));
     for (const std::uint32_t server : hosts_[i].servers) weights[server] = static_cast<std::uint32_t>(each + 0.5);
   }
   return weights;
+}
+
+std::vector<ServerWeights::Part> ServerWeights::parts_of(const Group& group) const {
+  const std::vector<Site> sites = sites_of(group);
+  const std::vector<double> shares = link_shares(sites);
+  const std::vector<Busy> busy = busy_per_byte(sites, shares);
+  std::vector<Part> parts;
+  for (std::size_t i = 0; i < sites.size(); ++i) parts.push_back({hosts_[i].name, sites[i], shares[i], busy[i]});
+  return parts;
 }
 
 std::vector<std::uint32_t> ServerWeights::by_slot(const Group& group,

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -41,6 +42,16 @@ class ServerWeights {
   std::vector<std::uint32_t> of(const Group& group) const;
   // The same by slot of the membership.
   std::vector<std::uint32_t> by_slot(const Group& group, std::span<const std::uint32_t> server_of_slot) const;
+  // Why these are the weights: what each host does for the group.
+  struct Part {
+    std::string host;
+    Site site;
+    double share = 0;  // of the bytes, summed there
+    Busy busy;
+  };
+  std::vector<Part> parts_of(const Group& group) const;
+  // False where no link's speed is known or counts: then the links of all hosts are taken to be equal.
+  bool knows_links() const { return knows_links_; }
   // Compares what a loop of the server sums for all workers with the busiest loop: 1 for that one, 0 for no sums.
   static double load_of_loop(const Membership& members, std::uint32_t server);
 
@@ -48,13 +59,17 @@ class ServerWeights {
   ServerWeights(const Membership& members, const Hosts& hosts);
 
   struct Host {
+    std::string name;
     double link = 0;                     // bytes per second; 0: unknown
     std::vector<std::uint32_t> servers;  // those that may sum
   };
+  std::vector<Site> sites_of(const Group& group) const;
+
   std::vector<Host> hosts_;
   std::vector<std::uint32_t> host_of_;  // by worker rank
   std::uint32_t servers_ = 0;
   bool sums_on_hosts_ = false;
+  bool knows_links_ = false;
 };
 
 }  // namespace bps::van

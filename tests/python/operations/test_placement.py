@@ -106,6 +106,37 @@ def test_a_dump_says_who_sums_how_much():
     assert elastic[0][-1][1] is None
 
 
+def why(bps: Any) -> dict[str, Any]:
+    placement: dict[str, Any] = bps.dump()["placement"]
+    return placement
+
+
+def test_a_dump_says_why():
+    """The slower host's own bytes are the limit: each crosses its link of 2 Gbit/s once, which takes 4 s per GB."""
+    found = same_on_all(run("ab", 1, why, links=[4, 2], env={"BPS_LINK_GBPS": "1"}))
+    assert (found["setting"], found["in_turn"]) == ("auto", False)
+    hosts = found["hosts"]
+    assert [one["contributions"] for one in hosts] == [1, 1, 0]
+    assert [one["link_gbps"] for one in hosts] == [4, 2, 1]
+    assert [one["share"] for one in hosts] == pytest.approx([0.375, 0.375, 0.25], abs=1e-4)
+    assert [one["crossings"] for one in hosts] == pytest.approx([1, 1, 0.5], abs=1e-4)
+    assert [one["link_s_per_gb"] for one in hosts] == pytest.approx([2, 4, 4], abs=1e-3)
+    assert [one["limit"] for one in hosts] == ["", "link", "link"]
+    assert all(one["host"] for one in hosts)
+
+
+def test_a_dump_says_why_of_equal_links():
+    """Nobody knows how fast they are: the busiest ones are the limit all the same. Two ranks contribute once."""
+    found = same_on_all(run("aabc", None, why))
+    assert [one["contributions"] for one in found["hosts"]] == [1, 1, 1]
+    assert [one["crossings"] for one in found["hosts"]] == pytest.approx([4 / 3] * 3, abs=1e-4)
+    assert [one["limit"] for one in found["hosts"]] == ["link"] * 3
+    assert not any("link_gbps" in one for one in found["hosts"])
+    elastic = same_on_all(run("ab", 1, why, env={"BPS_MIN_WORKERS": "1"}))
+    assert elastic == {"setting": "auto", "in_turn": True}
+    assert same_on_all(run("ab", 1, why, env={"BPS_PLACEMENT": "embedded"}))["setting"] == "embedded"
+
+
 def deal(bps: Any, pieces: int, tensors: int) -> dict[str, Any]:
     """The bytes on each server and what its weight says, as a dump, metrics and Prometheus show them."""
     from bps_rdma import job

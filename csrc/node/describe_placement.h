@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+// Says how much each host sums, and why, as JSON: which links and servers are the limit. A pure function.
+#pragma once
+
+#include <string>
+
+#include "van/membership.h"
+
+namespace bps::node {
+
+// For the group of all.
+std::string describe_placement(const van::Membership& members);
+
+}  // namespace bps::node
