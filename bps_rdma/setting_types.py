@@ -75,6 +75,7 @@ Settings = TypedDict(
         "server_engine_thread": int,
         "server_window": int,
         "server_memory": int,
+        "sum_gbps": float,
         "pool": str,
         "pool_key_file": str | os.PathLike[str],
         "pool_host": str,

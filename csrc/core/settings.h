@@ -96,6 +96,7 @@ struct ServerSettings {
   std::uint32_t loops = 0;  // 0: see BPS_SERVER_ENGINE_THREAD
   std::uint32_t window = 0;
   std::uint64_t slot_memory = 0;
+  std::optional<double> sum_gbps;
 };
 
 // Pools of servers that jobs share; see csrc/pool.

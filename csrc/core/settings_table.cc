@@ -225,6 +225,13 @@ constexpr Setting kTable[] = {
      "2 at least"},
     {"BPS_SERVER_MEMORY", "", "4294967296", whole(0), server<&ServerSettings::slot_memory>,
      "bytes on one server for partitions that are under way to it; 0: no limit"},
+    {"BPS_SUM_GBPS",
+     "",
+     "",
+     {.kind = Range::Kind::kNumber},
+     server<&ServerSettings::sum_gbps>,
+     "Gbit/s of pushes that this server, or the one inside this worker, can add; empty: it is measured at the start, "
+     "where the speed of the host's link is known"},
     // Pools of servers
     {"BPS_POOL", "", "", kText, pools<&PoolSettings::names>,
      "pools that `bps run` asks for servers, as in dpu1,dpu2:9030"},

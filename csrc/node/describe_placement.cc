@@ -25,7 +25,9 @@ std::string to_json(const ServerWeights::Part& part, double most, bool knows_lin
   if (knows_links) {
     one.add("link_gbps", part.site.link / kGbit).add("link_s_per_gb", part.busy.link * kGB);
   }
+  if (part.busy.sums > 0) one.add("sum_gbps", part.site.sums / kGbit).add("sum_s_per_gb", part.busy.sums * kGB);
   const char* limit = "";
+  if (part.busy.sums > 0 && part.busy.sums >= most * kAsLong) limit = "sums";
   if (part.busy.link > 0 && part.busy.link >= most * kAsLong) limit = "link";
   return one.add("limit", std::string(limit)).end();
 }

@@ -163,6 +163,7 @@ std::string Report::describe_members() const {
     JsonObject one;
     one.add("node", node.id).add("rank", node.worker_rank).add("server_rank", node.server_rank);
     one.add("link_gbps", static_cast<double>(node.link) * 8 / 1e9);
+    one.add("sum_gbps", static_cast<double>(node.sum_rate) * 8 / 1e9);
     const auto server = static_cast<std::size_t>(node.server_rank);
     if (node.server_rank >= 0 && weights) one.add("share", shares[server] / double{van::ServerWeights::kAll});
     if (node.server_rank >= 0 && worker != nullptr) {

@@ -3,6 +3,7 @@
 
 #include <utility>
 
+#include "server/sum_rate.h"
 #include "van/van.h"
 
 namespace bps::node {
@@ -43,8 +44,16 @@ std::uint64_t View::link_speed() const {
   return mbit * kBytesPerMbit;
 }
 
+// Bytes of pushes per second; 0: nobody knows. Where the link's speed is unknown there is nothing to compare it with.
+std::uint64_t View::sum_rate(std::uint64_t link) const {
+  if (!options_.startup.is_server() && !options_.may_serve) return 0;
+  if (const auto& given = options_.settings.server.sum_gbps) return static_cast<std::uint64_t>(*given * 1e9 / 8);
+  return link == 0 ? 0 : server::coarse_rate(server::measure_sum_rate(options_.server_loops));
+}
+
 void View::describe(van::Node& self) const {
   self.link = link_speed();
+  self.sum_rate = sum_rate(self.link);
   if (listeners_) self.addresses = listeners_->addresses();
   if (!options_.startup.is_server() && !options_.may_serve && !loops_.rails().empty()) {
     // Nobody connects to a worker by it, but servers of the same fabric are reached by RDMA only if it has RDMA too.

@@ -77,6 +77,7 @@ class View {
   };
   bool is_early() const { return options_.startup.is_worker() && !worker() && !is_leaving_; }
   std::uint64_t link_speed() const;
+  std::uint64_t sum_rate(std::uint64_t link) const;
   void start_servers(van::Van& van);
   void make_worker(van::Van& van);
   std::unique_ptr<worker::Worker> connect_worker(van::Van& van);

@@ -53,6 +53,7 @@ struct Node {
   bool sums_on_host = false;   // BPS_HOST_SUM, and shared memory is allowed: see hosts.h
   bool may_serve = false;      // a worker that can be a server, too, if that helps the dedicated ones
   std::uint64_t link = 0;      // bytes per second of its host's link; 0: unknown
+  std::uint64_t sum_rate = 0;  // bytes of pushes per second that its server can add; 0: unknown
   bool has_state = false;      // of the job: it was in the view before, or has suspended the job
   Terms terms{};
   std::vector<TransportAddress> addresses;
@@ -72,7 +73,7 @@ struct Node {
     io(m.id, m.worker_rank, m.server_rank, m.worker_loops, m.server_loops, m.pid);
     io.bounded(m.host, kMostHostBytes);
     io.bounded(m.host_key, kMostHostBytes);
-    io(m.identity, m.sums_on_host, m.may_serve, m.link, m.has_state, m.terms, m.addresses);
+    io(m.identity, m.sums_on_host, m.may_serve, m.link, m.sum_rate, m.has_state, m.terms, m.addresses);
     io.require([&] { return m.worker_rank >= kAnyRank && m.server_rank >= kAnyRank; });
   }
   bool operator==(const Node&) const = default;

@@ -38,6 +38,7 @@ std::optional<Node> node_of(const Roll& roll, const Roll::Entry& entry, std::siz
   node.sums_on_host = entry.sums_on_host;
   node.may_serve = entry.may_serve;
   node.link = host->link;
+  node.sum_rate = host->sum_rate;
   node.has_state = entry.has_state;
   node.terms = *terms;
   for (const Roll::Address& address : entry.addresses) {
@@ -66,7 +67,7 @@ Roll Membership::pack() const {
     entry.worker_loops = node.worker_loops;
     entry.server_loops = node.server_loops;
     entry.pid = node.pid;
-    entry.host = number_of(hosts, roll.hosts, {node.host, node.host_key, node.link});
+    entry.host = number_of(hosts, roll.hosts, {node.host, node.host_key, node.link, node.sum_rate});
     entry.terms = number_of(terms, roll.terms, node.terms);
     entry.identity = node.identity;
     entry.sums_on_host = node.sums_on_host;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A Membership as it travels. The scheduler of a large job sends it to thousands of members, so that what many nodes
-// have in common is there once: the texts and the link of a host, the terms, and the names of transports.
+// have in common is there once: the texts and the speeds of a host, the terms, and the names of transports.
 #pragma once
 
 #include <cstdint>
@@ -16,10 +16,11 @@ struct Roll {
     std::string name;
     std::string key;
     std::uint64_t link = 0;
+    std::uint64_t sum_rate = 0;  // of each of its servers; hosts are listed again for others
     static constexpr void fields(auto& io, auto& m) {
       io.bounded(m.name, kMostHostBytes);
       io.bounded(m.key, kMostHostBytes);
-      io(m.link);
+      io(m.link, m.sum_rate);
     }
     auto operator<=>(const Host&) const = default;
   };

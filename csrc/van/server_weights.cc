@@ -43,7 +43,7 @@ std::optional<ServerWeights> ServerWeights::of_job(const Membership& members, co
 }
 
 ServerWeights::ServerWeights(const Membership& members, const Hosts& hosts)
-    : servers_(members.servers), sums_on_hosts_(hosts.active()) {
+    : sum_rates_(members.servers), servers_(members.servers), sums_on_hosts_(hosts.active()) {
   const Placement placement = parse_placement(members.nodes.front().terms.placement);
   std::map<std::string, std::size_t> known;
   std::vector<std::vector<std::uint32_t>> embedded;
@@ -58,6 +58,7 @@ ServerWeights::ServerWeights(const Membership& members, const Hosts& hosts)
     host.link = std::max(host.link, placement == Placement::kMixed ? 0.0 : static_cast<double>(node.link));
     if (node.worker_rank >= 0) host_of_.push_back(static_cast<std::uint32_t>(found->second));
     if (node.server_rank < 0) continue;
+    sum_rates_[static_cast<std::uint32_t>(node.server_rank)] = node.sum_rate;
     const bool is_dedicated = node.worker_rank < 0;
     any_dedicated |= is_dedicated;
     (is_dedicated ? host.servers : embedded[found->second]).push_back(static_cast<std::uint32_t>(node.server_rank));
@@ -79,12 +80,23 @@ ServerWeights::ServerWeights(const Membership& members, const Hosts& hosts)
   }
 }
 
+// What its servers add limits a host only if that is less than what its link carries. So what was measured on fast
+// servers, which differs from time to time, changes nothing.
+double ServerWeights::sums_of(const Host& host) const {
+  double sums = 0;
+  for (const std::uint32_t server : host.servers) {
+    if (sum_rates_[server] == 0) return Site{}.sums;
+    sums += static_cast<double>(sum_rates_[server]);
+  }
+  return sums < host.link ? sums : Site{}.sums;
+}
+
 std::vector<Site> ServerWeights::sites_of(const Group& group) const {
   std::vector<Site> sites;
   for (const Host& host : hosts_) {
     Site& site = sites.emplace_back();
     site.link = host.link;
-    if (host.servers.empty()) site.sums = 0;
+    site.sums = host.servers.empty() ? 0 : sums_of(host);
   }
   for (const std::uint32_t rank : group.ranks) {
     Site& site = sites[host_of_[rank]];

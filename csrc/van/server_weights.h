@@ -64,9 +64,11 @@ class ServerWeights {
     std::vector<std::uint32_t> servers;  // those that may sum
   };
   std::vector<Site> sites_of(const Group& group) const;
+  double sums_of(const Host& host) const;
 
   std::vector<Host> hosts_;
-  std::vector<std::uint32_t> host_of_;  // by worker rank
+  std::vector<std::uint64_t> sum_rates_;  // by server rank
+  std::vector<std::uint32_t> host_of_;    // by worker rank
   std::uint32_t servers_ = 0;
   bool sums_on_hosts_ = false;
   bool knows_links_ = false;

@@ -6,6 +6,7 @@ The hosts of these jobs are one machine, told apart by BPS_HOST_ID. Their links 
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import harness
@@ -43,11 +44,14 @@ def run(
     body: Any = shares,
     *args: Any,
     links: list[float] | None = None,
+    sums: list[float] | None = None,
     env: dict[str, str] | None = None,
 ) -> list[Any]:
     options = harness.on_hosts(layout)
     for own, link in zip(options["rank_env"], links or [], strict=False):
         own["BPS_LINK_GBPS"] = str(link)
+    for own, rate in zip(options["rank_env"], sums or [], strict=False):
+        own["BPS_SUM_GBPS"] = str(rate)
     return harness.run(body, *args, servers=servers, env=CUT | (env or {}), **options)
 
 
@@ -73,6 +77,38 @@ def test_workers_serve_no_more_where_the_others_suffice():
 def test_a_slow_link_gets_less():
     found = same_on_all(run("abcd", None, links=[1, 1, 1, 0.5]))
     assert found == pytest.approx([1 / 3] * 3 + [0], abs=1.5 / PIECES)
+
+
+def test_a_slow_server_sums_less():
+    """Where it adds less than its link carries: 4 * 0.1 / 0.25 is as long as 1 + 2 * 0.3 on the links of the others."""
+    placement = same_on_all(run("abcd", None, why, links=[1] * 4, sums=[8, 8, 8, 0.25]))
+    assert [one["limit"] for one in placement["hosts"]] == ["link"] * 3 + ["sums"]
+    assert placement["hosts"][3]["sum_gbps"] == 0.25
+    assert placement["hosts"][3]["sum_s_per_gb"] == pytest.approx(1.6 * 8, abs=1e-3)
+    found = same_on_all(run("abcd", None, links=[1] * 4, sums=[8, 8, 8, 0.25]))
+    assert found == pytest.approx([0.3] * 3 + [0.1], abs=1.5 / PIECES)
+    # Beside three hosts a spare one would sum 0.4 of the bytes, in pushes of 1.2.
+    found = same_on_all(run("abc", 1, sums=[8] * 3, env={"BPS_LINK_GBPS": "1", "BPS_SUM_GBPS": "0.5"}))
+    assert found == pytest.approx([0.2105] + [0.2632] * 3, abs=1.5 / PIECES)
+
+
+@pytest.mark.parametrize(
+    ("layout", "sums"), [("abcd", [1, 1.01, 5, 800]), ("abcd", None), ("aabbccdd", [0.5, 0.6] * 4)]
+)
+def test_servers_that_are_faster_than_their_links_may_differ(layout, sums):
+    found = same_on_all(run(layout, None, links=[1] * len(layout), sums=sums))
+    assert found == pytest.approx([1 / len(layout)] * len(layout), abs=1.5 / PIECES)
+
+
+def adds(bps: Any) -> list[float]:
+    return [member["sum_gbps"] for member in bps.dump()["members"]]
+
+
+def test_what_a_server_adds_is_measured_where_the_speed_of_its_link_is_known():
+    assert same_on_all(run("ab", 1, adds, sums=[3.5])) == [3.5, 0, 0]
+    for rate in same_on_all(run("ab", 1, adds, env={"BPS_LINK_GBPS": "1"})):
+        steps = 2 * math.log2(rate * 1e9 / 8)
+        assert steps == pytest.approx(round(steps), abs=1e-5)
 
 
 @pytest.mark.parametrize(("placement", "expected"), [("dedicated", [1]), ("embedded", [0, 1 / 3, 1 / 3, 1 / 3])])
