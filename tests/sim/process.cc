@@ -65,6 +65,7 @@ void Process::end_view(const std::string& why) {
 void Process::retire(const std::string& why) {
   if (!view_ || retires_by_) return;
   network_.trace.say("retires", number_, why);
+  if (view_->placements) view_->placements->stop();
   if (state_ == State::kFailed) {
     view_->worker_loop->abort_operations([](const worker::Operation&) { return true; }, ErrorCode::kNotInitialized,
                                          "bps_rdma was shut down", "wait");

@@ -24,6 +24,10 @@ van::Node Process::describe() const {
   node.worker_loops = is_worker() ? 1 : 0;
   node.server_loops = 1;
   node.terms.min_workers = shape_.least;
+  if (is_worker() && !shape_.shifts.empty()) {
+    node.terms.placement = "auto";
+    node.terms.placement_seconds = 1;
+  }
   return node;
 }
 
@@ -110,6 +114,10 @@ void Process::take(van::Peer from, const van::Message& message) {
     } else if (view_->worker_loop) {
       view_->worker_loop->on_reachable(reachable->node);
     }
+  } else if (const auto* begun = std::get_if<van::BeginShift>(&message)) {
+    tell(van::Rounds{begun->number, view_->placements->begin(view_->tensors)});
+  } else if (const auto* shifted = std::get_if<van::EndShift>(&message)) {
+    program_->end_shift(*shifted);
   } else if (const auto* done = std::get_if<van::Done>(&message)) {
     if (done->group != van::kNoGroup) ++barriers_;
     if (done->call == kEndOfStep && state_ == State::kInView) {

@@ -5,12 +5,15 @@
 #include <cstring>
 #include <utility>
 
+#include "worker/round_numbers.h"
+
 namespace bps::sim {
 namespace {
 
 constexpr std::uint64_t kElement = 4;
-constexpr auto kMostWait = std::chrono::seconds(1);  // for grants
-constexpr double kNoHurry_s = 1000;                  // longer than any fault lasts
+constexpr auto kMostWait = std::chrono::seconds(1);         // for grants
+constexpr auto kMostSleep = std::chrono::milliseconds(10);  // of a thread that starts a call
+constexpr double kNoHurry_s = 1000;                         // longer than any fault lasts
 
 }  // namespace
 
@@ -95,7 +98,32 @@ bool Program::turn() {
   }
   if (to_start_.empty() || open_ == shape_.open_calls) next_start_ = Time::max();
   if (to_start_.empty() && open_ == 0) state_ = State::kAtEndOfStep;
-  return to_start_.size() < before;
+  bool started = to_start_.size() < before;
+  for (std::size_t i = 0; i < calls_.size(); ++i) started |= ask(i);
+  return started;
+}
+
+Time Program::next_start() const {
+  if (state_ != State::kRunning || !why_lost_.empty()) return Time::max();
+  Time next = waits_for_grants_ ? next_start_ + kMostWait : next_start_;
+  for (const Call& call : calls_) {
+    if (call.asks && !view_->placements->is_open()) next = std::min(next, call.asks_at);
+  }
+  return next;
+}
+
+void Program::end_shift(const van::EndShift& shift) {
+  view_->placements->end(shift);
+  shifts_ = view_->placements->done();
+}
+
+void Program::lose(const std::string& why) {
+  why_lost_ = why;
+  for (Call& call : calls_) {
+    if (!std::exchange(call.asks, std::nullopt)) continue;
+    note_returned(call);
+    --open_;
+  }
 }
 
 void Program::start(std::size_t which) {
@@ -129,15 +157,37 @@ void Program::start(std::size_t which) {
   request.input_allocation = {call.input.bytes, call.input.identity};
   request.output_allocation = {output.bytes, output.identity};
   request.survives_servers = shape_.failover;
-  launch(call, tensor, request, call.round - first_[which]);
+  if (view_->placements) {
+    if (worker::take_round(*tensor, request) != call.round) throw Violation("the rounds of a tensor are counted twice");
+    call.asks = request;
+    call.asks_at = network_.events.now();
+    if (network_.random.chance(0.3)) call.asks_at += network_.random.between({}, kMostSleep);
+  } else {
+    launch(call, tensor, request, call.round - first_[which]);
+  }
   ++open_;
   network_.trace.note("start", identity_, which, call.round);
 }
 
+// As worker::Worker goes on when it has taken a round.
+bool Program::ask(std::size_t which) {
+  Call& call = calls_[which];
+  if (!call.asks || call.asks_at > network_.events.now() || view_->placements->is_open()) return false;
+  const worker::Request request = *std::exchange(call.asks, std::nullopt);
+  const std::shared_ptr<worker::Tensor>& tensor = view_->tensors[which];
+  auto plans = view_->placements->plans_of(*tensor, request, call.round);
+  moved_ = view_->placements->moved();
+  network_.trace.note("placed", identity_, which, plans ? plans->shift : 0);
+  launch(call, tensor, request, call.round, {}, std::move(plans));
+  return true;
+}
+
 // `round` of the tensor in this view; `only`: these partitions.
 void Program::launch(Call& call, const std::shared_ptr<worker::Tensor>& tensor, const worker::Request& request,
-                     std::uint32_t round, std::span<const worker::Begun> only) {
-  call.operation = std::make_shared<worker::Operation>(tensor, request, round, sequence_++, 1, view_->places(), only);
+                     std::uint32_t round, std::span<const worker::Begun> only,
+                     std::shared_ptr<const worker::Plans> plans) {
+  call.operation = std::make_shared<worker::Operation>(tensor, request, round, sequence_++, 1, view_->places(), only,
+                                                       std::move(plans));
   view_->worker_loop->submit(call.operation, true);
 }
 

@@ -37,20 +37,21 @@ class Program {
   // Starts calls, and takes the results of those that have ended. True when it has started any.
   bool turn();
   // When turn() has something to do although nothing arrives.
-  Time next_start() const {
-    if (state_ != State::kRunning || !why_lost_.empty()) return Time::max();
-    return waits_for_grants_ ? next_start_ + std::chrono::seconds(1) : next_start_;
-  }
+  Time next_start() const;
   // All ranks have come to the end of the step.
   void commit();
   // A member is lost, and no view follows that this rank is in: its calls raise.
-  void lose(const std::string& why) { why_lost_ = why; }
+  void lose(const std::string& why);
+  void end_shift(const van::EndShift& shift);
   void check_returned() const;
 
   State state() const { return state_; }
   // Landing slots that were granted in this view, counted before the first call; 0 where calls did not wait for them.
   std::size_t granted() const { return granted_; }
   const std::string& why_failed() const { return why_failed_; }
+  // Shifts of weights in the last view, and the partitions that they have moved.
+  std::uint32_t shifts() const { return shifts_; }
+  std::uint32_t moved() const { return moved_; }
   // Calls that have gone on in another view.
   std::uint32_t resumed() const { return resumed_; }
   // Parts of results that a rank has got from another one.
@@ -75,6 +76,9 @@ class Program {
   };
   struct Call {
     std::shared_ptr<worker::Operation> operation;
+    // It has the number of its round, and waits for the plans: its thread sleeps, or servers get other weights.
+    std::optional<worker::Request> asks;
+    Time asks_at{};
     Block input;
     Block output;  // unused in place
     std::uint32_t round = 0;
@@ -87,8 +91,10 @@ class Program {
   void begin_step();
   void begin_era();
   void start(std::size_t tensor);
+  bool ask(std::size_t tensor);
   void launch(Call& call, const std::shared_ptr<worker::Tensor>& tensor, const worker::Request& request,
-              std::uint32_t round, std::span<const worker::Begun> only = {});
+              std::uint32_t round, std::span<const worker::Begun> only = {},
+              std::shared_ptr<const worker::Plans> plans = nullptr);
   void end(std::size_t tensor);
   void complete(std::size_t tensor);
   static std::optional<Error> failure_of(const worker::Operation& operation);
@@ -126,6 +132,8 @@ class Program {
   std::vector<Decision> decisions_;  // by tensor
   std::uint32_t resumed_ = 0;
   std::uint32_t gifts_ = 0;
+  std::uint32_t shifts_ = 0;
+  std::uint32_t moved_ = 0;
   State state_ = State::kInterrupted;
   std::uint32_t step_ = 0;
   std::vector<Call> calls_;            // by tensor

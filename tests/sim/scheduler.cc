@@ -72,6 +72,7 @@ void Scheduler::send(van::Peer peer, const van::Message& message) {
     if (!from.open) return;
     from.heard = network_.events.now();
     network_.trace.note("scheduler", peer, copy.index());
+    has_left_ |= std::holds_alternative<van::Leave>(copy);
     if (!job_->receive(peer, std::move(copy))) close(peer, "it sent what it may not send");
     tell_departed();
   });
@@ -88,6 +89,7 @@ void Scheduler::hang_up(van::Peer peer) {
 
 // Takes effect when job_ has returned, as on a network.
 void Scheduler::tell(van::Peer peer, const van::Message& message) {
+  look_at(message);
   Connection& connection = connections_.at(peer);
   connection.last_down = std::max(connection.last_down, network_.events.now() + travel());
   network_.events.at(connection.last_down, [this, peer, message] {
@@ -95,6 +97,22 @@ void Scheduler::tell(van::Peer peer, const van::Message& message) {
     if (to.ends < network_.events.now()) return;
     if (network_.is_alive(to.client.machine)) to.client.receive(message);
   });
+}
+
+void Scheduler::look_at(const van::Message& message) {
+  const auto* ended = std::get_if<van::EndShift>(&message);
+  if (ended == nullptr) return;
+  network_.trace.note(ended->links.empty() ? "shift off" : "shift done", ended->number);
+  if (ended->links.empty()) {
+    has_called_off_ |= ended->number == 1 && !has_left_;
+  } else if (ended->number != last_shift_) {
+    last_shift_ = ended->number;
+    ++shifts_;
+  }
+}
+
+void Scheduler::shift(const std::vector<std::uint64_t>& links) {
+  if (is_up_ && job_->links() != nullptr) job_->links()->shift(links, network_.events.now());
 }
 
 void Scheduler::close(van::Peer peer, const std::string& why) {
@@ -127,6 +145,7 @@ void Scheduler::check() {
   }
   for (const van::Peer peer : silent) close(peer, "silent");
   if (const auto deadline = job_->join_deadline(); deadline && *deadline <= network_.events.now()) job_->give_up();
+  if (job_->links() != nullptr) job_->links()->look(network_.events.now());
   if (job_->phase() != van::Job::Phase::kOver) network_.events.after(kCheck, [this] { check(); });
 }
 

@@ -37,6 +37,11 @@ class Scheduler {
   void die();
   void start();
   bool is_up() const { return is_up_; }
+  // Gives the servers the weights that follow from these links, if that is possible just now.
+  void shift(const std::vector<std::uint64_t>& links);
+  std::uint32_t shifts() const { return shifts_; }  // that are done
+  // The first one was called off, and no worker had left.
+  bool has_called_off() const { return has_called_off_; }
   bool is_over() const { return is_up_ && job_->phase() == van::Job::Phase::kOver; }
   const van::Job& job() const { return *job_; }
   std::uint32_t views() const { return std::max(views_, job_->epoch()); }
@@ -52,6 +57,7 @@ class Scheduler {
   };
   static van::Job::Options options(std::uint32_t workers, std::uint32_t servers, std::uint32_t least, Duration silence);
   void tell_departed();
+  void look_at(const van::Message& message);
   void tell(van::Peer peer, const van::Message& message);
   void close(van::Peer peer, const std::string& why);
   void tell_end(van::Peer peer);
@@ -65,6 +71,10 @@ class Scheduler {
   std::uint32_t views_ = 0;
   std::uint32_t epoch_ = 1;
   van::Peer last_ = 0;
+  std::uint32_t shifts_ = 0;
+  std::uint32_t last_shift_ = 0;
+  bool has_called_off_ = false;
+  bool has_left_ = false;
   std::map<van::Peer, Connection> connections_;
   std::optional<van::Job> job_;
 };

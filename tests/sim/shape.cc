@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "shape.h"
 
+#include <algorithm>
+
 namespace bps::sim {
 
 using std::chrono::microseconds;
@@ -47,6 +49,7 @@ Shape Shape::draw(Random& random) {
   if (made.open_calls >= made.tensors.size() && random.chance(0.4)) made.passes = 2;
   if (made.least > 0 && random.chance(0.25)) made.scheduler_deaths = 1 + static_cast<std::uint32_t>(random.below(2));
   if (random.chance(0.5)) made.draw_hosts(random);
+  made.draw_shifts(random);  // from a copy: everything else is as without them
   return made;
 }
 
@@ -63,6 +66,23 @@ void Shape::draw_hosts(Random& random) {
   host_sums = random.chance(0.8);
   conditions.maps_all = random.chance(0.5);
   conditions.may_fence = random.chance(0.7);
+}
+
+// Where the real code lets servers get other weights: see van::can_shift(). Hosts get links that differ much, so that
+// partitions move.
+void Shape::draw_shifts(Random random) {
+  const bool on_one_host = !host_of.empty() && std::ranges::count(host_of, host_of.front()) == std::ssize(host_of);
+  if (least > 0 || servers < 2 || on_one_host || random.chance(0.2)) return;
+  if (host_of.empty()) {
+    for (std::uint32_t i = 0; i < processes(); ++i) host_of.push_back(i);
+  }
+  constexpr std::uint64_t kLinks[] = {100'000'000, 1'000'000'000, 10'000'000'000};
+  const std::uint64_t count = 1 + random.below(6);
+  for (std::uint64_t i = 0; i < count; ++i) {
+    ShiftShape& shift = shifts.emplace_back();
+    shift.at = random.between(Duration::zero(), milliseconds(60));
+    for (std::uint32_t node = 0; node < processes(); ++node) shift.links.push_back(random.one_of(kLinks));
+  }
 }
 
 }  // namespace bps::sim

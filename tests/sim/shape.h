@@ -17,6 +17,12 @@ struct TensorShape {
   bool in_place = true;        // kPushPull
 };
 
+// The servers get the weights that follow from these links, if that is possible just then.
+struct ShiftShape {
+  Duration at{};
+  std::vector<std::uint64_t> links;  // by node: bytes per second
+};
+
 struct Shape {
   std::uint32_t workers = 2;
   std::uint32_t servers = 1;
@@ -39,6 +45,7 @@ struct Shape {
   Conditions conditions;
   std::uint32_t faults = 0;
   std::uint32_t scheduler_deaths = 0;  // beyond them
+  std::vector<ShiftShape> shifts;
 
   std::uint32_t processes() const { return workers + (dedicated ? servers : 0); }
   bool is_worker(std::uint32_t process) const { return process < workers; }
@@ -47,6 +54,7 @@ struct Shape {
 
  private:
   void draw_hosts(Random& random);
+  void draw_shifts(Random random);
 };
 
 }  // namespace bps::sim

@@ -89,8 +89,9 @@ std::string Simulation::describe() const {
                      (shape_.host_of.empty() ? ""
                       : shape_.host_sums     ? "with sums on hosts, "
                                              : "on hosts, ") +
-                     std::to_string(shape_.tensors.size()) + " tensors, " + std::to_string(shape_.steps) +
-                     " steps, partitions of " + std::to_string(shape_.partition_bytes) + " bytes";
+                     std::to_string(shape_.tensors.size()) + " tensors, " + std::to_string(shape_.steps) + " steps, " +
+                     (shape_.shifts.empty() ? "" : std::to_string(shape_.shifts.size()) + " shifts, ") +
+                     "partitions of " + std::to_string(shape_.partition_bytes) + " bytes";
   text += network_.conditions.by_process ? ", as over TCP" : ", as over RDMA";
   for (const Fault& fault : faults_) text += "\n  " + fault.describe();
   return text;
@@ -145,6 +146,9 @@ void Simulation::run_until_end() {
   }
   for (const Fault& fault : faults_) {
     events_.after(fault.at, [this, fault] { happen(fault); });
+  }
+  for (const ShiftShape& shift : shape_.shifts) {
+    events_.after(shift.at, [this, &shift] { scheduler_.shift(shift.links); });
   }
   const Time start = events_.now();
   while (!is_at_end()) {
@@ -226,6 +230,12 @@ void Simulation::check_end() {
   if (any_fault || std::ranges::any_of(faults_, [](const auto& one) { return one.kind != Fault::Kind::kPause; }))
     return;
   for (const auto& process : processes_) process->check_end();
+  if (!faults_.empty()) return;
+  if (scheduler_.has_called_off()) throw Violation("a shift was called off, although all workers were there");
+  for (const auto& process : processes_) {
+    if (!process->is_worker() || process->program().shifts() == scheduler_.shifts()) continue;
+    throw Violation("a worker has not heard of all shifts of weights");
+  }
 }
 
 Outcome Simulation::run() {
@@ -240,10 +250,12 @@ Outcome Simulation::run() {
   outcome.hash = trace_.hash();
   outcome.events = trace_.length();
   outcome.views = scheduler_.views();
+  outcome.shifts = scheduler_.shifts();
   for (const auto& process : processes_) {
     if (!process->is_worker()) continue;
     outcome.resumed += process->program().resumed();
     outcome.gifts += process->program().gifts();
+    outcome.moved += process->program().moved();
     std::uint32_t steps = 0;
     for (const auto& [epoch, count] : process->program().committed()) steps += count;
     outcome.steps = std::max(outcome.steps, steps);

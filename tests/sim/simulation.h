@@ -29,6 +29,8 @@ struct Outcome {
   std::uint32_t steps = 0;    // committed by the worker that has committed most
   std::uint32_t resumed = 0;  // calls that have gone on in another view
   std::uint32_t gifts = 0;    // parts of results that a rank has got from another one
+  std::uint32_t shifts = 0;   // of the weights of servers
+  std::uint32_t moved = 0;    // partitions that they have moved, counted on each rank
   std::string violation;      // empty: none
 };
 

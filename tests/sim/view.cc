@@ -60,6 +60,7 @@ void View::make_worker(const std::vector<Machine>& machine_of) {
     }
   }
   for (const auto& [place, node] : needed) connect(place, *node, machine_of[node->id - 1]);
+  if (!shape_.shifts.empty()) placements = std::make_unique<Placements>(membership, hosts, rank());
   for (std::uint32_t i = 0; i < shape_.tensors.size(); ++i) {
     tensors.push_back(make_tensor(i + 1, "t" + std::to_string(i), shape_.tensors[i].elements));
   }
@@ -128,6 +129,10 @@ std::shared_ptr<worker::Tensor> View::make_tensor(std::uint32_t id, std::string 
     }
     return made_plan;
   };
+  if (placements) {
+    made->plans = placements->first(*made);
+    return made;
+  }
   made->plans.whole = plan(made->whole);
   made->plans.sharded = plan(made->sharded);
   return made;

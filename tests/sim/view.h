@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "placements.h"
 #include "server/server_loop.h"
 #include "shape.h"
 #include "sim_transport.h"
@@ -56,6 +57,7 @@ class View {
   std::unique_ptr<worker::WorkerLoop> worker_loop;
   std::vector<worker::ServerConnection*> servers;
   std::vector<std::shared_ptr<worker::Tensor>> tensors;
+  std::unique_ptr<Placements> placements;  // of a worker whose servers may get other weights
 
  private:
   void make_worker(const std::vector<Machine>& machine_of);
