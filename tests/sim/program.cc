@@ -107,7 +107,7 @@ Time Program::next_start() const {
   if (state_ != State::kRunning || !why_lost_.empty()) return Time::max();
   Time next = waits_for_grants_ ? next_start_ + kMostWait : next_start_;
   for (const Call& call : calls_) {
-    if (call.asks && !view_->placements->is_open()) next = std::min(next, call.asks_at);
+    if (call.asks) next = std::min(next, view_->placements->is_open() ? call.gives_up : call.asks_at);
   }
   return next;
 }
@@ -115,6 +115,10 @@ Time Program::next_start() const {
 void Program::end_shift(const van::EndShift& shift) {
   view_->placements->end(shift);
   shifts_ = view_->placements->done();
+  // A thread may sleep while a shift comes and goes, but not through two of them.
+  for (std::size_t i = 0; i < calls_.size(); ++i) {
+    if (calls_[i].asks && shifts_ - calls_[i].asks_after == worker::Tensor::kShifts - 2) calls_[i].asks_at = {}, ask(i);
+  }
 }
 
 void Program::lose(const std::string& why) {
@@ -161,6 +165,8 @@ void Program::start(std::size_t which) {
     if (worker::take_round(*tensor, request) != call.round) throw Violation("the rounds of a tensor are counted twice");
     call.asks = request;
     call.asks_at = network_.events.now();
+    call.asks_after = view_->placements->done();
+    call.gives_up = network_.events.now() + to_duration(request.timeout_s);
     if (network_.random.chance(0.3)) call.asks_at += network_.random.between({}, kMostSleep);
   } else {
     launch(call, tensor, request, call.round - first_[which]);
@@ -172,7 +178,16 @@ void Program::start(std::size_t which) {
 // As worker::Worker goes on when it has taken a round.
 bool Program::ask(std::size_t which) {
   Call& call = calls_[which];
-  if (!call.asks || call.asks_at > network_.events.now() || view_->placements->is_open()) return false;
+  if (!call.asks || call.asks_at > network_.events.now()) return false;
+  if (view_->placements->is_open()) {
+    if (call.gives_up > network_.events.now()) return false;
+    network_.trace.note("gives up", identity_, which, call.round);
+    call.asks.reset();
+    note_returned(call);
+    --open_;
+    fail_late(which);
+    return true;
+  }
   const worker::Request request = *std::exchange(call.asks, std::nullopt);
   const std::shared_ptr<worker::Tensor>& tensor = view_->tensors[which];
   auto plans = view_->placements->plans_of(*tensor, request, call.round);
