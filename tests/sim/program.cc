@@ -107,7 +107,7 @@ Time Program::next_start() const {
   if (state_ != State::kRunning || !why_lost_.empty()) return Time::max();
   Time next = waits_for_grants_ ? next_start_ + kMostWait : next_start_;
   for (const Call& call : calls_) {
-    if (call.asks) next = std::min(next, view_->placements->is_open() ? call.gives_up : call.asks_at);
+    if (call.asks && !view_->placements->is_open()) next = std::min(next, call.asks_at);
   }
   return next;
 }
@@ -166,7 +166,6 @@ void Program::start(std::size_t which) {
     call.asks = request;
     call.asks_at = network_.events.now();
     call.asks_after = view_->placements->done();
-    call.gives_up = network_.events.now() + to_duration(request.timeout_s);
     if (network_.random.chance(0.3)) call.asks_at += network_.random.between({}, kMostSleep);
   } else {
     launch(call, tensor, request, call.round - first_[which]);
@@ -175,19 +174,11 @@ void Program::start(std::size_t which) {
   network_.trace.note("start", identity_, which, call.round);
 }
 
-// As worker::Worker goes on when it has taken a round.
+// As worker::Worker goes on when it has taken a round. Its deadline counts from here on: nobody tells the others of a
+// call that gives up while it waits for its plans.
 bool Program::ask(std::size_t which) {
   Call& call = calls_[which];
-  if (!call.asks || call.asks_at > network_.events.now()) return false;
-  if (view_->placements->is_open()) {
-    if (call.gives_up > network_.events.now()) return false;
-    network_.trace.note("gives up", identity_, which, call.round);
-    call.asks.reset();
-    note_returned(call);
-    --open_;
-    fail_late(which);
-    return true;
-  }
+  if (!call.asks || call.asks_at > network_.events.now() || view_->placements->is_open()) return false;
   const worker::Request request = *std::exchange(call.asks, std::nullopt);
   const std::shared_ptr<worker::Tensor>& tensor = view_->tensors[which];
   auto plans = view_->placements->plans_of(*tensor, request, call.round);

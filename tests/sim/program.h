@@ -79,7 +79,6 @@ class Program {
     // It has the number of its round, and waits for the plans: its thread sleeps, or servers get other weights.
     std::optional<worker::Request> asks;
     Time asks_at{};
-    Time gives_up{};               // its deadline has passed before it has plans
     std::uint32_t asks_after = 0;  // shifts, when it got its number
     Block input;
     Block output;  // unused in place
