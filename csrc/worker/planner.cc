@@ -33,12 +33,11 @@ Plans Planner::make(const Tensor& tensor, const Places& places, std::span<const 
 std::shared_ptr<const Plans> Planner::of_round(Tensor& tensor, const Request& request, std::uint32_t round) {
   if (shifts_.is_at_rest()) [[likely]]
     return nullptr;
-  return shifts_.plans_of(tensor, request, round, Deadline::after(request.timeout_s),
-                          [&](std::uint32_t shift, const Places& places) {
-                            auto made = std::make_shared<Plans>(make(tensor, places, {}));
-                            made->shift = shift;
-                            return made;
-                          });
+  return shifts_.plans_of(tensor, request, round, [&](std::uint32_t shift, const Places& places) {
+    auto made = std::make_shared<Plans>(make(tensor, places, {}));
+    made->shift = shift;
+    return made;
+  });
 }
 
 Deal Planner::deal(std::span<const std::shared_ptr<Tensor>> tensors) const {

@@ -37,8 +37,7 @@ class Planner {
   // Plans a tensor, where the servers have this load already. Blocks while a connection is made, and throws what
   // connecting throws.
   Plans make(const Tensor& tensor, const Places& places, std::span<const std::uint64_t> load);
-  // The plans of a round, which has got its number; null: those of the tensor itself. Throws kTimeout when the servers'
-  // weights have not changed by the deadline of the request.
+  // The plans of a round, which has got its number; null: those of the tensor itself. Blocks while a shift is open.
   std::shared_ptr<const Plans> of_round(Tensor& tensor, const Request& request, std::uint32_t round);
   // Returns how much of these tensors each server sums now.
   Deal deal(std::span<const std::shared_ptr<Tensor>> tensors) const;

@@ -4,8 +4,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "core/interrupt.h"
-
 namespace bps::worker {
 namespace {
 
@@ -58,17 +56,15 @@ bool Shifts::is_early(const Tensor& tensor, std::uint32_t round) {
 }
 
 std::shared_ptr<const Plans> Shifts::plans_of(Tensor& tensor, const Request& request, std::uint32_t round,
-                                              const Deadline& deadline, const Make& make) {
+                                              const Make& make) {
   if (stays(tensor, request)) return nullptr;
   std::shared_ptr<const Places> places;
   std::uint32_t shift = 0;
   {
     std::unique_lock lock(mutex_);
-    if (!wait_until(lock, changed_, deadline, [this] { return (state_ & kOpen) == 0; })) {
-      throw Error(ErrorCode::kTimeout,
-                  "'" + tensor.name + "' waits for the scheduler, which is about to change what each server sums",
-                  "look whether the scheduler's process is stopped");
-    }
+    // Not up to the caller's deadline, nor up to a Ctrl-C: a round that has its number must begin, or fail on all
+    // ranks.
+    changed_.wait(lock, [this] { return (state_ & kOpen) == 0; });
     const auto found =
         std::ranges::find_if_not(known_, [&](const Placement& one) { return is_before(one.from, tensor, round); });
     if (found == known_.end()) {  // the thread that calls has slept through two whole shifts

@@ -20,7 +20,6 @@
 #include <mutex>
 #include <span>
 
-#include "core/clock.h"
 #include "van/messages.h"
 #include "worker/places.h"
 #include "worker/request.h"
@@ -44,10 +43,9 @@ class Shifts {
   // Nobody decides any more: what waits goes on, and fails for its own reason.
   void stop();
 
-  // The plans of a round; null: those of the tensor itself. `make` is called without a lock. Throws kTimeout when a
-  // shift has not ended by the deadline, and can be interrupted.
-  std::shared_ptr<const Plans> plans_of(Tensor& tensor, const Request& request, std::uint32_t round,
-                                        const Deadline& deadline, const Make& make);
+  // The plans of a round; null: those of the tensor itself. `make` is called without a lock. Blocks while a shift is
+  // open: for a message to the scheduler and back, or until the scheduler calls it off, or counts as lost.
+  std::shared_ptr<const Plans> plans_of(Tensor& tensor, const Request& request, std::uint32_t round, const Make& make);
   // True when the latest placement is that of later rounds.
   bool is_early(const Tensor& tensor, std::uint32_t round);
   // The latest placement; null: that of the worker.

@@ -44,15 +44,14 @@ std::shared_ptr<const worker::Plans> Placements::plans_of(worker::Tensor& tensor
                                                           std::uint32_t round) {
   if (is_open_) throw Violation("a process asks for plans that it has to wait for");
   if (shifts_.is_at_rest()) return nullptr;
-  return shifts_.plans_of(tensor, request, round, Deadline::never(),
-                          [&](std::uint32_t shift, const worker::Places& places) {
-                            auto made = std::make_shared<worker::Plans>(make(tensor, places));
-                            made->shift = shift;
-                            const std::vector<std::size_t> now = places_of(made->whole, tensor.whole.count());
-                            const std::vector<std::size_t> first = places_of(tensor.plans.whole, tensor.whole.count());
-                            for (std::size_t i = 0; i < now.size(); ++i) moved_ += now[i] == first[i] ? 0 : 1;
-                            return made;
-                          });
+  return shifts_.plans_of(tensor, request, round, [&](std::uint32_t shift, const worker::Places& places) {
+    auto made = std::make_shared<worker::Plans>(make(tensor, places));
+    made->shift = shift;
+    const std::vector<std::size_t> now = places_of(made->whole, tensor.whole.count());
+    const std::vector<std::size_t> first = places_of(tensor.plans.whole, tensor.whole.count());
+    for (std::size_t i = 0; i < now.size(); ++i) moved_ += now[i] == first[i] ? 0 : 1;
+    return made;
+  });
 }
 
 std::vector<van::TensorRound> Placements::begin(std::span<const std::shared_ptr<worker::Tensor>> tensors) {

@@ -174,8 +174,7 @@ void Program::start(std::size_t which) {
   network_.trace.note("start", identity_, which, call.round);
 }
 
-// As worker::Worker goes on when it has taken a round. Its deadline counts from here on: nobody tells the others of a
-// call that gives up while it waits for its plans.
+// As worker::Worker goes on when it has taken a round. Its deadline counts from here on.
 bool Program::ask(std::size_t which) {
   Call& call = calls_[which];
   if (!call.asks || call.asks_at > network_.events.now() || view_->placements->is_open()) return false;

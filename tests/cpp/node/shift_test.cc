@@ -224,5 +224,56 @@ TEST(Shift, SumsStayRightWhereRanksOfAHostSumFirst) {
   run_job({"a", "a", "b"});
 }
 
+// A round that has got its number must begin, or fail, on all ranks: one that only one rank gave up would leave that
+// rank a round ahead of the others, for ever.
+TEST(Shift, ACallWhoseDeadlinePassesMeanwhileFailsOnAllRanks) {
+  van::Scheduler scheduler({.address = "127.0.0.1",
+                            .ports = {0},
+                            .workers = kRanks,
+                            .servers = kRanks,
+                            .heartbeat_timeout_s = 60,
+                            .on_lost = nullptr},
+                           transport::Credentials::from("job", kSecret));
+  std::atomic<bool> is_called_off{false};
+  const auto rank_main = [&](std::uint32_t rank) {
+    const auto process = start_rank(rank, scheduler.port(), std::string(1, static_cast<char>('a' + rank)));
+    {
+      worker::Worker& worker = process->worker();
+      std::vector<float> memory(1000, 1);
+      const van::TensorSpec spec{0, "t", static_cast<std::uint8_t>(Dtype::kFloat32), memory.size(), ""};
+      const auto tensor = worker.declarations().declare(std::vector{spec}).front();
+      worker::Request request;
+      request.input = request.output = reinterpret_cast<std::byte*>(memory.data());
+      request.input_allocation = request.output_allocation = {std::as_writable_bytes(std::span(memory)), rank + 1};
+      std::thread ends_the_shift;
+      if (rank == 0) {
+        request.timeout_s = 0.05;
+        (void)worker.news().begin_shift();  // as if the scheduler had
+        ends_the_shift = std::thread([&] {
+          EXPECT_TRUE(eventually([&] { return tensor->next_round > 0; }));
+          std::this_thread::sleep_for(std::chrono::milliseconds(100));  // the deadline passes
+          is_called_off = true;
+          worker.planner().end_shift({});
+        });
+      }
+      const auto late = worker.start(tensor, request);
+      EXPECT_TRUE(rank != 0 || is_called_off);
+      EXPECT_TRUE(late->wait(Deadline::after(60)));
+      EXPECT_THROW(late->rethrow(), Error);
+      if (ends_the_shift.joinable()) ends_the_shift.join();
+      request.timeout_s = 60;
+      std::ranges::fill(memory, 1.0F);
+      const auto next = worker.start(tensor, request);
+      EXPECT_TRUE(next->wait(Deadline::after(60)));
+      EXPECT_NO_THROW(next->rethrow());
+      EXPECT_EQ(memory[999], float{kRanks});
+    }
+    EXPECT_TRUE(process->shutdown(30));
+  };
+  std::vector<std::thread> threads;
+  for (std::uint32_t rank = 0; rank < kRanks; ++rank) threads.emplace_back(rank_main, rank);
+  for (auto& thread : threads) thread.join();
+}
+
 }  // namespace
 }  // namespace bps::node
