@@ -19,7 +19,7 @@ inline Node sample_node(std::uint32_t id, std::int32_t worker, std::int32_t serv
           .host = "host-a",
           .host_key = "boot-1234",
           .link = 1'250'000'000,
-          .sum_rate = 4'000'000'000 + id,
+          .sum_rate = 4'000'000'000U + id,
           .terms = {.min_workers = 2, .placement = "auto", .key_hash = "raw", .mixed_bound = 101, .async = true},
           .addresses = {{"shm", Bytes(5, std::byte{7})}, {"tcp", Bytes(12, std::byte{1})}}};
 }
