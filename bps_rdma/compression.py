@@ -108,8 +108,11 @@ def _written(value: Any) -> str:
 
 # How a text gives a parameter whose default has this type.
 _READ: dict[type, Callable[[str], Any]] = {
-    bool: lambda text: text == "1", int: int, str: str, float: lambda text: int(text) if text.isdigit() else float(text)
-}  # fmt: skip
+    bool: lambda text: int(text) == 1,
+    int: int,
+    str: str,
+    float: lambda text: int(text) if text.isdigit() else float(text),
+}
 
 
 @dataclass(frozen=True, kw_only=True)

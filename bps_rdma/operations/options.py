@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import warnings
 from collections.abc import Callable, Mapping
@@ -100,14 +101,16 @@ def compression_text(compression: AnyCompression | None) -> str | None:
 def _tell_of_objects(text: str) -> None:
     """Warns a program that passes what is for settings."""
     try:
-        wanted = "exact=True" if text == EXACT else f"compression={Compression.from_text(text).spelled}"
+        advice = _advice_for(text)
     except InvalidArgumentError:
         return  # the core refuses it, and says what there is
-    warnings.warn(
-        f"compression={text!r} is how settings say it; a program passes {wanted}",
-        DeprecationWarning,
-        stacklevel=_level_of_caller(),
-    )
+    warnings.warn(advice, DeprecationWarning, stacklevel=_level_of_caller())
+
+
+@functools.cache  # loops pass the same text again and again
+def _advice_for(text: str) -> str:
+    wanted = "exact=True" if text == EXACT else f"compression={Compression.from_text(text).spelled}"
+    return f"compression={text!r} is how settings say it; a program passes {wanted}"
 
 
 def _level_of_caller() -> int:

@@ -230,8 +230,8 @@ constexpr Setting kTable[] = {
      "",
      {.kind = Range::Kind::kNumber},
      server<&ServerSettings::sum_gbps>,
-     "Gbit/s of pushes that this server, or the one inside this worker, can add; empty: it is measured at the start, "
-     "where the speed of the host's link is known"},
+     "Gbit/s of pushes that this server, or the one inside this worker, can add; empty: it is measured at the start; "
+     "counts where the speed of a link is known (BPS_LINK_GBPS)"},
     // Pools of servers
     {"BPS_POOL", "", "", kText, pools<&PoolSettings::names>,
      "pools that `bps run` asks for servers, as in dpu1,dpu2:9030"},

@@ -8,7 +8,7 @@
 
 namespace bps::node {
 
-// For the group of all.
+// Describes the weights of the group of all ranks.
 std::string describe_placement(const van::Membership& members);
 
 }  // namespace bps::node

@@ -146,7 +146,7 @@ std::string Report::describe_job() const {
   return job.end();
 }
 
-// With the links that weights follow.
+// Returns the members, with the links that weights follow.
 van::Membership Report::members() const {
   const worker::Worker* const worker = view_.worker();
   return worker != nullptr ? worker->planner().membership() : van_.membership();

@@ -44,11 +44,14 @@ std::uint64_t View::link_speed() const {
   return mbit * kBytesPerMbit;
 }
 
-// Bytes of pushes per second; 0: nobody knows. Where the link's speed is unknown there is nothing to compare it with.
+// Bytes of pushes per second; 0: nobody knows. It is measured only where weights of servers follow it: see
+// ServerWeights.
 std::uint64_t View::sum_rate(std::uint64_t link) const {
   if (!options_.startup.is_server() && !options_.may_serve) return 0;
   if (const auto& given = options_.settings.server.sum_gbps) return static_cast<std::uint64_t>(*given * 1e9 / 8);
-  return link == 0 ? 0 : server::coarse_rate(server::measure_sum_rate(options_.server_loops));
+  const JobSettings& job = options_.settings.job;
+  if (link == 0 || job.min_workers > 0 || job.placement == "mixed") return 0;
+  return server::coarse_rate(server::measure_sum_rate(options_.server_loops));
 }
 
 void View::describe(van::Node& self) const {

@@ -16,7 +16,7 @@
 namespace bps::server {
 namespace {
 
-constexpr std::size_t kFloats = std::size_t{512} << 10;  // of a source: two of them are more than a core caches itself
+constexpr std::size_t kFloats = std::size_t{512} << 10;  // of a source: two of them do not fit into a core's own caches
 constexpr std::size_t kSlice = std::size_t{64} << 10;    // so short that other programs interrupt few
 constexpr int kPasses = 3;
 

@@ -63,6 +63,11 @@ ServerWeights::ServerWeights(const Membership& members, const Hosts& hosts)
     any_dedicated |= is_dedicated;
     (is_dedicated ? host.servers : embedded[found->second]).push_back(static_cast<std::uint32_t>(node.server_rank));
   }
+  // Equal servers may measure a step of server::coarse_rate() more or less.
+  const std::uint64_t most = sum_rates_.empty() ? 0 : std::ranges::max(sum_rates_);
+  for (std::uint64_t& rate : sum_rates_) {
+    if (rate > 0 && rate + rate / 2 >= most) rate = most;
+  }
   // On one host those on their own come first: they leave the processors of ranks alone.
   for (std::size_t i = 0; i < hosts_.size(); ++i) {
     const bool only_embedded = placement == Placement::kEmbedded || !any_dedicated;
@@ -80,8 +85,9 @@ ServerWeights::ServerWeights(const Membership& members, const Hosts& hosts)
   }
 }
 
-// What its servers add limits a host only if that is less than what its link carries. So what was measured on fast
-// servers, which differs from time to time, changes nothing.
+// What its servers add counts only if that is less than what its link carries. So what was measured on fast servers,
+// which differs from time to time, changes nothing. (A host that makes more than half of the contributions could sum
+// more than its link carries.)
 double ServerWeights::sums_of(const Host& host) const {
   double sums = 0;
   for (const std::uint32_t server : host.servers) {

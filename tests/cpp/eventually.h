@@ -11,7 +11,7 @@ namespace bps {
 
 inline constexpr Duration kAtOnce = Duration::zero();  // for a condition that makes progress itself
 
-// Asks until it is so, and whether it has become so within these seconds. It is asked once more after them.
+// Asks again and again, at most for so many seconds and once more after them; returns whether the condition holds.
 template <typename Condition>
 [[nodiscard]] bool eventually(Condition&& condition, double within = 30,
                               Duration pause = std::chrono::milliseconds(1)) {

@@ -9,7 +9,7 @@
 namespace bps::sim {
 namespace {
 
-// As node::ViewWorker has it.
+// Places as csrc/node/view_worker.cc makes them.
 worker::Places first_places(const van::Membership& members, const van::Hosts& hosts, std::uint32_t rank) {
   tensor::KeyMapConfig keys{.servers = members.servers, .slots = members.server_of_slot()};
   keys.workers = members.workers;

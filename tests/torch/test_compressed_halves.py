@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compressed float16 and bfloat16: encoded, remembered and added as float32, and rounded once on each rank.
 
-Here, where ranks have imported torch: of numpy's types none is bfloat16.
+They stand in this suite because its ranks have imported torch: of numpy's types none is bfloat16.
 """
 
 from __future__ import annotations

@@ -249,7 +249,6 @@ sys.stdout.write(f"end: {begun_at} {optimizer.steps} {sorted(set(state.seen))} {
 """
 
 
-@pytest.mark.long  # test_made_when_a_rank_enters.py has one beside a rank that is started again
 def test_a_rank_that_is_started_again_agrees_with_the_others(tmp_path):
     ends = ends_of(tmp_path, make=MAKE, loss=LOSS, end=END, steps=21)
     assert sorted(int(end[1]) for end in ends)[:2] == [0, 0]

@@ -323,7 +323,6 @@ while not met:
 """
 
 
-@pytest.mark.long  # test_suspended_state.py has the same of ranks that resume a job
 def test_a_rank_that_enters_without_the_state_is_told(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(WITHOUT_STATE)

@@ -224,9 +224,10 @@ TEST(Shift, SumsStayRightWhereRanksOfAHostSumFirst) {
   run_job({"a", "a", "b"});
 }
 
-// A round that has got its number must begin, or fail, on all ranks: one that only one rank gave up would leave that
-// rank a round ahead of the others, for ever.
-TEST(Shift, ACallWhoseDeadlinePassesMeanwhileFailsOnAllRanks) {
+// A round that has got its number must begin: one that only one rank gave up would leave that rank a round ahead of the
+// others, for ever.
+TEST(Shift, ACallWhoseDeadlinePassesMeanwhileIsOneOfAllRanks) {
+  std::atomic<std::uint32_t> failed{0};
   van::Scheduler scheduler({.address = "127.0.0.1",
                             .ports = {0},
                             .workers = kRanks,
@@ -259,7 +260,11 @@ TEST(Shift, ACallWhoseDeadlinePassesMeanwhileFailsOnAllRanks) {
       const auto late = worker.start(tensor, request);
       EXPECT_TRUE(rank != 0 || is_called_off);
       EXPECT_TRUE(late->wait(Deadline::after(60)));
-      EXPECT_THROW(late->rethrow(), Error);
+      try {
+        late->rethrow();
+      } catch (const Error&) {
+        ++failed;
+      }
       if (ends_the_shift.joinable()) ends_the_shift.join();
       request.timeout_s = 60;
       std::ranges::fill(memory, 1.0F);
@@ -273,6 +278,7 @@ TEST(Shift, ACallWhoseDeadlinePassesMeanwhileFailsOnAllRanks) {
   std::vector<std::thread> threads;
   for (std::uint32_t rank = 0; rank < kRanks; ++rank) threads.emplace_back(rank_main, rank);
   for (auto& thread : threads) thread.join();
+  EXPECT_TRUE(failed == 0 || failed == kRanks) << failed;
 }
 
 }  // namespace

@@ -202,7 +202,6 @@ def by_default(bps: Any) -> None:
     bps.push_pull_inplace(small)
     bps.push_pull_inplace(big.astype(np.float64))
     bps.push_pull_inplace(big, name="not this one", compression=bps.Uncompressed())
-    bps.push_pull_inplace(big, name="nor this one", compression=bps.Uncompressed())
     assert bps.metrics()["total"]["compressed_bytes"] == 0
     bps.push_pull_inplace(big)
     assert bps.metrics()["total"]["compressed_bytes"] > 0

@@ -63,7 +63,6 @@ def test_small_tensors() -> None:
 
 
 def half_of_a_half(bps: Any) -> None:
-    bps.push_pull_inplace(halves(np.ones(100_000), "float16"), name="b", compression=bps.BFloat16())
     bps.push_pull_inplace(halves(np.ones(100_000), "float16"), name="h", compression=bps.BFloat16())
     assert bps.metrics()["total"]["compressed_bytes"] == 0
 
