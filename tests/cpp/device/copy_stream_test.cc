@@ -29,6 +29,7 @@ class CopyStreamTest : public ::testing::Test {
   void TearDown() override {
     device.unpin(host);
     FAKE(fake_free)(memory);
+    FAKE(fake_end_default_stream)();  // with its thread, beside which no later test may fork under the thread checker
   }
   std::vector<std::byte> on_device(std::size_t first) const {
     std::vector<std::byte> found(first);

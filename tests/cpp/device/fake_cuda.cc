@@ -18,6 +18,7 @@
 #include <set>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "device/cuda.h"
@@ -141,10 +142,15 @@ struct bps::device::cuda::OpaqueStream {
 
 namespace {
 
+std::mutex default_mutex;
+Stream by_default = nullptr;  // guarded by default_mutex
+
 // Numbers 1 and 2 are the default streams. Here they are one, which does not wait for others.
 Stream of(Stream stream) {
-  static auto* const by_default = new OpaqueStream;
-  return reinterpret_cast<std::uintptr_t>(stream) <= 2 ? by_default : stream;
+  if (reinterpret_cast<std::uintptr_t>(stream) > 2) return stream;
+  const std::lock_guard lock(default_mutex);
+  if (by_default == nullptr) by_default = new OpaqueStream;
+  return by_default;
 }
 
 void wait_until(const std::function<bool()>& happened) {
@@ -330,6 +336,10 @@ void* fake_stream() {
 }
 void fake_end_stream(void* stream) {
   delete static_cast<Stream>(stream);
+}
+void fake_end_default_stream(void) {
+  const std::lock_guard lock(default_mutex);
+  delete std::exchange(by_default, nullptr);
 }
 void fake_kernel(void* stream, void* memory, int value, std::size_t size, const std::uint32_t* gate) {
   std::byte* target = find(reinterpret_cast<std::uintptr_t>(memory), size);

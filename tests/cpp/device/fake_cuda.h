@@ -21,6 +21,8 @@ void fake_write(void* memory, const void* from, std::size_t size);
 void* fake_stream();
 // Ends it when all that is in it has happened.
 void fake_end_stream(void* stream);
+// Ends the default stream, which begins again when it is used next.
+void fake_end_default_stream(void);
 void fake_kernel(void* stream, void* memory, int value, std::size_t size, const std::uint32_t* gate);
 void fake_begin_capture(void* stream);
 // From here on some stream is captured, by a thread that forbids all others what could break that.
