@@ -261,11 +261,10 @@ def torchs_own(group: Any, rank: int, size: int) -> None:
     whole = torch.empty(size * 1000)
     dist.all_gather_into_tensor(whole, torch.full((1000,), float(rank)), group=group)
     assert whole.view(size, -1)[:, 0].tolist() == list(range(size))
-    _messages(group, rank, size)
 
 
-def _messages(group: Any, rank: int, size: int) -> None:
-    """What ranks send each other, by copies in CPU memory."""
+def torchs_messages(group: Any, rank: int, size: int) -> None:
+    """Sends and receives in all of torch's ways, by copies in CPU memory."""
     after, before = (rank + 1) % size, (rank - 1) % size
     got = torch.empty(3000)
     requests = dist.batch_isend_irecv([

@@ -254,6 +254,7 @@ def test_torchs_ddp_on_a_group_that_stages(bps: Any) -> None:
     device = simulated.install(delay=0.0001, immediate=True)
     group = dist.new_group(backend="bps", pg_options=Options(stage_gpu=True))
     on_device.torchs_own(group, rank, size)
+    on_device.torchs_messages(group, rank, size)
     assert device.copies > 0, "nothing was staged"
     dist.barrier(group=group)
     dist.destroy_process_group()

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from harness import await_mark, mark
 from on_device import (
     AnyOrder,
+    torchs_messages,
     torchs_own,
     with_broadcasts,
     with_closure,
@@ -191,6 +192,7 @@ def test_through_torch(bps: Any) -> None:
     check(model.parameters())
 
     torchs_own(staging, rank, size)
+    torchs_messages(staging, rank, size)
 
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import fully_shard
