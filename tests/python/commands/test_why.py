@@ -435,8 +435,10 @@ def test_only_this_user_may_ask() -> None:
 
 def fails(bps: Any) -> str:
     if bps.rank() == CULPRIT:
+        mark("ready")
         await_mark("go on")
         return "late"
+    await_mark("stopped")
     with pytest.raises(bps.DeadlineError) as error:
         bps.push_pull(np.ones(9, np.float32), name="w")
     return str(error.value)
@@ -451,15 +453,19 @@ def complete(folder: Path) -> dict[int, Path]:
 def test_a_rank_whose_operation_fails_leaves_a_file(tmp_path: Path) -> None:
     with harness.start(fails, workers=2, servers=1, env={"BPS_DUMP_DIR": str(tmp_path), "BPS_TIMEOUT": "0.5"}) as job:
         pids = [job.pid("rank 0"), job.pid("server 0")]
+        job.await_marks("ready", [CULPRIT])
+        job.kill(f"rank {CULPRIT}", signal.SIGSTOP)  # the server keeps the round until this rank has heard of its end
+        job.set_mark("stopped")
         files = job.eventually(
             lambda: complete(tmp_path), 30, "a file of rank 0 and one of the server",
             until=lambda files: files.keys() >= set(pids),
         )  # fmt: skip
         report, of_server = (json.loads(files[pid].read_text()) for pid in pids)  # before the end brings others
+        job.kill(f"rank {CULPRIT}", signal.SIGCONT)
         end_all(job)
     assert all(file.stat().st_mode & 0o077 == 0 for file in files.values())
     assert of_server["last_failed_round"].startswith("round 0 of tensor ")
-    (failed,) = of_server["rounds"]  # until rank 1, which has not come, knows
+    (failed,) = of_server["rounds"]
     assert (failed["waits_for"], failed["missing"]) == ("members", [1])
     (last,) = [one for one in report["recent"] if one["name"] == "w"]
     assert (last["kind"], last["round"], last["bytes"]) == ("push_pull", 0, 36)
