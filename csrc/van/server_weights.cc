@@ -85,9 +85,9 @@ ServerWeights::ServerWeights(const Membership& members, const Hosts& hosts)
   }
 }
 
-// What its servers add counts only if that is less than what its link carries. So what was measured on fast servers,
-// which differs from time to time, changes nothing. (A host that makes more than half of the contributions could sum
-// more than its link carries.)
+// Returns what the host's servers add, where that is less than what its link carries, and no limit otherwise. So what
+// was measured on fast servers, which differs from time to time, changes nothing. (A host that makes more than half of
+// the contributions could sum more than its link carries.)
 double ServerWeights::sums_of(const Host& host) const {
   double sums = 0;
   for (const std::uint32_t server : host.servers) {

@@ -62,8 +62,8 @@ std::shared_ptr<const Plans> Shifts::plans_of(Tensor& tensor, const Request& req
   std::uint32_t shift = 0;
   {
     std::unique_lock lock(mutex_);
-    // Not up to the caller's deadline, nor up to a Ctrl-C: a round that has its number must begin, or fail on all
-    // ranks.
+    // Neither the caller's deadline nor a Ctrl-C ends this wait: a round that has its number must begin, or fail on all
+    // ranks. The wait ends with the shift, with the loss of the scheduler, or when this process leaves.
     changed_.wait(lock, [this] { return (state_ & kOpen) == 0; });
     const auto found =
         std::ranges::find_if_not(known_, [&](const Placement& one) { return is_before(one.from, tensor, round); });

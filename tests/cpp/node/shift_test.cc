@@ -252,7 +252,8 @@ TEST(Shift, ACallWhoseDeadlinePassesMeanwhileIsOneOfAllRanks) {
         (void)worker.news().begin_shift();  // as if the scheduler had
         ends_the_shift = std::thread([&] {
           EXPECT_TRUE(eventually([&] { return tensor->next_round > 0; }));
-          std::this_thread::sleep_for(std::chrono::milliseconds(100));  // the deadline passes
+          const Deadline late = Deadline::after(2 * request.timeout_s);
+          EXPECT_TRUE(eventually([&] { return late.passed(); }));
           is_called_off = true;
           worker.planner().end_shift({});
         });
