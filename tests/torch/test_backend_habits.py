@@ -11,6 +11,7 @@ import sys
 import weakref
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import harness
@@ -321,6 +322,32 @@ def test_two_ranks_of_three_talk():
 def test_the_default_group_takes_options(bps: Any) -> None:
     joined(pg_options=Options(stage_gpu=True))
     assert dist.group.WORLD._stages  # type: ignore[union-attr]
+    dist.destroy_process_group()
+
+
+@harness.on_ranks(workers=2, init=False)
+def test_send_and_recv_wait_at_once(bps: Any) -> None:
+    """The thread that calls them then moves the message. isend() and irecv() call the same methods of the group."""
+    rank, _ = joined()
+    group: Any = dist.group.WORLD
+    messages, waits = group._collectives.messages, []
+
+    def noted(method: Callable[..., Any], *arguments: Any) -> Any:
+        waits.append(arguments[-1].awaited)
+        return method(*arguments)
+
+    messages.send, messages.receive = partial(noted, messages.send), partial(noted, messages.receive)
+    tensor = torch.full((3,), float(rank))
+    if rank == 0:
+        dist.send(tensor, 1)
+        dist.isend(tensor, 1).wait()  # type: ignore[union-attr]
+        group.send([tensor], 1, 0).wait()
+    else:
+        dist.recv(tensor, 0)
+        assert tensor.eq(0).all()
+        dist.irecv(tensor, 0).wait()  # type: ignore[union-attr]
+        group.recv([tensor], 0, 0).wait()
+    assert waits == [True, False, False]
     dist.destroy_process_group()
 
 

@@ -43,23 +43,26 @@ class Messages:
     def send(self, tensor: torch.Tensor, dst: int, tag: int, call: Call) -> Pending:
         """Sends a tensor to rank `dst` of the group."""
         part = _source(tensor)
-        handle = point_to_point.send(part, None, self._worker(dst), self._subject._replace(tag=tag), _how(call))
+        handle = point_to_point.send(part, None, self._worker(dst), self._tagged(tag), _how(call))
         return Pending((handle,))
 
     def receive(self, tensor: torch.Tensor, src: int, tag: int, call: Call) -> Pending:
         """Fills a tensor with what rank `src` of the group sends."""
         part, finish = _target(tensor)
-        handle = point_to_point.receive(part, None, self._worker(src), self._subject._replace(tag=tag), _how(call))
+        handle = point_to_point.receive(part, None, self._worker(src), self._tagged(tag), _how(call))
         return Pending((handle,), finish)
 
     def receive_from_any(self, tensor: torch.Tensor, tag: int, call: Call) -> tuple[Pending, Callable[[], int]]:
         """Fills a tensor with what any rank sends first. The second value gives that rank, once it is known."""
         part, finish = _target(tensor)
-        handle = point_to_point.receive_from_any(part, self._subject._replace(tag=tag), _how(call))
+        handle = point_to_point.receive_from_any(part, self._tagged(tag), _how(call))
         return Pending((handle,), finish), lambda: self._sender(handle)
 
     def _sender(self, handle: ReceiveFromAny) -> int:
         return -1 if handle.src is None else self._ranks.index(handle.src)
+
+    def _tagged(self, tag: int) -> Subject:
+        return self._subject._replace(tag=tag) if tag else self._subject
 
     def _worker(self, rank: int) -> int:
         return self._ranks[rank] if 0 <= rank < len(self._ranks) else -1

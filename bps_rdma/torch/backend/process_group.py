@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import inspect
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -26,6 +28,7 @@ c10d: Any = distributed_c10d  # torch's stubs lack its newer names, and say noth
 _CPU = torch.device("cpu")
 _UNSET = timedelta(0)  # options say -1 ms for "the group's"
 _BackendType = c10d.ProcessGroup.BackendType
+_WAIT = tuple(inspect.unwrap(one).__code__ for one in (torch.distributed.send, torch.distributed.recv))
 
 
 class BpsProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
@@ -325,8 +328,11 @@ class BpsProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         tensor = _only(tensors)
         if not self._takes(tensor):
             return self._inner(tensor).send(tensors, dstRank, tag)
-        call = self._call(None)
+        call = self._call_of_message()
         pending = self._collectives.messages.send(tensor, dstRank, tag, call)
+        if call.awaited:
+            settle(pending.handles, pending.finishes)
+            return done()
         return kept(BpsWork("send", pending.handles, pending.finishes, [tensor], [tensor]))
 
     def recv(self, tensors: list[Tensor], srcRank: int, tag: int = 0) -> Any:  # noqa: N803  torch's name
@@ -334,8 +340,11 @@ class BpsProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         tensor = _only(tensors)
         if not self._takes(tensor):
             return self._inner(tensor).recv(tensors, srcRank, tag)
-        call = self._call(None)
+        call = self._call_of_message()
         pending = self._collectives.messages.receive(tensor, srcRank, tag, call)
+        if call.awaited:
+            settle(pending.handles, pending.finishes)
+            return done()
         return kept(ReceivedWork("recv", pending.handles, pending.finishes, [tensor], [tensor], lambda: srcRank))
 
     def recv_anysource(self, tensors: list[Tensor], tag: int = 0) -> Any:
@@ -363,6 +372,13 @@ class BpsProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         return Call(
             wanted.total_seconds() if wanted > _UNSET else self._seconds, awaited=not getattr(opts, "asyncOp", True)
         )
+
+    def _call_of_message(self) -> Call:
+        """The way to call where torch passes no options: dist.send() waits next, and calls what isend() calls."""
+        self._pace.check()
+        caller = sys._getframe(1).f_back  # isend() or irecv(), or who calls the group itself
+        waits = caller is not None and caller.f_back is not None and caller.f_back.f_code in _WAIT
+        return Call(self._seconds, awaited=waits and not profiling())
 
     def _work(self, kind: str, pending: Pending, tensors: list[Any], inputs: Any, call: Call) -> BpsWork:
         if call.awaited and not profiling():
