@@ -74,6 +74,7 @@ class FaultData final : public DataEndpoint, public DirectAccess, public DataSin
     flush(false);
     return accepted;
   }
+  Carried take_carried() override { return inner->take_carried(); }
   bool peer_reaches(const Region& region) const override { return inner->direct()->peer_reaches(region); }
   bool peer_maps(const Region& region) const override { return inner->direct()->peer_maps(region); }
   std::byte* map(const RemoteSpan& span) override { return inner->direct()->map(span); }

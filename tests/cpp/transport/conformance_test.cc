@@ -128,6 +128,36 @@ TEST_P(Conformance, AnImmediateAloneIsNoWriteOfAnyLength) {
   EXPECT_FALSE(whole(64));
 }
 
+// By this the scheduler finds links that have become slow.
+TEST_P(Conformance, WhatHasGoneOutIsToldOnceWithTheTimeThatItTook) {
+  if (GetParam().transport != "tcp") GTEST_SKIP() << "only links that tcp uses are watched";
+  Bytes source(1 << 20), target(1 << 20);
+  auto from = registered(*caller, source);
+  auto to = registered(*callee, target);
+  const auto taken = [&] { return caller->call([&] { return data->take_carried(); }); };
+  Carried so_far = taken();
+  const std::uint64_t before = so_far.bytes;
+  const auto all_are_told = [&](std::uint64_t bytes) {
+    const Carried more = taken();
+    so_far.bytes += more.bytes;
+    so_far.busy_us += more.busy_us;
+    return so_far.bytes - before >= bytes;
+  };
+  for (std::uint64_t writes = 1; writes <= 3; ++writes) {
+    post_all(*caller, data,
+             {{.source = from.get(), .length = source.size(), .target = to->remote(0, target.size()), .immediate = 5}});
+    EXPECT_TRUE(eventually([&] { return all_are_told(writes * source.size()); }));
+  }
+  EXPECT_LT(so_far.bytes - before, 3.1 * static_cast<double>(source.size())) << "nothing is counted twice";
+  EXPECT_GT(so_far.busy_us, 0U);
+  EXPECT_TRUE(eventually([&] {
+    const Carried rest = taken();
+    return rest.bytes == 0 && rest.busy_us == 0;
+  })) << "nothing is on its way";
+  drop(*caller, from);
+  drop(*callee, to);
+}
+
 // Of a peer that has granted less room than it should have, nothing is overwritten.
 TEST_P(Conformance, AWriteThatIsLongerThanItsRoomIsNotSent) {
   if (GetParam().transport == "shm-copy") GTEST_SKIP() << "plain memory is out of reach here";
