@@ -13,12 +13,13 @@
 namespace bps::van {
 
 struct JobState {
-  std::string scheduler;                                    // what it knows itself, as JSON
-  std::vector<std::pair<std::uint32_t, std::string>> told;  // node, and its report as JSON
+  std::string scheduler;                                    // what the scheduler knows itself, as JSON
+  std::vector<std::pair<std::uint32_t, std::string>> told;  // each member's node, and its report as JSON
 };
 
-// Returns when all members have replied, or at the deadline with those that have. Blocks; can be interrupted. Throws
-// what find_scheduler() throws, and kPeerLost when the connection breaks before the scheduler has replied.
+// Returns when all members have replied, or at the deadline with the replies that have come. It blocks, and can be
+// interrupted. Throws what find_scheduler() throws, and kPeerLost when the connection breaks before the scheduler has
+// replied.
 JobState ask_scheduler(const std::string& host, const std::vector<std::uint16_t>& ports,
                        const transport::Credentials& credentials, bool stacks, const Deadline& deadline);
 

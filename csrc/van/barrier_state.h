@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Worker ranks that wait for each other: in a barrier, or to form a group. A pure state machine.
+// Keeps the worker ranks that wait for each other, in a barrier or to form a group. It is a pure state machine.
 //
-// Each rank may have several callers waiting (threads); the n-th of one rank meets the n-th of the others.
+// Each rank may have several callers waiting (threads); the n-th caller of one rank meets the n-th callers of the
+// others.
 #pragma once
 
 #include <cstdint>
@@ -19,19 +20,20 @@ class BarrierState {
     bool operator==(const Caller&) const = default;
   };
 
-  static constexpr std::size_t kMostWaiting = 65536;  // callers of one rank: it has no more threads
+  static constexpr std::size_t kMostWaiting = 65536;  // callers of one rank, which cannot have more threads
 
   explicit BarrierState(std::vector<std::uint32_t> ranks) : ranks_(std::move(ranks)), waiting_(ranks_.size()) {}
 
-  // One caller of each rank, when this one was the last; otherwise nobody. The caller's rank is one of the ranks.
+  // Returns one caller of each rank when this one was the last, and nobody otherwise. Its rank must be one of the
+  // ranks.
   std::vector<Caller> arrive(Caller caller);
-  // Removes the caller and returns the ranks it still waited for; nothing when it does not wait here.
+  // Removes the caller and returns the ranks that it still waited for, or nothing where it does not wait here.
   std::optional<std::vector<std::uint32_t>> cancel(Caller caller);
   // Cancels every call and returns the callers.
   std::vector<Caller> cancel_all();
   bool empty() const;
   bool waits(std::uint32_t rank) const { return waiting(rank) > 0; }
-  std::size_t waiting(std::uint32_t rank) const;  // callers of it
+  std::size_t waiting(std::uint32_t rank) const;  // how many callers of this rank wait
   const std::vector<std::uint32_t>& ranks() const { return ranks_; }
 
  private:

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The calls of members to the scheduler while a job runs: tensors, groups, barriers.
+// Answers the calls that members make to the scheduler while a job runs: tensors, groups, barriers.
 //
-// A call that needs a rank which has left or is lost fails at once, naming it; so do those that already wait when a
-// rank goes. Belongs to the scheduler's thread.
+// A call that needs a rank which has left or is lost fails at once, and its error names that rank. So do the calls that
+// wait already when the rank goes. Belongs to the scheduler's thread.
 #pragma once
 
 #include <cstdint>
@@ -21,15 +21,15 @@
 
 namespace bps::van {
 
-// A group of this name is made when the first of its ranks asks for it, and the others find it made: a rank that sends
-// something to another one must not wait until that one asks, too, which perhaps waits for a third.
+// A group of this name is made when the first of its ranks asks for it, and the others find it made. A rank that sends
+// something to another one must not wait until that one asks, too, because that one may be waiting for a third.
 inline constexpr std::string_view kPairName = "~pair";
 
 class Calls {
  public:
   using Send = std::function<void(Peer, const Message&)>;
 
-  // `on_step`: all workers have come to the end of a step, and have been told so.
+  // `on_step` is called when all workers have come to the end of a step and have been told so.
   Calls(MemberTable& members, Registry::Options options, Send send, std::function<void()> on_step = nullptr);
 
   void declare(const Member& caller, const Declare& call);
@@ -38,11 +38,12 @@ class Calls {
   void group_ack(const Member& server, const GroupAck& ack);
   void cancel(const Member& caller, const Cancel& call);
   void late_round(const Member& caller, const LateRound& late);
-  // This member has left or is lost.
+  // Fails the calls that wait for this member, because it has left or is lost.
   void gone(const Member& member);
-  // A member that has left sums for the others no more.
+  // To be called when a member that has left has closed its connection. It sums for the others no more, so no new group
+  // waits for it.
   void disconnected(const Member& member);
-  // Tells as JSON which ranks wait in barriers, or to form a group, and for whom.
+  // Tells as JSON which ranks wait in barriers or to form a group, and for whom they wait.
   std::string waiting() const;
   std::string groups() const { return registry_.describe_groups(); }
   const Group* group(std::uint32_t id) const { return registry_.group(id); }
@@ -55,7 +56,7 @@ class Calls {
   using GroupKey = std::pair<std::vector<std::uint32_t>, std::string>;
   struct Asked : BarrierState {  // a group that not all of its ranks have asked for
     using BarrierState::BarrierState;
-    std::uint32_t first = 0;  // the rank that did
+    std::uint32_t first = 0;  // the rank that asked first
   };
   using NewGroups = std::map<GroupKey, Asked>;
   struct Forming {  // a group that some server does not know yet

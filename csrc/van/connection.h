@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// A stream of van messages between a node and the scheduler; both ends use it.
+// Carries a stream of van messages between a node and the scheduler. Both ends use it.
 //
-// Threading: belongs to the thread of its loop, which must outlive it. It may be destroyed at any time, also by its own
-// callbacks; none is called after that. Errors: a socket that closes, and a peer that sends a malformed message, are
-// reported once through on_closed.
+// Threading: a connection belongs to the thread of its loop, and the loop must outlive it. It may be destroyed at any
+// time, also by its own callbacks; none is called after that. Errors: a socket that closes, and a peer that sends a
+// malformed message, are reported once through on_closed.
 #pragma once
 
 #include <functional>
@@ -27,21 +27,21 @@ class Connection {
   Connection(const Connection&) = delete;
   Connection& operator=(const Connection&) = delete;
 
-  // Goes out now or as soon as the socket takes it. A failure comes as on_closed, from the loop.
+  // Sends the message now, or as soon as the socket takes it. The loop reports a failure through on_closed.
   void send(const Message& message) { send_encoded(encode(message)); }
   void send_encoded(const Bytes& message) { check_sent(state_->endpoint.send(message), message.size()); }
-  // The same, of a message that many get.
+  // Does the same with a message that many peers get.
   void send_shared(const std::shared_ptr<const transport::SharedMessage>& message) {
     check_sent(state_->endpoint.send(message), message->size());
   }
-  // When the last message of the peer came.
+  // Returns when the last message of the peer came.
   Clock::time_point heard() const { return state_->heard; }
   void forgive_silence() { state_->heard = Clock::now(); }
 
  private:
   void check_sent(Status status, std::size_t bytes);
 
-  // Outlives the connection while one of its callbacks runs.
+  // The state outlives the connection while one of its callbacks runs.
   struct State final : transport::ControlSink {
     State(Fd socket, transport::MessageKeys keys) : endpoint(std::move(socket), keys, {}, counters, kMostMessageBytes) {
       endpoint.sink = this;

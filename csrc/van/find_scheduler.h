@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Finding the scheduler of a job among the ports where it may listen.
+// Finds the scheduler of a job among the ports where it may listen.
 //
-// Several jobs may share the ports of a host, and the scheduler may start later than its nodes: closed ports,
-// unauthenticated peers and the schedulers of other jobs are skipped. Blocks the calling thread, up to the
+// Several jobs may share the ports of a host, and the scheduler may start later than its nodes. So closed ports,
+// unauthenticated peers and the schedulers of other jobs are skipped. The calling thread is blocked, up to the
 // deadline.
 #pragma once
 
@@ -22,12 +22,12 @@ struct FoundScheduler {
   std::string where;           // "host:port"
 };
 
-// A listener at the only port that will not be this job's scheduler is an error at once (another version, another
-// secret), or when it has been there for some seconds (another job, another program). Otherwise throws the most
-// informative error of all tries when the deadline has passed: these, or kUnreachable. Warns of what may well be the
-// reason as soon as that is seen.
+// Returns a connection to the scheduler. Where there is only one port, throws at once if its listener has another
+// version or another secret, and after some seconds if it belongs to another job or another program. Otherwise it tries
+// until the deadline, and throws the most informative error that it has met, or kUnreachable. It warns of what may well
+// be the reason as soon as it sees that.
 //
-// `hint`: what to check when there is none, in terms of the variables that say where it is.
+// `hint` says what to check when no scheduler answers, in terms of the variables that say where it is.
 FoundScheduler find_scheduler(const std::string& host, const std::vector<std::uint16_t>& ports,
                               const transport::Credentials& credentials, const Deadline& deadline,
                               const std::string& hint = "");

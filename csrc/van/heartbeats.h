@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The heartbeats of a node, which prove that its loops make progress: while one of them is stuck none is sent, and the
-// scheduler counts the node as lost in the end. Threading: that of the loop.
+// Sends the heartbeats of a node. They prove that its loops make progress: while a loop is stuck no heartbeat is sent,
+// and in the end the scheduler counts the node as lost. Belongs to the thread of the event loop.
 #pragma once
 
 #include <functional>
@@ -16,18 +16,19 @@ std::string in_seconds(Duration time);  // "1.5 s"
 class Heartbeats {
  public:
   struct Events {
-    // Names a loop that has made no progress since the call that answered "" last, `silence` ago. May be null.
+    // Names a loop that has made no progress since this function returned "" last, which was `silence` ago. May be
+    // null.
     std::function<std::string(Duration silence)> find_stuck;
     std::function<bool()> can_send;
     std::function<void()> send;
-    // A heartbeat is due; answer with send(). A process that `was_stopped` itself (by a debugger, by a closed lid)
-    // cannot tell who was silent meanwhile.
+    // Is called when a heartbeat is due, and should call Heartbeats::send(). A process that `was_stopped` itself (by a
+    // debugger, by a closed lid) cannot tell who was silent meanwhile.
     std::function<void(bool was_stopped)> on_due;
   };
 
-  // `silence`: after which the scheduler counts this node as lost.
+  // `silence` is the time after which the scheduler counts this node as lost.
   Heartbeats(EventLoop& loop, double interval_s, Duration silence, Events events);
-  // Sends one now, or as soon as nothing is stuck.
+  // Sends a heartbeat now, or as soon as no loop is stuck.
   void send();
 
  private:
@@ -39,7 +40,7 @@ class Heartbeats {
   const Events events_;
   Clock::time_point last_beat_ = Clock::now();
   Clock::time_point last_proof_ = last_beat_;
-  bool has_warned_ = false;  // of the heartbeats that are held back now
+  bool has_warned_ = false;  // that heartbeats are held back now
   Timer next_beat_;
   Timer next_try_;  // to send a heartbeat that is held back
 };

@@ -20,32 +20,32 @@ class Hosts {
   Hosts() = default;
   explicit Hosts(const Membership& members);
 
-  // True when sums happen on the host first: more than one host has workers, some host has several, and every worker is
-  // willing (BPS_HOST_SUM) and able to share memory. Nothing below needs to be asked otherwise.
+  // Returns true when sums happen on the host first: more than one host has workers, some host has several, and every
+  // worker is willing (BPS_HOST_SUM) and able to share memory. Where it is false nothing below needs to be asked.
   bool active() const { return active_; }
   // Hosts are numbered in the order of their lowest rank.
   std::size_t count() const { return ranks_.size(); }
   std::uint32_t host_of(std::uint32_t worker_rank) const { return host_of_[worker_rank]; }
   const std::vector<std::uint32_t>& ranks(std::uint32_t host) const { return ranks_[host]; }
-  // The position of a rank among those of its host.
+  // Returns the position of a rank among those of its host.
   std::uint32_t local_index(std::uint32_t worker_rank) const { return local_index_[worker_rank]; }
-  // The host of a server, or kNoHost where no worker runs.
+  // Returns the host of a server, or kNoHost where no worker runs on it.
   static constexpr std::uint32_t kNoHost = ~std::uint32_t{0};
   std::uint32_t host_of_server(std::uint32_t server_rank) const { return servers_[server_rank].host; }
 
-  // The rank that speaks for `host` towards a server. `hash` spreads the partitions of one server over several ranks
-  // where there are fewer servers than ranks on the host.
+  // Returns the rank that speaks for `host` towards a server. `hash` spreads the partitions of one server over several
+  // ranks where there are fewer servers than ranks on the host.
   std::uint32_t relay(std::uint32_t host, std::uint32_t server_rank, std::uint64_t hash) const;
-  // True when relay() can be this rank for some hash.
+  // Returns true when relay() is this rank for some hash.
   bool relays(std::uint32_t worker_rank, std::uint32_t server_rank) const;
 
  private:
   struct Server {
     std::uint32_t host;
     std::int32_t worker;  // the rank of its process, if that is a worker, too
-    std::uint32_t first;  // place on its host's list of ranks, where the relays of other hosts are counted from
+    std::uint32_t first;  // where the relays of other hosts begin: an index into the ranks of each
   };
-  std::uint32_t spread(std::uint32_t host) const;  // ranks of a host that speak to one server
+  std::uint32_t spread(std::uint32_t host) const;  // how many ranks of a host speak to one server
 
   bool active_ = false;
   std::vector<std::uint32_t> host_of_;      // by worker rank
@@ -54,7 +54,7 @@ class Hosts {
   std::vector<Server> servers_;
 };
 
-// The ranks of a group that contribute together: those of one host, or one rank alone.
+// Holds the ranks of a group that contribute together: those of one host, or one rank alone.
 struct Contributor {
   std::uint32_t host = 0;
   std::vector<std::uint32_t> positions;  // of its ranks in the group, ascending
@@ -62,24 +62,24 @@ struct Contributor {
   bool is_host() const { return positions.size() > 1; }
 };
 
-// The contributors to the rounds of a group, in the order of summing.
+// Lists the contributors to the rounds of a group, in the order of summing.
 class Contributors {
  public:
-  // Every rank by itself.
+  // Each rank contributes by itself.
   static Contributors each(const Group& group);
-  // Hosts with several ranks contribute once.
+  // The ranks of a host contribute together. Where sums do not happen on hosts first, each rank contributes by itself.
   static Contributors by_host(const Group& group, const Hosts& hosts);
-  // The ranks on one host, by themselves; none if there are none.
+  // Only the ranks on this host contribute, each by itself. There may be none.
   static Contributors on_host(const Group& group, const Hosts& hosts, std::uint32_t host);
 
   static constexpr std::uint32_t kNone = ~std::uint32_t{0};
   std::uint32_t size() const { return static_cast<std::uint32_t>(list_.size()); }
   const Contributor& operator[](std::uint32_t index) const { return list_[index]; }
-  // The contributor that a position in the group belongs to, or kNone.
+  // Returns the contributor that a position in the group belongs to, or kNone.
   std::uint32_t of_position(std::uint32_t position) const {
     return position < of_position_.size() ? of_position_[position] : kNone;
   }
-  // True when one of them stands for several ranks.
+  // Returns true when a contributor stands for several ranks.
   bool has_hosts() const { return has_hosts_; }
 
  private:
@@ -90,7 +90,7 @@ class Contributors {
   bool has_hosts_ = false;
 };
 
-// Counts the hosts of a group's ranks.
+// Returns on how many hosts a group has ranks.
 std::size_t hosts_of(const Group& group, const Hosts& hosts);
 
 }  // namespace bps::van

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Questions about what the members are doing: the scheduler passes each on to all of them, and their replies back.
+// Passes questions about what the members are doing on to all of them, and their replies back to the peer that asked.
 //
-// Nothing waits here: who has asked decides how long it listens. Belongs to the scheduler's thread.
+// Nothing waits here: the peer that asked decides how long it listens. Belongs to the scheduler's thread.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,8 @@ class Inquiries {
  public:
   explicit Inquiries(std::function<void(Peer, const Message&)> send) : send_(std::move(send)) {}
 
-  // `state`: of the scheduler, as JSON. Has no effect while members are still to reply to this peer, or to many others.
+  // Asks all members, and tells the peer the `state` of the scheduler, as JSON. Has no effect while members are still
+  // to reply to this peer, or to many others.
   void ask(Peer from, const Ask& ask, MemberTable& members, const std::function<std::string()>& state);
   void reply(const Member& from, const Reply& reply);
   void closed(Peer from);
@@ -38,7 +39,8 @@ class Inquiries {
   std::uint64_t last_number_ = 0;
 };
 
-// Tells what the scheduler knows of its members, as JSON; `silence_ms`: since it heard of a peer last.
+// Tells what the scheduler knows of its members, as JSON; `silence_ms` returns for how long it has heard nothing of a
+// peer.
 std::string describe_members(MemberTable& members, const std::function<std::int64_t(Peer)>& silence_ms);
 
 }  // namespace bps::van

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The messages that tell people what the members of a job are doing. Somebody asks the scheduler, which asks each
-// member and passes on what they reply. Who asks need not be a member, but has to know the job's secret.
+// The messages that tell people what the members of a job are doing. A process asks the scheduler, which asks each
+// member and passes on what they reply. The process need not be a member, but has to know the job's secret.
 #pragma once
 
 #include <cstddef>
@@ -9,17 +9,17 @@
 
 namespace bps::van {
 
-inline constexpr std::size_t kMostReportBytes = 1U << 20;  // of one member
+inline constexpr std::size_t kMostReportBytes = 1U << 20;  // the report of one member
 
 struct Ask {  // -> scheduler; the reply is Asked, and then a Told of each member that replies
   std::uint32_t call = 0;
-  bool stacks = false;  // also where the threads of Python programs are
+  bool stacks = false;  // reports also say where the threads of Python programs are
   static constexpr void fields(auto& io, auto& m) { io(m.call, m.stacks); }
   bool operator==(const Ask&) const = default;
 };
 struct Asked {
   std::uint32_t call = 0;
-  std::uint32_t members = 0;  // so many have been asked
+  std::uint32_t members = 0;  // how many members have been asked
   std::string state;          // of the scheduler, as JSON
   static constexpr void fields(auto& io, auto& m) {
     io(m.call, m.members);
@@ -42,7 +42,7 @@ struct Reply {
   }
   bool operator==(const Reply&) const = default;
 };
-struct Told {  // scheduler -> who asked
+struct Told {  // scheduler -> the process that asked
   std::uint32_t call = 0;
   std::uint32_t node = 0;
   std::string report;

@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// One job as the scheduler sees it (job_phase.h). No sockets: messages and losses come in, messages go out.
+// Decides about one job, as the scheduler sees it (job_phase.h). It has no sockets: messages and losses come in,
+// messages go out.
 //
-// Where min_workers allows it, the loss of a member ends a view, and not the job; so does a connection between two
-// members that breaks although both are here: in the next view they make another one. The survivors are told, and join
-// again by new connections (renewing); when the last one has come, the next view begins with closed-up ranks. A
-// survivor that is lost meanwhile is not waited for. A new process may enter such a job: it waits until all workers
-// have come to the end of a step, or a member is lost, and is part of the view that begins then. Rounds, barriers and
-// groups of the view that has ended are over.
+// Where min_workers allows it, the loss of a member ends a view, and not the job. A view also ends when the connection
+// between two members breaks although both are here; in the next view they make another one. The survivors are told,
+// and join again by new connections (renewing). When the last one has come, the next view begins, and the ranks close
+// up. A survivor that is lost meanwhile is not waited for. A new process may enter such a job: it waits until all
+// workers have come to the end of a step, or a member is lost, and is part of the view that begins then. Rounds,
+// barriers and groups of the view that has ended are over.
 //
-// Where resume_timeout allows it, workers may suspend the job: when all have left and one of them has said that workers
-// are going to come back, the servers that are no workers and this scheduler wait for those. Gathering begins anew,
-// with as many members as the workers say that come.
+// Where resume_timeout allows it, workers may suspend the job. When all have left and one of them has said that workers
+// are going to come back, this scheduler and the servers that are no workers wait for them. The workers that come then
+// say how many members there are.
 //
 // A scheduler that was started in the place of a lost one finds the job running: its members rejoin. When all have
 // come, or have had their time, that view ends as if one of them had been lost, and the next one begins.
@@ -41,50 +42,51 @@ class Job {
   using Phase = JobPhase::Name;
   using Options = JobOptions;
   using Events = JobEvents;
-  // Heartbeats of all members together, and as many to them: they take a small part of a core.
+  // All members together send at most so many heartbeats, and get as many, so that these take a small part of a core.
   static constexpr std::uint32_t kBeatsPerSecond = 2000;
 
   Job(Options options, Events events);
 
-  // False: this peer may not send that, or not now; the caller closes its connection.
+  // Returns false where this peer may not send that, or not now. The caller then closes its connection.
   bool receive(Peer peer, Message&& message);
   // Tells all members who is gone since the last call. To be called soon after receive() and closed(): thousands may
   // leave at once, and all hear of all.
   void tell_departed();
   bool has_departed() const { return !departures_.nodes.empty(); }
-  // The connection ended, or was closed by the scheduler.
+  // To be called when the connection has ended, or was closed by the scheduler.
   void closed(Peer peer, const std::string& why);
-  // When the first of the waiting members gives up. Call give_up() then.
+  // Returns when the first wait is over, of a process that waits or of the job for its members. To be followed by
+  // give_up() then.
   std::optional<Clock::time_point> join_deadline() const;
   void give_up();
 
-  // Null where the weights of servers do not change while the job runs. To be called a few times a second: look().
+  // Returns null where the weights of servers do not change just now. Its look() is to be called a few times a second.
   LinkFollower* links() { return record_.phase.is<Running>() ? links_.get() : nullptr; }
 
   Phase phase() const { return record_.phase.name(); }
   std::uint32_t epoch() const { return record_.epoch; }
   // Returns what SIGUSR1 shows of it, as JSON: the phase, its members, who waits for whom in a call, and the groups.
   std::string dump() const;
-  // Once over: every worker left and nobody was lost.
+  // Returns true once the job is over, if every worker left and nobody was lost.
   bool ended_well() const { return record_.phase.is<Over>() && record_.phase.in<Over>()->well; }
-  // True when this peer waits for the others, is a member, or is what a member was in the view before.
+  // Returns true when this peer waits for the others, or is a member's connection, of this view or the one before.
   bool knows(Peer peer) const { return joining_.knows(peer); }
-  // True when nothing need be heard of it now.
+  // Returns true when this peer need not send heartbeats now.
   bool waits(Peer peer) const;
-  std::uint32_t beat_ms() const;  // in which each member sends one heartbeat
+  std::uint32_t beat_ms() const;  // the time between two heartbeats of a member
   struct Counts {
     std::uint64_t declared, barriers, lost, refused;
   };
   Counts counts() const;
 
  private:
-  // Those that are gone, whom not all know of yet.
+  // Collects the members that are gone and of whom not all know yet.
   struct Departures {
     Departed news;
     std::vector<std::uint32_t> nodes;
-    std::vector<std::pair<Peer, std::uint32_t>> calls;  // of those that leave
+    std::vector<std::pair<Peer, std::uint32_t>> calls;  // whose replies wait until all know
 
-    // `text`: what all are told; "" nothing. `call`: to which the member itself wants a reply.
+    // `text` is what all are told; where it is empty they are told nothing. The member wants a reply to its `call`.
     void add(const Member& member, bool is_lost, const std::string& text, std::optional<std::uint32_t> call = {});
   };
 
@@ -111,8 +113,8 @@ class Job {
   const Events events_;
   JobRecord record_;
   Joining joining_;
-  std::unique_ptr<Calls> calls_;         // while a view is in progress, and until the next one
-  std::unique_ptr<LinkFollower> links_;  // where servers may get other weights
+  std::unique_ptr<Calls> calls_;         // null before the first view, and while the job is suspended
+  std::unique_ptr<LinkFollower> links_;  // null where servers cannot get other weights
   Inquiries inquiries_;
   Suspicions suspicions_;
   Departures departures_;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The phases of a job as the scheduler sees it, each with what is valid in it alone. docs/notes/members.md has the
-// diagram.
+// Defines the phases of a job as the scheduler sees it, each with what is valid only in it. docs/notes/members.md has
+// the diagram.
 #pragma once
 
 #include <array>
@@ -17,29 +17,29 @@
 
 namespace bps::van {
 
-// The members come.
+// The members join.
 struct Gathering {
   Rendezvous rendezvous;
-  Clock::time_point alone_since = Clock::now();  // the last member has gone
+  Clock::time_point alone_since = Clock::now();  // when the last process that waited has gone
 };
-// A scheduler was lost: its members come to the one in its place.
+// A scheduler was lost, and its members come to the one in its place.
 struct Reuniting {
   Reunion reunion;
   Clock::time_point until;
 };
 // A view is in progress.
 struct Running {};
-// A view has ended: its members come again, for the next one.
+// A view has ended, and its members join again, for the next one.
 struct Renewing {
   std::string why;
   Rendezvous rendezvous{0, 0};
-  std::optional<Refused> give_up{};  // too few are left to begin the view
+  std::optional<Refused> give_up{};  // why the next view does not begin; nothing: it may
 };
-// The workers have left to come back: the job is resumed when they do.
+// The workers have left to come back, and the job is resumed when workers do.
 struct Suspended {
-  bool well = true;  // if nobody resumes it
+  bool well = true;  // whether the job has ended well if nobody resumes it
   Rendezvous rendezvous = Rendezvous::of_suspended_job();
-  Clock::time_point until{};  // while no worker has come
+  Clock::time_point until{};  // when the job is over if no worker has come
 };
 struct Over {
   bool well = false;  // every worker left and nobody was lost
@@ -76,7 +76,7 @@ class JobPhase {
   bool is() const {
     return std::holds_alternative<Phase>(now_);
   }
-  // Null in any other phase.
+  // Returns null in any other phase.
   template <typename Phase>
   Phase* in() {
     return std::get_if<Phase>(&now_);
@@ -85,14 +85,14 @@ class JobPhase {
   const Phase* in() const {
     return std::get_if<Phase>(&now_);
   }
-  // The rendezvous that seats processes which join; null while there is none.
+  // Returns the rendezvous that seats processes which join, or null where this phase has none.
   Rendezvous* rendezvous() {
     if (auto* gathering = in<Gathering>()) return &gathering->rendezvous;
     if (auto* renewing = in<Renewing>()) return &renewing->rendezvous;
     if (auto* suspended = in<Suspended>()) return &suspended->rendezvous;
     return nullptr;
   }
-  // Tells people whom it waits for: "2 of 4 workers joined; missing ranks 1, 3".
+  // Tells people whom the job waits for: "2 of 4 workers joined; missing ranks 1, 3".
   std::string missing() const {
     if (const auto* gathering = in<Gathering>()) return gathering->rendezvous.missing();
     if (const auto* suspended = in<Suspended>()) return suspended->rendezvous.missing();

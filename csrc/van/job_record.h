@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The parts of a scheduler's job share this: what it was told at the start, whom they tell, and what it is now.
+// The parts of a scheduler's job share these: its options, the functions by which they tell others, and its state.
 #pragma once
 
 #include <chrono>
@@ -21,26 +21,27 @@ namespace bps::van {
 
 struct JobOptions {
   Registry::Options registry;       // with the numbers of workers and servers
-  std::uint32_t silence_ms = 1500;  // told to the members
+  std::uint32_t silence_ms = 1500;  // after which a member counts as lost
   std::chrono::milliseconds join_timeout{60000};
-  bool ends_alone = false;                      // also when it has waited that long without any member
+  bool ends_alone = false;                      // the job ends also when it has waited that long without any member
   std::chrono::milliseconds resume_timeout{0};  // for workers to resume a suspended job; 0: none can be suspended
-  Terms terms{};    // of the rank that hosts the scheduler, or of the scheduler; min_workers: the job goes on while
-                    // there are so many; 0: only as it has begun
-  Origin origin{};  // of the rank that hosts the scheduler
-  std::uint64_t run = 0;                              // of the job; members of another one cannot rejoin
+  // Of the rank that hosts the scheduler, or of the scheduler. The job goes on while there are min_workers workers;
+  // where that is 0 it goes on only as it has begun.
+  Terms terms{};
+  Origin origin{};        // of the rank that hosts the scheduler
+  std::uint64_t run = 0;  // the number of the job's run; members of another run cannot rejoin
   std::chrono::milliseconds reunion_patience{12000};  // for members to rejoin, after the first one
 };
 
 struct JobEvents {
   Calls::Send send;
-  Shift::Tell tell = nullptr;                                           // the same to many; null: by send
-  std::function<void(const std::string& why)> on_lost;                  // a member
-  std::function<void(const std::string& what)> on_suspended = nullptr;  // and when nobody has resumed it
-  std::function<void()> on_over;                                        // before the members learn of it
+  Shift::Tell tell = nullptr;                                           // to many at once; null: by send
+  std::function<void(const std::string& why)> on_lost;                  // a member is lost
+  std::function<void(const std::string& what)> on_suspended = nullptr;  // or nobody has resumed it
+  std::function<void()> on_over;                                        // comes before the members learn of it
   std::function<void(Peer)> close = nullptr;               // ends the connection of another peer than the caller
-  std::function<void(std::uint32_t epoch)> on_epoch;       // of the view that who connects from here on will be in
-  std::function<std::int64_t(Peer)> silence_ms = nullptr;  // since this peer was heard of last
+  std::function<void(std::uint32_t epoch)> on_epoch;       // the view of those who connect from here on
+  std::function<std::int64_t(Peer)> silence_ms = nullptr;  // for how long nothing was heard of this peer
 };
 
 struct JobRecord {
@@ -51,12 +52,13 @@ struct JobRecord {
 
   const JobOptions options;
   JobPhase phase;
-  std::unique_ptr<MemberTable> members = std::make_unique<MemberTable>();  // none before the job runs
+  std::unique_ptr<MemberTable> members = std::make_unique<MemberTable>();  // empty before the job runs
   std::uint32_t epoch = 1;                                                 // of this view, or of the one to come
 
-  // True when those who are here can be the next view.
+  // Returns true when the members that are here can be the next view.
   bool goes_on() const { return options.terms.min_workers != 0 && members->can_go_on(options.terms.min_workers); }
-  // True when a member has left to come back. Then the others will have left, too, or be lost: it has the say.
+  // Returns true when a member has left to come back. One such member decides for all: in the end the others leave,
+  // too, or are lost.
   bool can_be_suspended() const { return options.resume_timeout.count() > 0 && members->has_suspended(); }
 };
 

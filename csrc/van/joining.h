@@ -21,39 +21,40 @@ namespace bps::van {
 class Joining {
  public:
   struct Events {
-    std::function<void(Rendezvous::Seating)> on_complete;  // the members of the first view, or of a resumed job
+    std::function<void(Rendezvous::Seating)> on_complete;  // the first view, or a resumed job, has all its members
     std::function<void()> on_back;                         // a member of the view that has ended has come again
-    std::function<void()> on_server;                       // one waits to enter: the workers' steps do not need it
-    std::function<void()> on_reunited;                     // all members of the view that was lost with its scheduler
+    std::function<void()> on_server;                       // one waits to enter; it need not wait for the end of a step
+    std::function<void()> on_reunited;                     // all members of a lost scheduler's view have come back
   };
 
   Joining(JobRecord& record, const JobEvents& job, Events events)
       : record_(record), job_(job), events_(std::move(events)) {}
 
-  // False: the caller closes the connection, and a process that finds this is not to be tries again.
+  // Both return false where the caller is to close the connection. A process that wants to join then tries again.
   bool join(Peer peer, const Join& join);
   bool rejoin(Peer peer, const Rejoin& report);
   void refuse(Peer peer, const Refused& why);
   std::uint64_t refused() const { return refused_; }
 
-  // True when this peer waits for the others, is a member, or is what a member was in the view before.
+  // Returns true when this peer waits for the others, or is a member's connection, of this view or the one before.
   bool knows(Peer peer) const;
   bool waits(Peer peer) const { return patience_.has(peer); }
   bool is_empty() const { return patience_.empty(); }
-  // When the first one gives up.
+  // Returns when the first of those that wait gives up.
   std::optional<Clock::time_point> deadline() const { return patience_.first(); }
-  // The connection by which a process waits has ended. Returns the member that is lost by that, or null.
+  // To be called when the connection by which a process waits has ended. Returns the member that is lost by that, or
+  // null.
   Member* stop_waiting(Peer peer, const std::string& why);
-  // All that wait have come, or need wait no longer; returns them.
+  // Ends all waits, because all have come or need wait no longer. Returns those that waited.
   std::vector<Peer> end_all() { return patience_.end_all(); }
 
   // ---- Those who wait to enter
   bool has_entrants() const { return !entering_.empty(); }
   std::size_t entering_workers() const;
-  // "a process on a (pid 1), a process on b (pid 2) enter the job"
+  // Tells people who enters: "a process on a (pid 1), a process on b (pid 2) enter the job".
   std::string describe_entrants() const;
   std::vector<std::pair<Peer, Node>> take_entrants() { return std::exchange(entering_, {}); }
-  // Refuses those who have waited too long to enter. False: there are none.
+  // Refuses those who have waited too long to enter. Returns false where there are none.
   bool refuse_late();
 
  private:
@@ -66,7 +67,7 @@ class Joining {
   JobRecord& record_;
   const JobEvents& job_;
   const Events events_;
-  Patience patience_;  // of all that wait
+  Patience patience_;  // until when each process waits
   std::vector<std::pair<Peer, Node>> entering_;
   std::uint64_t refused_ = 0;
 };

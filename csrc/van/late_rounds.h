@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The round that each rank waits for, once that takes a while, and which ranks wait in one round for operations of
-// different kinds. Servers find that out as well where pushes of both meet; but kinds cut a tensor in different ways,
-// so that they may meet nowhere, and each rank would wait for the other until its deadline.
+// Keeps the round that each rank waits for once that takes a while, and finds ranks that wait in one round for
+// operations of different kinds. Servers find that out as well where pushes of both meet. But kinds cut a tensor in
+// different ways, so that the pushes may meet nowhere, and each rank would wait for the other until its deadline.
 //
-// Belongs to the scheduler's thread. Memory: one round for each rank, and some that failed.
+// Belongs to the scheduler's thread. It keeps one round for each rank, and some that failed.
 #pragma once
 
 #include <algorithm>
@@ -22,17 +22,17 @@ namespace bps::van {
 class LateRounds {
  public:
   struct Difference {
-    LateRound round;  // of any kind
+    LateRound round;  // its kind says nothing
     tensor::Caller one;
     tensor::Caller other;
   };
   struct Found {
     Difference difference;
-    bool is_new;  // all ranks of the group are to be told; else only this one
+    bool is_new;  // all ranks of the group are to be told; false: only this one
   };
 
-  // The rank waits for this now. Tells if others have waited in the same round for operations of different kinds, or do
-  // so with this one.
+  // Notes what the rank waits for now. Returns a difference where ranks wait, or have waited, in this round for
+  // operations of different kinds.
   std::optional<Found> note(std::uint32_t rank, const LateRound& late) {
     LateRound least = late, most = late;
     least.kind = tensor::OperationKind{};
@@ -53,7 +53,7 @@ class LateRounds {
   }
 
  private:
-  static constexpr std::size_t kMostFailed = 64;  // remembered for ranks that come late
+  static constexpr std::size_t kMostFailed = 64;  // rounds that are remembered for ranks that come late
 
   std::unordered_map<std::uint32_t, LateRound> latest_;  // by rank
   std::set<std::pair<LateRound, std::uint32_t>> waiting_;

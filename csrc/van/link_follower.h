@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Keeps what servers sum in proportion to what the links of their hosts carry: watches those, and gives the servers
-// other weights when one has become slow, or is as fast again. Belongs to the scheduler's thread.
+// Keeps what servers sum in proportion to what the links of their hosts carry. It watches the links, and gives the
+// servers other weights when a link has become slow, or is as fast as before. Belongs to the scheduler's thread.
 #pragma once
 
 #include <vector>
@@ -19,16 +19,17 @@ class LinkFollower {
         shift_(members, std::move(tell)),
         watch_(members.membership()) {}
 
-  // Takes what a member tells. False: no honest one says this.
+  // Take what a member tells. They return false where no honest member says this.
   bool take(const Member& member, const LinkUse& use) { return watch_.take(member.node->id, use); }
   bool take(const Member& member, Rounds&& rounds);
   // To be called a few times a second.
   void look(Clock::time_point now);
-  // Gives the servers the weights that follow from these links, of all nodes, if that is possible just now.
+  // Gives the servers the weights that follow from these links, if that is possible just now. `links` has bytes per
+  // second for each node.
   void shift(std::vector<std::uint64_t> links, Clock::time_point now);
-  // A worker has left or is lost.
+  // Calls off the shift that is open. To be called when a member has left or is lost.
   void call_off() { shift_.call_off(); }
-  // Adds how many changes there were, and the links that are slow.
+  // Adds how many shifts there were, and the links that are slow.
   void describe(JsonObject& state) const;
 
  private:

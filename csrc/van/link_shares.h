@@ -24,18 +24,18 @@
 
 namespace bps::van {
 
-// A host, as one group sees it.
+// Describes a host as one group sees it.
 struct Site {
   double link = 1;                                        // bytes per second in each direction
   double sums = std::numeric_limits<double>::infinity();  // bytes of contributions per second; 0: it has no server
-  std::uint32_t contributions = 0;                        // of the group; 0: a spare host
+  std::uint32_t contributions = 0;                        // that the group makes here; 0: a spare host
 };
 
-// By site; all 0 where no site has a server. Where several answers are as fast, spare hosts sum as much as they can, so
-// that the hosts of ranks keep their processors.
+// Returns the share of each site; all are 0 where no site has a server. Where several answers are as fast, spare hosts
+// sum as much as they can, so that the hosts of ranks have their processors for themselves.
 std::vector<double> link_shares(std::span<const Site> sites);
 
-// The seconds for which a byte of the tensor keeps a site busy. The time of a byte is the largest of all.
+// Says for how many seconds a byte of the tensor keeps a site busy. The time of a byte is the largest of all these.
 struct Busy {
   double link = 0;
   double sums = 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The members of a running job, and what has become of each.
+// Keeps the members of a running job, and what has become of each.
 #pragma once
 
 #include <algorithm>
@@ -23,16 +23,17 @@ struct Member {
   bool suspends = false;  // it has left to come back
   Peer renewed_as = 0;    // its connection in the view to come, once it has joined that
   Peer before = 0;        // its connection in the view before, until it has closed that
-  std::string farewell;   // "worker 1 (host, pid 42) has left the job", once it is not here
+  std::string farewell;   // "worker 1 (host, pid 42) has left the job"; empty: it is here
   std::string cause;      // the first loss that led to its end, if one did: its own or that of another member
 
   bool is_worker() const { return node->worker_rank >= 0; }
   bool is_here() const { return fate == Fate::kHere; }
-  // It has left as it should. Its server, if it has one, stays until all have left.
+  // Returns true when the member has left as it should. Its server, if it has one, stays until all have left.
   bool serves_on() const { return fate == Fate::kLeft && cause.empty() && connected; }
-  // Those who have heard nothing of it, or whose connection to it is broken, may hear of it again.
+  // Returns true when a peer that suspects the member can be told that it is reachable. A peer whose connection to it
+  // is broken cannot reach a member that has left.
   bool can_answer(bool is_broken) const { return is_here() || (serves_on() && !is_broken); }
-  bool is_awaited() const { return is_here() && renewed_as == 0; }  // in the next view
+  bool is_awaited() const { return is_here() && renewed_as == 0; }  // by the next view
   std::string name() const { return is_worker() ? "rank " + std::to_string(rank()) : node->describe(); }
   std::uint32_t rank() const { return static_cast<std::uint32_t>(node->worker_rank); }  // of a worker
 };
@@ -52,7 +53,7 @@ class MemberTable {
   MemberTable& operator=(const MemberTable&) = delete;
 
   const Membership& membership() const { return membership_; }
-  // True when those who are here can be a view.
+  // Returns true when the members that are here can be a view.
   bool can_go_on(std::uint32_t min_workers) const {
     std::uint32_t workers = 0;
     bool any_server = false;
@@ -63,19 +64,19 @@ class MemberTable {
     }
     return workers >= min_workers && any_server;
   }
-  // True when no worker is here any more.
+  // Returns true when no worker is here any more.
   bool have_all_left() const {
     return std::ranges::none_of(members_, [](const Member& one) { return one.is_worker() && one.is_here(); });
   }
-  // True when one of those that have left is going to come back.
+  // Returns true when one of those that have left is going to come back.
   bool has_suspended() const { return std::ranges::any_of(members_, &Member::suspends); }
-  // It has left, or is lost.
+  // Notes that the member has left or is lost.
   void note_gone(Member& member, Member::Fate fate) {
     member.fate = fate;
     if (member.went == 0) member.went = ++gone_;
   }
   std::vector<Member>& all() { return members_; }
-  // The connections of those for whom it holds, as &Member::is_here.
+  // Returns the connections of the members for whom `holds` is true. It may be a function such as &Member::is_here.
   std::vector<Peer> peers(auto holds) const {
     std::vector<Peer> found;
     for (const Member& member : members_) {
@@ -90,12 +91,12 @@ class MemberTable {
     Member* const member = find_in(by_peer_, peer);
     return member != nullptr && member->peer == peer ? member : nullptr;
   }
-  // The member whose connection this was in the view before.
+  // Returns the member whose connection this was in the view before, or null.
   Member* find_before(Peer peer) {
     Member* const member = find_in(by_peer_, peer);
     return member != nullptr && member->before == peer ? member : nullptr;
   }
-  // The member that has joined the view to come by this connection.
+  // Returns the member that has joined the view to come by this connection, or null.
   Member* find_renewed(Peer peer) {
     Member* const member = find_in(by_peer_, peer);
     return member != nullptr && member->renewed_as == peer ? member : nullptr;

@@ -19,7 +19,7 @@ namespace bps::van {
 inline constexpr std::int32_t kNoRank = -1;
 inline constexpr std::int32_t kAnyRank = -2;  // a wish at joining time only
 
-// The most nodes of a job, and the largest texts that a message may carry.
+// These limit the nodes of a job, and the texts that a message may carry.
 inline constexpr std::size_t kMostNodes = 1U << 16;
 inline constexpr std::size_t kMostTransportBytes = 16;
 inline constexpr std::size_t kMostAddressBytes = 65536;
@@ -39,7 +39,7 @@ struct TransportAddress {
   bool operator==(const TransportAddress&) const = default;
 };
 
-// One process. A joint process is a worker and a server; the scheduler is not a node.
+// Describes one process. A joint process is a worker and a server; the scheduler is not a node.
 struct Node {
   std::uint32_t id = 0;  // its place in Membership::nodes plus one; 0 = the scheduler
   std::int32_t worker_rank = kNoRank;
@@ -49,25 +49,26 @@ struct Node {
   std::uint32_t pid = 0;
   std::string host;            // for people
   std::string host_key;        // equal for processes that can share memory
-  std::uint64_t identity = 0;  // random, of this process alone: the same in all views
+  std::uint64_t identity = 0;  // random, of this process alone; the same in all views
   bool sums_on_host = false;   // BPS_HOST_SUM, and shared memory is allowed: see hosts.h
   bool may_serve = false;      // a worker that can be a server, too, if that helps the dedicated ones
   std::uint64_t link = 0;      // bytes per second of its host's link; 0: unknown
   std::uint64_t sum_rate = 0;  // bytes of pushes per second that its server can add; 0: unknown
-  bool has_state = false;      // of the job: it was in the view before, or has suspended the job
+  bool has_state = false;      // it was in the view before, or has suspended the job
   Terms terms{};
   std::vector<TransportAddress> addresses;
 
-  // True when it may run server loops: to sum for all, or for its host.
+  // Returns true when the process may run server loops, to sum for all or for its host.
   bool sums() const { return server_rank >= 0 || sums_on_host; }
-  // A worker without a loop, or a server, could not do anything. Everybody has tables of all loops.
+  // A worker or a server without a loop could do nothing. The most is limited because each process has tables of all
+  // loops.
   static constexpr std::uint16_t kMostLoops = 64;  // as the settings allow
   bool has_loops() const {
     return (worker_rank == kNoRank || worker_loops > 0) &&
            ((server_rank == kNoRank && !may_serve) || server_loops > 0) && worker_loops <= kMostLoops &&
            server_loops <= kMostLoops;
   }
-  // "worker 1 and server 1 (host, pid 42)": how errors name a peer.
+  // Returns how errors name a peer: "worker 1 and server 1 (host, pid 42)".
   std::string describe() const;
   static constexpr void fields(auto& io, auto& m) {
     io(m.id, m.worker_rank, m.server_rank, m.worker_loops, m.server_loops, m.pid);
@@ -79,12 +80,12 @@ struct Node {
   bool operator==(const Node&) const = default;
 };
 
-// An ordered set of worker ranks that sums together. Group 0 is all workers.
+// Names an ordered set of worker ranks that sum together. Group 0 is all workers.
 struct Group {
   std::uint32_t id = 0;
   std::vector<std::uint32_t> ranks;  // ascending, worker ranks
   std::uint32_t size() const { return static_cast<std::uint32_t>(ranks.size()); }
-  // Position of a worker rank in the group, or kNoRank.
+  // Returns the position of a worker rank in the group, or kNoRank.
   std::int32_t index_of(std::uint32_t worker_rank) const;
   static constexpr void fields(auto& io, auto& m) {
     io(m.id, m.ranks);
@@ -100,39 +101,42 @@ struct Membership {
   std::vector<Node> nodes;  // workers by rank first, then servers that are no workers
   std::uint32_t workers = 0;
   std::uint32_t servers = 0;
-  std::uint32_t epoch = 1;  // of this view: what another epoch's members send is dropped
-  // Keys belong to key slots. There are as many as the first view had servers, and more when more enter. Each is named
-  // by the identity of the server that has it, or had it until it was lost: a process that enters takes the first of
-  // those. Empty: number i is that of server i.
+  std::uint32_t epoch = 1;  // of this view; what members send in another epoch is dropped
+  // Keys belong to key slots. There are as many as the first view had servers, and more when more enter. Each slot is
+  // named by the identity of the server that has it, or that had it until it was lost; a server that enters takes the
+  // first slot of a lost one. Where the list is empty, slot i belongs to server i.
   std::vector<std::uint64_t> slots{};
 
-  // nullptr for a rank or an id that does not exist.
+  // These return nullptr for a rank, an id or an identity that does not exist.
   const Node* worker(std::uint32_t rank) const;
   const Node* server(std::uint32_t rank) const;
   const Node* by_id(std::uint32_t id) const;
   const Node* find(std::uint64_t identity) const;
-  // "server 3", or "worker 1" of a node that is no server: names that stay the same when a process is started again.
+  // Returns "server 3", or "worker 1" for a node that is no server. Such names stay the same when a process is started
+  // again.
   std::string name_of(std::uint32_t id) const;
   Group all() const;
-  // True when each worker is a server, too.
+  // Returns true when each worker is a server, too.
   bool has_embedded_servers() const { return workers > 0 && nodes.front().server_rank >= 0; }
-  // The rank of each key slot's server, or tensor::kNoServer.
+  // Returns the rank of each key slot's server, or tensor::kNoServer.
   std::vector<std::uint32_t> server_of_slot() const;
-  // Deals key slots to the servers of this view. `before`: those of the view before, none for the first one.
+  // Deals key slots to the servers of this view. `before` has those of the view before, or none for the first view.
   void take_slots(std::vector<std::uint64_t> before);
-  // Loops of all servers together, and of as many for each key slot without one: tensors are cut as they were.
+  // Returns how many loops all servers have together. A key slot without a server counts as many as the others do on
+  // average, so that tensors are cut as they were.
   std::uint32_t all_server_loops() const;
-  // True when some workers have entered a job of which others have state.
+  // Returns true when some workers have entered a job of which others have state.
   bool has_entrants() const;
-  // Every rank once, ids and order as promised above: what holds of each membership that comes off the wire.
+  // Returns true when each rank is there once, and ids and order are as promised above. This holds for each membership
+  // that comes off the wire.
   bool is_consistent() const;
   using Packed = Roll;  // how it travels
   Roll pack() const;
-  bool unpack(const Roll& roll);  // false: no consistent membership is packed so
+  bool unpack(const Roll& roll);  // returns false where no consistent membership is packed so
   bool operator==(const Membership&) const = default;
 };
 
-// A tensor as a rank declares it when it first uses the name; all ranks of the group must say the same.
+// Describes a tensor as a rank declares it when it first uses the name. All ranks of the group must declare the same.
 struct TensorSpec {
   std::uint32_t group = 0;
   std::string name;
@@ -161,7 +165,7 @@ struct TensorId {
   bool operator==(const TensorId&) const = default;
 };
 
-// "rank 3" or "ranks 0, 1, 3": how texts name ranks. A long list is cut short.
+// Returns how texts name ranks: "rank 3" or "ranks 0, 1, 3". A long list is cut short.
 std::string name_ranks(std::span<const std::uint32_t> ranks);
 
 }  // namespace bps::van

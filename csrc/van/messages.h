@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The messages between nodes and the scheduler; those of inquiries and of shifts have files of their own.
+// Defines the messages between nodes and the scheduler. Those of inquiries and of shifts have files of their own. Notes
+// such as `node -> scheduler` say who sends a message to whom.
 //
 // On the stream, a message is a 32-bit length, then what encode() returns: one byte of type and the fields
 // (core/codec.h).
@@ -29,9 +30,10 @@ namespace bps::van {
 inline constexpr std::size_t kMostMessageBytes = 16U << 20;
 inline constexpr std::size_t kMostTextBytes = 16384;  // an error text quotes a name and two shapes
 inline constexpr std::uint32_t kNoGroup = ~0U;
-inline constexpr std::uint32_t kMostEpochs = 1U << 31;  // of a view that is reported: there are numbers after it
+// The epoch of a view that is reported is below this, so that there are numbers after it.
+inline constexpr std::uint32_t kMostEpochs = 1U << 31;
 
-struct Join {  // node -> scheduler: the ranks are requests
+struct Join {  // node -> scheduler; the ranks of the node are requests
   Node node;
   std::uint32_t workers = 0;
   std::uint32_t servers = 0;
@@ -44,10 +46,10 @@ struct Join {  // node -> scheduler: the ranks are requests
   }
   bool operator==(const Join&) const = default;
 };
-struct Welcome {                 // scheduler -> all nodes: all have joined. A node finds itself by its identity.
+struct Welcome {                 // scheduler -> all nodes, when all have joined. A node finds itself by its identity.
   std::uint32_t silence_ms = 0;  // a side that has sent nothing for so long counts as lost
   std::uint32_t beat_ms = 0;     // members send a heartbeat this often, or more often
-  std::uint64_t run = 0;         // of the job, see Rejoin
+  std::uint64_t run = 0;         // the number of the job's run, see Rejoin
   Membership membership;
   static constexpr void fields(auto& io, auto& m) {
     io(m.silence_ms, m.beat_ms, m.run, m.membership);
@@ -73,7 +75,7 @@ struct Heartbeat {
 struct Barrier {  // the reply is Done or Failed
   std::uint32_t call = 0;
   std::uint32_t group = 0;
-  std::uint64_t partition_bytes = 0;  // of all workers: what the job shall use at most, the smallest counts; 0: no wish
+  std::uint64_t partition_bytes = 0;  // the most that a partition shall have; the smallest wish counts; 0: no wish
   bool ends_step = false;             // processes that wait to enter the job may do so when all have come
   static constexpr std::uint64_t kLeastPartition = 8;  // as the settings allow
   static constexpr void fields(auto& io, auto& m) {
@@ -84,8 +86,8 @@ struct Barrier {  // the reply is Done or Failed
 };
 struct Done {
   std::uint32_t call = 0;
-  std::uint64_t partition_bytes = 0;  // of a barrier: the smallest of all wishes so far; 0: none
-  std::uint32_t group = kNoGroup;     // of a barrier
+  std::uint64_t partition_bytes = 0;  // the smallest wish of all barriers so far; 0: none
+  std::uint32_t group = kNoGroup;     // whose barrier has ended; kNoGroup: the call was no barrier
   static constexpr void fields(auto& io, auto& m) { io(m.call, m.partition_bytes, m.group); }
   bool operator==(const Done&) const = default;
 };
@@ -140,7 +142,7 @@ struct TensorFailed {  // to the ranks that have declared it: another rank decla
   }
   bool operator==(const TensorFailed&) const = default;
 };
-struct LateRound {  // worker -> scheduler, with its heartbeats: what it has waited for longest, once that takes a while
+struct LateRound {  // worker -> scheduler, with its heartbeats: the round it has waited for longest
   std::uint32_t group = 0;
   std::uint32_t tensor = 0;
   std::uint32_t round = 0;
@@ -187,10 +189,10 @@ struct GroupReady {
 };
 struct Leave {  // the reply is Done; nothing else is sent after it
   std::uint32_t call = 0;
-  std::uint32_t lost_node = 0;  // the sender leaves because of this loss
-  std::string reason;           // what the sender knows of it; of no loss: the exception with which it ends, or nothing
+  std::uint32_t lost_node = 0;  // the loss because of which the sender leaves; 0: none
+  std::string reason;           // what it knows of the loss; without one, the exception with which it ends, or nothing
   std::string failure;          // how its last operation failed, or nothing
-  bool suspends = false;        // workers are going to come back, it or others: the job waits for them
+  bool suspends = false;        // workers are going to come back, it or others, and the job waits for them
   static constexpr void fields(auto& io, auto& m) {
     io(m.call, m.lost_node);
     io.bounded(m.reason, kMostTextBytes);
@@ -218,9 +220,9 @@ struct PeerLost {  // `node` is gone; the text names the first cause, which may 
   bool operator==(const PeerLost&) const = default;
 };
 
-struct Suspect {  // node -> scheduler: what about `node`? The reply is PeerLost, Reachable or ViewEnded
+struct Suspect {  // node -> scheduler: asks what has become of `node`; the reply is PeerLost, Reachable or ViewEnded
   std::uint32_t node = 0;
-  bool broken = false;  // my connection to it has ended; or it only says nothing
+  bool broken = false;  // the sender's connection to it has ended; false: it is silent
   static constexpr void fields(auto& io, auto& m) { io(m.node, m.broken); }
   bool operator==(const Suspect&) const = default;
 };
@@ -229,10 +231,10 @@ struct Reachable {  // scheduler -> node: the suspected node has been heard of s
   static constexpr void fields(auto& io, auto& m) { io(m.node); }
   bool operator==(const Reachable&) const = default;
 };
-struct Departed {  // scheduler -> all members: what PeerLost and a leave say, of all that are gone since the last one
+struct Departed {  // scheduler -> all members: who is gone since the last message of this kind
   struct Member {
     std::uint32_t node = 0;
-    bool is_lost = false;  // as PeerLost; or it is a worker that contributes to nothing that begins now
+    bool is_lost = false;  // false: a worker has left, and contributes to nothing that begins now
     std::string text;
     static constexpr void fields(auto& io, auto& m) {
       io(m.node, m.is_lost);
@@ -245,13 +247,13 @@ struct Departed {  // scheduler -> all members: what PeerLost and a leave say, o
   bool operator==(const Departed&) const = default;
 };
 
-// Scheduler -> all members: a member is lost, or a process wants to enter, and the job goes on as another view. Whoever
-// takes part in it ends what is under way, closes its connections, and joins again (Join::renews) by a new one.
-// Scheduler -> servers: the workers have suspended the job, and the next view begins when workers resume it.
+// Scheduler -> all members: a member is lost, or a process wants to enter, and the job goes on as another view. A
+// member that takes part in it ends what is under way, closes its connections, and joins again (Join::renews) by a new
+// one. Scheduler -> servers: the workers have suspended the job, and the next view begins when workers resume it.
 struct ViewEnded {
   std::uint32_t epoch = 0;  // of the next view
   std::string text;
-  std::uint32_t patience_ms = 0;  // of a suspended job: how long the next view may take to begin
+  std::uint32_t patience_ms = 0;  // how long the next view of a suspended job may take to begin
   static constexpr void fields(auto& io, auto& m) {
     io(m.epoch);
     io.bounded(m.text, kMostTextBytes);
@@ -261,10 +263,10 @@ struct ViewEnded {
 };
 
 // Node -> a scheduler that was started in the place of one that was lost: what the node knows of the job. The reply is
-// ViewEnded, once all members have come, or as many as there are; before it, the answers that the lost scheduler has
-// given to other members, and not to this one.
+// ViewEnded, once all members have come or have had their time. Before it come the answers that the lost scheduler has
+// given to other members, and perhaps not to this one.
 struct Rejoin {
-  struct Barriers {  // of a group: how many have ended here
+  struct Barriers {  // how many barriers of a group have ended on this node
     std::uint32_t group = 0;
     std::uint64_t ended = 0;
     static constexpr void fields(auto& io, auto& m) { io(m.group, m.ended); }
@@ -280,8 +282,8 @@ struct Rejoin {
     bool operator==(const Made&) const = default;
   };
 
-  std::uint64_t run = 0;  // of the job; of another one, the node is refused
-  std::uint32_t you = 0;  // its id in this view
+  std::uint64_t run = 0;  // the number of the job's run; a node of another run is refused
+  std::uint32_t you = 0;  // the id of the node in this view
   Membership membership;
   std::vector<Barriers> barriers;
   std::vector<Made> groups;
@@ -302,9 +304,9 @@ using Message = std::variant<Join, Welcome, Refused, Heartbeat, Barrier, Done, F
                              PeerLost, Suspect, Reachable, Departed, ViewEnded, Ask, Asked, Question, Reply, Told,
                              Rejoin, LinkUse, BeginShift, Rounds, EndShift, LateRound, RoundFailed>;
 
-// Without the length. Texts beyond their limit are cut; check_spec() finds names that are too long.
+// Returns the message without the length. Texts beyond their limit are cut; check_spec() finds names that are too long.
 Bytes encode(const Message& message);
-// Nothing for malformed bytes.
+// Returns nothing for malformed bytes.
 std::optional<Message> decode(std::span<const std::byte> bytes);
 
 // Throws kInvalidArgument for a tensor that a message cannot describe.

@@ -11,9 +11,9 @@ namespace bps::van {
 inline constexpr std::size_t kMostOriginBytes = 4096;
 
 struct Origin {
-  // The script and its arguments, cut where a number begins or ends, with kCut between. Each piece begins with '=', or
-  // with '#' if it is a number of this process: its rank, local rank or machine. Empty: not known, or of no account,
-  // because the job has a name of its own.
+  // Holds the script and its arguments, cut where a number begins or ends, with kCut between. Each piece begins with
+  // '=', or with '#' if it is a number of this process: its rank, local rank or machine. The text is empty where the
+  // command is not known, or does not matter because the job has a name of its own.
   std::string command;
   static constexpr char kCut = '\x1f';
 
@@ -21,9 +21,9 @@ struct Origin {
   bool operator==(const Origin&) const = default;
 };
 
-// True when both may be ranks of one job.
+// Returns true when both may be ranks of one job.
 bool may_belong_together(const Origin& a, const Origin& b);
-// The command as it was typed.
+// Returns the command as it was typed.
 std::string command_of(const Origin& origin);
 
 }  // namespace bps::van

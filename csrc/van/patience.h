@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The processes that wait for others to come, each until a time of its own. Belongs to the scheduler's thread.
+// Keeps the processes that wait for others to come, each until a time of its own. Belongs to the scheduler's thread.
 #pragma once
 
 #include <optional>
@@ -15,13 +15,13 @@ namespace bps::van {
 
 class Patience {
  public:
-  // max(): for ever.
+  // The peer waits until this time; with max() it waits for ever.
   void begin(Peer peer, Clock::time_point until) {
     end(peer);
     until_[peer] = until;
     if (until != Clock::time_point::max()) by_time_.emplace(until, peer);
   }
-  // False: it did not wait.
+  // Returns false where the peer did not wait.
   bool end(Peer peer) {
     const auto found = until_.find(peer);
     if (found == until_.end()) return false;
@@ -41,7 +41,7 @@ class Patience {
     const auto found = until_.find(peer);
     return found != until_.end() && found->second <= now;
   }
-  // When the first one gives up.
+  // Returns when the first one gives up, or nothing where none does.
   std::optional<Clock::time_point> first() const {
     return by_time_.empty() ? std::nullopt : std::optional(by_time_.begin()->first);
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The peers whose connections broke, until it is known what became of them, and those that are lost. Threading: the
-// van's.
+// Keeps the peers whose connections broke, until it is known what became of them, and the peers that are lost. Belongs
+// to the van's thread.
 #pragma once
 
 #include <cstdint>
@@ -13,18 +13,18 @@ namespace bps::van {
 
 class PeerSuspicions {
  public:
-  // The connection to a node broke, for this reason. The first one counts.
+  // Notes why the connection to a node broke. Only the first reason counts.
   void add(std::uint32_t node, const std::string& why) { suspected_.emplace(node, why); }
   // Returns why a node is suspected, or nothing.
   std::optional<std::string> why(std::uint32_t node) const {
     const auto found = suspected_.find(node);
     return found == suspected_.end() ? std::nullopt : std::optional(found->second);
   }
-  // One of those that are suspected, or nothing.
+  // Returns a node that is suspected, or nothing.
   std::optional<std::uint32_t> any() const {
     return suspected_.empty() ? std::nullopt : std::optional(suspected_.begin()->first);
   }
-  // It is known now that a node is lost. False when it was known before.
+  // Notes that a node is lost. Returns false where that was known before.
   bool note_lost(std::uint32_t node) {
     suspected_.erase(node);
     return lost_.insert(node).second;

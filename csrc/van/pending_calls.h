@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Calls to the scheduler that wait for their answers.
+// Keeps the calls to the scheduler that wait for their answers.
 //
 // Threading: callers wait on their own threads, and can be interrupted; the van's thread brings the answers.
 #pragma once
@@ -17,7 +17,7 @@
 
 namespace bps::van {
 
-// A call of this process that the scheduler has not answered.
+// Describes a call of this process that the scheduler has not answered.
 struct WaitingCall {
   std::string what;
   std::int64_t since_ms = 0;
@@ -25,10 +25,10 @@ struct WaitingCall {
 
 class PendingCalls {
  public:
-  // One call; removes itself when destroyed. Lives on the caller's stack.
+  // Is one call. It lives on the caller's stack, and removes itself when destroyed.
   class Call {
    public:
-    // `what`, for people: "the barrier of group 0".
+    // `what` names the call for people: "the barrier of group 0".
     Call(PendingCalls& calls, std::string what);  // with the next free number; throws kNotInitialized after close()
     Call(PendingCalls& calls, std::string what, std::uint32_t number);  // with this number; also after close()
     ~Call();
@@ -39,8 +39,8 @@ class PendingCalls {
     const std::string& what() const { return what_; }
     // Notes what has been asked, for requests().
     void note(const Message& request);
-    // The answer; nothing when the deadline passed first. Throws the error of break_all() if that comes or came first,
-    // and what a Failed or Refused says.
+    // Returns the answer, or nothing when the deadline passed first. Throws the error of break_all() if that comes or
+    // came first, and the error that a Failed or Refused carries.
     std::optional<Message> wait(const Deadline& deadline);
 
    private:
@@ -55,16 +55,16 @@ class PendingCalls {
   };
 
   void answer(std::uint32_t number, Message&& message);
-  // No answers will come: all calls fail with this error.
+  // Fails all calls with this error, and further ones until reset(), because no answers will come.
   void break_all(const Error& why);
-  // This process leaves the job: the calls that wait fail with kNotInitialized, and so do further ones.
+  // Fails the calls that wait, and further ones, with kNotInitialized, because this process leaves the job.
   void close();
-  // Makes it ready for a new connection.
+  // Forgets the error of break_all(), for a new connection.
   void reset();
   std::vector<WaitingCall> list();
-  // The questions of the calls without an answer, in the order of their numbers.
+  // Returns the requests of the calls without an answer, in the order of their numbers.
   std::vector<Message> requests();
-  // The question of the call of this number, if it still waits.
+  // Returns the request of the call with this number, if it still waits.
   std::optional<Message> request(std::uint32_t number);
 
  private:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Gathers what a node has to tell a scheduler in the place of a lost one. Threading: the van's.
+// Gathers what a node has to tell a scheduler in the place of a lost one. Belongs to the van's thread.
 #pragma once
 
 #include <cstdint>
@@ -14,20 +14,20 @@ namespace bps::van {
 
 class RejoinReport {
  public:
-  // At the welcome: the number of the job's run.
+  // Notes the number of the job's run, which the welcome has told.
   void begin(std::uint64_t run) { run_ = run; }
-  // A barrier of this group has ended.
+  // Notes that a barrier of this group has ended.
   void note_barrier(std::uint32_t group) { ++barriers_[group]; }
-  // new_group() has returned this here.
+  // Notes that new_group() has made this group here.
   void note_group(std::uint32_t group, const NewGroup& request);
-  // A node has left the job; the text says so.
+  // Notes that a node has left the job; the text says so.
   void note_left(std::uint32_t node, const std::string& text);
   const std::string& last_left() const { return last_left_; }
-  // This node leaves the job, which the next scheduler is told as well.
+  // Notes that this node leaves the job. The next scheduler is told that as well.
   void note_leaving(const Leave& leave) { leaving_ = leave; }
   const std::optional<Leave>& leaving() const { return leaving_; }
 
-  // `requests`: of the calls that have no answer.
+  // `requests` are those of the calls that have no answer.
   Rejoin make(std::uint32_t self, const Membership& membership, const std::vector<Message>& requests) const;
 
  private:

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The members of a job whose scheduler was lost, as they come to the scheduler that was started in its place. A pure
-// state machine of that scheduler: no sockets, no clock.
+// Gathers the members of a job whose scheduler was lost, as they come to the scheduler that was started in its place.
+// It is a pure state machine of that scheduler: no sockets, no clock.
 //
-// The job itself is known to its members alone: each one reports the view that it is in. Of two views that are reported
-// the later one counts, because some member has been welcomed to it. Members of the earlier one that are not in it had
-// been lost already.
+// Only its members know the job, and each one reports the view that it is in. Of two views that are reported the later
+// one counts, because some member has been welcomed to it. Members of the earlier view that are not in the later one
+// had been lost already.
 #pragma once
 
 #include <map>
@@ -25,35 +25,35 @@ class Reunion {
 
   // Returns why this process cannot come back, or nothing.
   std::optional<Refused> add(Peer peer, const Rejoin& report);
-  // It has come back, and leaves.
+  // Notes that a process which has come back leaves.
   void add_leave(Peer peer, const Leave& leave) { leaves_[peer] = leave; }
   void remove(Peer peer);
   bool knows(Peer peer) const { return reports_.contains(peer); }
   bool empty() const { return reports_.empty(); }
-  // True when every process of the view has come back or had left.
+  // Returns true when every process of the view has come back or had left.
   bool complete() const;
-  // "2 of 3 processes came back".
+  // Tells people how many have come: "2 of 3 processes came back".
   std::string progress() const;
 
-  // The seating of the view that counts; peers[i] is 0 for a node that has not come back. Not to be called while
-  // empty().
+  // Returns the seating of the view that counts; peers[i] is 0 for a node that has not come back. Not to be called
+  // while empty().
   Rendezvous::Seating seating() const;
-  // True when this node had left the job before.
+  // Returns true when this node had left the job before.
   bool has_left(std::uint32_t node) const;
-  // Processes that came back and are not in the view that counts.
+  // Returns the processes that came back and are not in the view that counts.
   std::vector<Peer> strangers() const;
   const std::unordered_map<Peer, Leave>& leaves() const { return leaves_; }
-  // The answers that the lost scheduler has given to some members and perhaps not to others: the barriers that have
-  // ended, and the groups that have been made.
+  // Returns the answers that the lost scheduler has given to some members and perhaps not to others: the barriers that
+  // have ended, and the groups that have been made.
   std::vector<std::pair<Peer, Message>> owed() const;
 
  private:
-  // A view that is reported. The members of a large job all report the same one.
+  // Keeps a view that is reported. The members of a large job all report the same one.
   struct Known {
     Membership membership;
     std::unordered_set<std::uint32_t> left;  // nodes that have left the job
   };
-  // The report of a process, besides its view.
+  // Keeps the report of a process, without its view.
   struct Report {
     std::uint32_t epoch;
     std::uint64_t identity;  // of the process
@@ -62,7 +62,7 @@ class Reunion {
 
   const Known& last() const { return views_.rbegin()->second; }
   const Membership& view() const { return last().membership; }
-  // The connection by which this process is in the view, or else came back from an earlier one; 0: none.
+  // Returns the connection by which this process is in the view, or else came back from an earlier one; 0: none.
   Peer peer_of(std::uint64_t identity) const;
   bool is_of_view(const Report& report) const { return report.epoch == view().epoch; }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A Membership as it travels. The scheduler of a large job sends it to thousands of members, so that what many nodes
-// have in common is there once: the texts and the speeds of a host, the terms, and the names of transports.
+// Packs a Membership for its way to the members. The scheduler of a large job sends it to thousands of them, so what
+// many nodes have in common is in it once: the texts and the speeds of a host, the terms, and the names of transports.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ struct Roll {
     std::string name;
     std::string key;
     std::uint64_t link = 0;
-    std::uint64_t sum_rate = 0;  // of each of its servers; hosts are listed again for others
+    std::uint64_t sum_rate = 0;  // of each of its servers; a host is listed once for each rate
     static constexpr void fields(auto& io, auto& m) {
       io.bounded(m.name, kMostHostBytes);
       io.bounded(m.key, kMostHostBytes);
@@ -38,7 +38,7 @@ struct Roll {
     }
     bool operator==(const Address&) const = default;
   };
-  // Its place in the list is its id minus one, and, of a worker, its rank.
+  // Describes a node. Its place in the list is its id minus one, which for a worker is its rank.
   struct Entry {
     std::int32_t server_rank = kNoRank;
     std::uint16_t worker_loops = 0;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The scheduler: rendezvous, barriers, the registry of tensors and groups, and the detector of lost peers.
+// Runs the scheduler of a job: rendezvous, barriers, the registry of tensors and groups, and the detector of lost
+// peers.
 //
-// Small messages only; no tensor byte ever comes here. Runs on a thread of its own, started by the constructor.
+// Only small messages come here, and no byte of a tensor. It runs on a thread of its own, which the constructor starts.
 #pragma once
 
 #include <atomic>
@@ -32,22 +33,22 @@ struct SchedulerOptions {
   std::uint32_t servers = 1;
   double heartbeat_timeout_s = 1.5;  // silence after which a node counts as lost
   double join_timeout_s = 60;        // from the first member that joins
-  bool ends_alone = false;           // also when it has waited that long without any member
+  bool ends_alone = false;           // it ends also when it has waited that long without any member
   Origin origin{};                   // of the rank that hosts it
   double resume_timeout_s = 0;       // for workers to resume a suspended job; 0: none can be suspended
   Terms terms{};                     // see Job::Options
-  bool is_outlived = false;          // members go on without a scheduler that is silent: it then ends
-  std::uint64_t run = 0;             // of the job, as the scheduler had it in whose place this one is; 0: a new run
+  bool is_outlived = false;          // members go on without a silent scheduler, which then ends
+  std::uint64_t run = 0;             // the run of the job, as the scheduler before this one had it; 0: a new run
   tensor::CutRule cut{};             // for the key hash `balanced`; the server loops come from the members
   // Tells people that a member is gone without leaving, or has ended with an exception. Runs on the scheduler's thread.
   std::function<void(const std::string& why)> on_lost;
-  // The workers have suspended the job, or nobody has resumed it.
+  // Tells people that the workers have suspended the job, or that nobody has resumed it.
   std::function<void(const std::string& what)> on_suspended = nullptr;
 };
 
 class Scheduler {
  public:
-  // Binds and starts. Throws kPortTaken.
+  // Binds a port and starts the thread. Throws kPortTaken.
   Scheduler(SchedulerOptions options, const transport::Credentials& credentials);
   ~Scheduler();
   Scheduler(const Scheduler&) = delete;
@@ -61,15 +62,15 @@ class Scheduler {
   bool stepped_down() const { return life_ == Life::kSteppedDown; }
   // Ends it at once, from any thread: wait() then returns false, unless the job was over.
   void stop();
-  // Gives the servers the weights that follow from these links, of all nodes, if that is possible just now: see
-  // shift.h. From any thread.
+  // Gives the servers the weights that follow from these links, if that is possible just now (shift.h). `links` has
+  // bytes per second for each node. From any thread.
   void shift(std::vector<std::uint64_t> links);
   // Tells people what the job does, as JSON; {"error"} when the scheduler's thread does not answer soon. From any
   // thread.
   std::string dump();
-  // The counts of the scheduler: declares, barriers, lost nodes, refused callers; and what is not a counter: members,
-  // the number of the view, and for how long the most silent member has said nothing, as of the last look (four in the
-  // time-out of heartbeats).
+  // Counts the messages, declared tensors, barriers, lost nodes and refused processes. The second line has no counters:
+  // how many members there are, the number of the view, and for how long the most silent member has said nothing.
+  // Silence is looked at four times in the time-out of heartbeats.
   struct Counters {
     std::uint64_t messages = 0, declared = 0, barriers = 0, lost = 0, refused = 0;
     std::uint64_t members = 0, epoch = 1, silence_ms = 0;
@@ -102,7 +103,7 @@ class Scheduler {
   std::uint16_t port_ = 0;
   Peers peers_;
   Job job_;
-  Clock::time_point last_news_{};  // of who is gone
+  Clock::time_point last_news_{};  // when members were told who is gone
   std::atomic<Life> life_{Life::kRunning};
   mutable std::mutex mutex_;
   Counters counters_;  // guarded by mutex_

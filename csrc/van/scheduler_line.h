@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The connection of a node to the scheduler, and the next one when that is lost. Threading: the van's thread; any may
-// ask heard().
+// Keeps the connection of a node to the scheduler, and the next one when that is lost. Belongs to the van's thread; any
+// thread may call heard().
 #pragma once
 
 #include <atomic>
@@ -33,20 +33,20 @@ class SchedulerLine {
   }
   void close() { open_.reset(); }
   bool is_open() const { return open_.has_value(); }
-  // The number of the last connection: the first has 1.
+  // Returns the number of the last connection. The first one has 1.
   std::uint64_t number() const { return number_; }
   const std::string& where() const { return where_; }
-  // Without effect while there is no connection.
+  // Has no effect while there is no connection.
   void send(const Message& message) {
     if (open_) open_->send(message);
   }
   void send_encoded(const Bytes& message) {
     if (open_) open_->send_encoded(message);
   }
-  // While there is a connection: how long the scheduler has said nothing.
+  // Returns how long the scheduler has said nothing. There must be a connection.
   Duration silence() const { return Clock::now() - open_->heard(); }
   void forgive_silence() { open_->forgive_silence(); }
-  // When the scheduler was heard last, by any connection.
+  // Returns when the scheduler was heard last, by any connection.
   Clock::time_point heard() const { return Clock::time_point(Duration(heard_ns_)); }
 
  private:

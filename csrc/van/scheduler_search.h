@@ -34,7 +34,7 @@ class SchedulerSearch {
 
   EventLoop& loop_;
   const Find find_;
-  const std::shared_ptr<const Events> events_;  // empty to a function that comes after the destructor
+  const std::shared_ptr<const Events> events_;  // a function that runs after the destructor finds them gone
   std::atomic<bool> stopping_{false};
   std::thread thread_;
 };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The connection to the scheduler, and everything else that runs on the van's thread. docs/notes/members.md "When the
-// scheduler is lost" has the diagram of its states.
+// Keeps the connection to the scheduler, and does everything else that runs on the van's thread. docs/notes/members.md
+// "When the scheduler is lost" has the diagram of its states.
 //
 // Threading: post() and the waiting functions may be called from any thread, the rest belongs to the van's thread. What
 // is told at the welcome (membership, self) never changes afterwards.
@@ -64,29 +64,29 @@ class SchedulerSession {
   SchedulerSession& operator=(const SchedulerSession&) = delete;
 
   PendingCalls& calls() { return calls_; }
-  // Tells how it has ended so far; any thread may ask, and wait.
+  // Tells how the session has ended so far. Any thread may ask, and wait.
   SessionEnd& end() { return end_; }
 
   // ---- Any thread may call these
   void open(FoundScheduler scheduler, Join join);
   void hang_up();
-  // The process has joined the view that follows the one that has ended, by another session.
+  // To be called when the process has joined the next view, by another session.
   void retire();
   void post(const Message& message);
-  // A call, which another scheduler has to know of if it has not been answered by then.
+  // Sends a call. If it has no answer when the scheduler is lost, the next scheduler is told of it.
   void ask(PendingCalls::Call& call, const Message& message);
-  // This node leaves the job: the scheduler is told, now or as soon as there is one.
+  // Tells the scheduler that this node leaves the job, now or as soon as there is one.
   void leave(const Leave& message);
   void suspect(std::uint32_t node, const std::string& why);
   bool joined() const { return !state_.is(SessionState::kJoining); }
   Clock::time_point heard() const { return line_.heard(); }
   const Membership& membership() const { return seat_.membership; }  // once joined
   const Node& self() const { return *seat_.self; }                   // once joined
-  // True while it looks for another scheduler.
+  // Returns true while the session looks for another scheduler.
   bool is_away() const { return state_.is(SessionState::kSearching); }
 
  private:
-  // The scheduler tells these at the welcome.
+  // Holds what the scheduler tells at the welcome.
   struct Seat {
     Membership membership;
     const Node* self = nullptr;
@@ -124,7 +124,7 @@ class SchedulerSession {
   std::optional<Heartbeats> heartbeats_;  // once joined
   PeerSuspicions peers_;
   RejoinReport report_;
-  std::unique_ptr<SchedulerSearch> search_;  // kSearching
+  std::unique_ptr<SchedulerSearch> search_;  // in kSearching only
   State<SessionState, std::atomic<SessionState>> state_;
   std::atomic<bool> stopping_{false};
   SessionEnd end_;

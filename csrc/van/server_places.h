@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The loops of all servers, numbered: those of server 0 first. Servers may run different numbers of loops.
+// Numbers the loops of all servers, those of server 0 first. Servers may run different numbers of loops.
 #pragma once
 
 #include <algorithm>
@@ -29,7 +29,7 @@ class ServerPlaces {
   }
 
  private:
-  std::vector<std::size_t> first_;  // by server, and the number of all
+  std::vector<std::size_t> first_;  // the first place of each server, then the number of all places
 };
 
 }  // namespace bps::van

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Decides how much each server sums for a group: divides what link_shares() says of a host among its servers. Pure
-// functions of the membership: every process computes the same.
+// Decides how much each server sums for a group: it divides what link_shares() says of a host among its servers. These
+// are pure functions of the membership, so every process computes the same.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@
 
 namespace bps::van {
 
-// The servers that sum (BPS_PLACEMENT).
+// Says which servers sum (BPS_PLACEMENT).
 enum class Placement : std::uint8_t {
   kAuto,       // what is best for the links, by their speeds
   kMixed,      // the same, as if all links were equal: BytePS's formula
@@ -28,21 +28,22 @@ Placement parse_placement(std::string_view name);
 // Makes servers of the workers that offer it, if those would sum anything for the group of all.
 void add_embedded_servers(Membership& members);
 
-// True where servers may get other weights while the job runs: their hosts have links of their own, no member comes or
-// goes, and the key hash follows weights. (`balanced` follows what was placed before, `mixed` has a formula.)
+// Returns true where servers may get other weights while the job runs: their hosts have links of their own, no member
+// comes or goes, and the key hash follows weights. (`balanced` follows what was placed before, `mixed` has a formula.)
 bool can_shift(const Membership& members);
 
 class ServerWeights {
  public:
   static constexpr std::uint32_t kAll = 1U << 16;
 
-  // Nothing for a job whose servers take turns: where members come and go, keys would move at each loss.
+  // Returns nothing for a job whose servers take turns: where members come and go, keys would move at each loss.
   static std::optional<ServerWeights> of_job(const Membership& members, const Hosts& hosts);
-  // By server rank, kAll together but for rounding. A server without a weight sums nothing.
+  // Returns the weights by server rank. Together they are kAll, but for rounding. A server without a weight sums
+  // nothing.
   std::vector<std::uint32_t> of(const Group& group) const;
-  // The same by slot of the membership.
+  // Returns the same weights by key slot.
   std::vector<std::uint32_t> by_slot(const Group& group, std::span<const std::uint32_t> server_of_slot) const;
-  // Why these are the weights: what each host does for the group.
+  // Says what a host does for the group. The parts of all hosts show why these are the weights.
   struct Part {
     std::string host;
     Site site;
@@ -50,9 +51,10 @@ class ServerWeights {
     Busy busy;
   };
   std::vector<Part> parts_of(const Group& group) const;
-  // False where no link's speed is known or counts: then the links of all hosts are taken to be equal.
+  // Returns false where no link's speed is known or counts. The links of all hosts are then taken to be equal.
   bool knows_links() const { return knows_links_; }
-  // Compares what a loop of the server sums for all workers with the busiest loop: 1 for that one, 0 for no sums.
+  // Compares what a loop of the server sums for all workers with the busiest loop. Returns 1 for that one, and 0 for a
+  // loop that sums nothing.
   static double load_of_loop(const Membership& members, std::uint32_t server);
 
  private:

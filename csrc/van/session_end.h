@@ -16,7 +16,7 @@
 
 namespace bps::van {
 
-// Returns the error of every call after the end of the view. `why`: who is lost, if that is known.
+// Returns the error of every call after the end of the view. `why` says who is lost, if that is known.
 Error view_ended_error(const std::string& why = "");
 
 class SessionEnd {
@@ -29,7 +29,7 @@ class SessionEnd {
 
   void set(How how, const std::string& why);
   How so_far() const;
-  // kNotYet when the deadline passed first.
+  // Returns kNotYet when the deadline passed first.
   How wait(const Deadline& deadline) const;
   // Returns why the view, or the job, has ended.
   std::string why() const;
@@ -38,15 +38,17 @@ class SessionEnd {
   void note_loss(std::uint32_t node, const std::string& why);
   Loss first_loss() const;
 
-  // Keeps how the scheduler was lost, while this node goes on, or looks for another one; empty: it is there again.
+  // Notes how the scheduler was lost, while this node goes on or looks for another one. An empty text notes that a
+  // scheduler is there again.
   void note_scheduler_lost(const std::string& why);
-  // The same also where this is the end; or nothing.
+  // Returns how the scheduler was lost, also where that is the end of the session; empty where it was not.
   std::string why_scheduler_lost() const;
 
-  // False when the scheduler before this one has told it, too.
+  // Returns false where this was known, because the scheduler before this one has told it, too.
   bool note_view_ended(const std::string& why);
   bool view_ended() const { return view_ended_; }
-  // The workers of the view have suspended the job: how long the next one may take to begin; 0: they have not.
+  // Notes that the workers of the view have suspended the job, and how long the next view may take to begin. The number
+  // is 0 where they have not.
   void note_patience(std::uint32_t ms) { resume_patience_ms_ = ms; }
   std::uint32_t resume_patience_ms() const { return resume_patience_ms_; }
   // Throws kPeerLost when no next view will follow this one.
@@ -55,7 +57,7 @@ class SessionEnd {
  private:
   mutable std::mutex mutex_;
   mutable std::condition_variable changed_;
-  How how_ = How::kNotYet;  // this and what follows: guarded by mutex_
+  How how_ = How::kNotYet;  // guarded by mutex_, as the next three
   std::string why_;
   std::string why_scheduler_lost_;
   Loss first_loss_;

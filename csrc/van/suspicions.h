@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Members whose connection to another one broke, while it is not known whether that one is lost, and how often
+// Keeps which members suspect another one, while it is not known whether that one is lost, and counts how often
 // connections broke. Belongs to the scheduler's thread.
 #pragma once
 
@@ -18,7 +18,7 @@ namespace bps::van {
 
 class Suspicions {
  public:
-  // A node that asks again and again is answered once.
+  // Notes that a peer suspects a node. A peer that asks again and again is answered once.
   void add(Peer from, std::uint32_t node, bool is_broken) {
     const auto is_same = [&](const Suspicion& one) {
       return one.from == from && one.node == node && one.is_broken == is_broken;
@@ -27,11 +27,11 @@ class Suspicions {
   }
   bool empty() const { return open_.empty(); }
   void clear() { open_.clear(); }
-  // This connection has ended.
+  // Forgets what this peer has asked, because its connection has ended.
   void forget(Peer from) {
     std::erase_if(open_, [from](const Suspicion& one) { return one.from == from; });
   }
-  // One that has told that its connection to `node` broke, and can be answered.
+  // Returns a peer that has told that its connection to `node` broke, and that can be answered now.
   std::optional<Peer> find_broken(std::uint32_t node, bool is_here) const {
     const auto found = std::ranges::find_if(open_, [&, now = Clock::now()](const Suspicion& one) {
       return one.is_broken && is_due(one, node, is_here, now);
@@ -42,7 +42,8 @@ class Suspicions {
     Peer from;
     bool is_broken;
   };
-  // Takes those who are to hear now whether the member can be reached. `is_heard`: it has just given a sign of life.
+  // Takes out those who are to hear now whether the member can be reached. `is_heard` says that it has just given a
+  // sign of life.
   std::vector<Due> take(const Member& about, bool is_heard) {
     std::vector<Due> due;
     std::erase_if(open_, [&, now = Clock::now()](const Suspicion& one) {
@@ -54,8 +55,8 @@ class Suspicions {
     return due;
   }
 
-  // The connection between two members, told by their identities, broke although both are here. False: that has
-  // happened too often since a step was committed.
+  // Counts that the connection between two members, given by their identities, broke although both are here. Returns
+  // false where that has happened too often since a step was committed.
   bool count_break(std::uint64_t one, std::uint64_t other) { return ++breaks_[std::minmax(one, other)] <= kMostBreaks; }
   // Chooses a server without which the job goes on, or else the member that has lost more connections.
   Member& choose_lost(MemberTable& members, Member& one, Member& other) const {
@@ -77,8 +78,8 @@ class Suspicions {
     Clock::time_point since;
     bool is_broken;
   };
-  // What a process has sent before it died may be read after somebody else has said that it did. The end of its
-  // connection follows it closely.
+  // Nobody hears that a member can be reached before its suspicion is so old. What a process has sent before it died
+  // may be read after another member has said that it did, but the end of its connection follows closely.
   static constexpr std::chrono::milliseconds kFreshAfter{100};
   static constexpr int kMostBreaks = 2;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The settings that must be alike for all members of a job. Each worker finds out by itself which server sums a piece
-// of a tensor: workers that differ would wait for each other. The scheduler refuses the one that comes later.
+// Holds the settings that must be alike for all members of a job. Each worker finds out by itself which server sums a
+// partition, so workers that differ would wait for each other. Of two that differ the scheduler refuses the later one.
 #pragma once
 
 #include <compare>
@@ -12,8 +12,8 @@
 namespace bps::van {
 
 struct Terms {
-  std::uint32_t min_workers = 0;  // BPS_MIN_WORKERS: of servers and of the scheduler, too
-  // The rest is of workers alone; the placement of others is empty.
+  std::uint32_t min_workers = 0;  // BPS_MIN_WORKERS; servers and the scheduler have it, too
+  // Only workers have the rest; the placement of others is empty.
   std::string placement{};
   std::string key_hash{};
   std::uint64_t built_in_coefficient = 0;
@@ -36,7 +36,8 @@ struct Terms {
   bool is_of_worker() const { return !placement.empty(); }
 };
 
-// "BPS_PLACEMENT is mixed here, and auto on ": the first setting that differs. Nothing: both fit.
+// Tells people the first setting that differs: "BPS_PLACEMENT is mixed here, and auto on ". Returns nothing where both
+// fit.
 std::optional<std::string> difference(const Terms& mine, const Terms& others);
 
 }  // namespace bps::van

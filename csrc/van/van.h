@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A process's connection to the scheduler: joining, barriers, declaring tensors, groups, heartbeats, leaving.
+// Connects a process to the scheduler: joining, barriers, declaring tensors, groups, heartbeats, leaving.
 //
 // A van belongs to one view; in the next one the process has another.
 //
@@ -34,11 +34,11 @@ struct VanOptions {
   double heartbeat_timeout_s = 1.5;  // silence after which the scheduler counts as lost; its own, if that is longer
   double call_timeout_s = 60;        // declare, new_group
   std::uint32_t renews = 0;          // the id of this node in the view that has ended; 0: it is new
-  // Members go on without a scheduler that is dead or silent: it is not told to on_lost. They do not outlive one that
-  // has said that this node is out, or has ended the view.
+  // The process goes on without a scheduler that is dead or silent, and on_lost does not hear of it. It does not go on
+  // without a scheduler that has said that this node is out, or that has ended the view.
   bool outlives_scheduler = false;
-  // So long they wait for a scheduler to be started in its place, at the same address, before that; 0: not at all. It
-  // ends the view, and the next one begins with it.
+  // Before that the process waits so long for a scheduler to be started in the place of the lost one, at the same
+  // address; 0: it does not wait. The new scheduler ends the view, and begins the next one.
   double scheduler_patience_s = 0;
 };
 
@@ -55,46 +55,50 @@ class Van {
   Van& operator=(const Van&) = delete;
 
   const VanOptions& options() const { return options_; }
-  // Joins the job. self.worker_rank / server_rank: the wanted rank, kAnyRank, or kNoRank. Returns
-  // when all have joined. Throws kUnreachable, kAuthentication, kVersion, kMismatch (rank taken, counts differ),
-  // kTimeout (says how many are missing), kPeerLost (the job goes on without this node, or not at all).
+  // Joins the job. Both ranks of `self` are the wanted rank, kAnyRank, or kNoRank. Returns when all have joined. Throws
+  // kUnreachable, kAuthentication, kVersion, kMismatch (rank taken, counts differ), kTimeout (says how many are
+  // missing), kPeerLost (the job goes on without this node, or not at all).
   void join(const Node& self, std::uint32_t workers, std::uint32_t servers);
   bool joined() const;
   const Membership& membership() const;
   const Node& self() const;
-  // True when other workers have state of the job and this one has not: it has entered, and all workers have ended no
-  // step since.
+  // Returns true when other workers have state of the job and this one has not: it has entered, and has not yet ended a
+  // step with all workers.
   bool is_late() const;
 
-  // Waits until all ranks of the group are here. The group of all workers, before they declare anything, also agrees on
-  // partitions of at most so many bytes; 0: no wish. Returns the smallest wish of all, or 0.
+  // Waits until all ranks of the group are here. Before they declare anything, all workers also agree here on the size
+  // of partitions: each may wish for at most so many bytes (0: no wish). Returns the smallest wish of all, or 0.
   std::uint64_t barrier(const Group& group, double timeout_s, std::uint64_t partition_bytes = 0);
-  // The same at the end of a step, when nothing is under way: the view may end there for a process that wants to enter.
+  // Does the same at the end of a step, when nothing is under way. The view may end there for a process that wants to
+  // enter.
   void end_step(const Group& group, double timeout_s);
-  // One round trip for any number of tensors. Throws kMismatch naming tensor, ranks and both shapes.
+  // Declares any number of tensors in one round trip. Throws kMismatch naming tensor, ranks and both shapes.
   std::vector<TensorId> declare(std::span<const TensorSpec> tensors);
-  // The same ranks and name give the same group. Every rank of the group calls it; returns once all servers know it.
+  // Makes a group; the same ranks and name give the same one. Every rank of the group calls this. It returns once all
+  // servers know the group.
   Group new_group(std::vector<std::uint32_t> ranks, const std::string& name, double timeout_s);
 
-  // Any thread: a connection to this node broke. Asks the scheduler what became of it; on_lost then names the
-  // first cause, which is that connection only if the node is still running.
+  // To be called, by any thread, when a connection to this node broke. The scheduler is asked what became of the node.
+  // on_lost then names the first cause, which is that connection only if the node is still running.
   void suspect(std::uint32_t node, const std::string& why);
-  // Any thread: this node is silent, though the connection to it is open. If the scheduler loses it, on_lost
-  // follows as always; if the scheduler hears it, on_reachable.
+  // To be called, by any thread, when this node is silent although the connection to it is open. If the scheduler loses
+  // the node, on_lost follows as always; if the scheduler hears it, on_reachable.
   void inquire(std::uint32_t node);
-  // Any thread: what no answer is expected to.
+  // Sends a message to which no answer is expected. Any thread may call it.
   void tell(const Message& message);
 
-  // Leaves the job, telling the scheduler if that is because of a loss, and waits until every worker has left; false
-  // when that took too long. Returns early with kPeerLost when the scheduler is lost. A van that is destroyed without
-  // leaving counts as lost. Calls that other threads wait in, and later ones, fail with kNotInitialized.
-  // `failure`: how the last operation failed, or nothing. Those who wait for this process in vain are told of it.
-  // `suspends`: workers are going to come back, this one or others, and dedicated servers are to wait for them.
+  // Leaves the job, and waits until every worker has left. Returns false when that took too long; throws kPeerLost as
+  // soon as the scheduler is lost. The scheduler hears of the loss that made this process leave, if there was one. A
+  // van that is destroyed without leaving counts as lost. Calls that other threads wait in, and later ones, fail with
+  // kNotInitialized.
+  //
+  // `failure` says how the last operation failed, or nothing. Those who wait for this process in vain are told of it.
+  // `suspends` says that workers are going to come back, this one or others. Dedicated servers then wait for them.
   bool leave(double timeout_s, const std::string& failure = "", bool suspends = false);
-  // The first half of it: returns when those who wait for this process are being told.
+  // Does the first half of leave(): returns when those who wait for this process are being told.
   void announce_leaving(double timeout_s, const std::string& failure);
-  // Leaves the job because this process ends with an exception, which everybody is told of; waits only until the
-  // scheduler has heard it, for a second at most. `exception`: "ValueError: no such file".
+  // Leaves the job because this process ends with an exception, and all members are told of it ("ValueError: no such
+  // file"). It waits only until the scheduler has heard it, for a second at most.
   void abort(const std::string& exception);
   // Blocks a server until every worker has left, the job is lost, or the view has ended; true when it ended well.
   bool wait_for_end();
@@ -102,14 +106,14 @@ class Van {
   void give_up();
   // Tells how the job, the view or the connection to the scheduler has ended so far.
   const SessionEnd& end() const;
-  // The process has joined the next view by another van: this one needs the scheduler no more.
+  // To be called when the process has joined the next view by another van. This one then needs the scheduler no more.
   void retire();
 
-  // True when the scheduler is lost, and this node waits for one in its place.
+  // Returns true when the scheduler is lost, and this node waits for one in its place.
   bool awaits_scheduler() const;
-  // The calls that wait for the scheduler.
+  // Returns the calls that wait for the scheduler.
   std::vector<WaitingCall> waiting_calls() const;
-  // When the scheduler was heard last; of a node that has not joined, long ago.
+  // Returns when the scheduler was heard last, or a time long ago before it was heard at all.
   Clock::time_point heard() const;
 
  private:
