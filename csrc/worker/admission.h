@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The way of operations into a worker loop: they wait in a ring, and everything that can fail is set up before they
-// enter a send queue.
+// Lets operations into a worker loop. They wait in a ring, and everything that can fail is set up before they enter a
+// send queue.
 #pragma once
 
 #include <cstddef>
@@ -19,8 +19,8 @@
 
 namespace bps::worker {
 
-// True when a tensor that is declared with a compression travels compressed to this server. Within a host compression
-// would cost time and save nothing.
+// Returns true when a tensor that is declared with a compression travels compressed to this server. Within a host
+// compression would cost time and save nothing.
 bool compresses_to(const ServerConnection& server, const Tensor& tensor);
 // Puts a transfer into the send queue of its server.
 void enqueue(Transfer& transfer, ServerConnection& server, Connections& connections, Counters& counters);
@@ -33,15 +33,16 @@ class Admission {
     std::shared_ptr<Operation> operation;
     bool watches_deadline = false;
   };
-  // Any thread. Throws kTimeout when the loop does not keep up with the submissions.
+  // Any thread may call this. Throws kTimeout when the loop does not keep up with the submissions.
   void submit(const std::shared_ptr<Operation>& operation, bool watches_deadline);
 
   // ---- The loop's thread
   bool is_empty() const { return submissions_.empty(); }
-  // False when there is none.
+  // Returns false when there is none.
   bool take(Submission& submission) { return submissions_.pop(submission); }
-  // This process leaves: operations that are admitted from now on fail with this, and nothing of them is sent. A server
-  // would refuse them because this rank has left, which is the same to others, but not to the caller.
+  // Fails the operations that are admitted from now on with this error, and sends nothing of them, because this process
+  // leaves. A server would refuse them because this rank has left; to other ranks that is the same, but not to the
+  // caller.
   void end(const Error& why) { ended_ = why; }
   // Registers the memory of an operation, chooses its routes, makes the buffers that they need, and enqueues its parts.
   // An operation that fails stays out of the queues.
@@ -62,7 +63,7 @@ class Admission {
   DeviceCopies& copies_;
   std::optional<Error> ended_;
   MpscRing<Submission> submissions_;
-  std::vector<bool> meets_;  // by place, of set_pace(): kept, so that it allocates nothing
+  std::vector<bool> meets_;  // by place: memory of set_pace(), kept so that it allocates nothing
 };
 
 }  // namespace bps::worker

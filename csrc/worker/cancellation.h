@@ -3,9 +3,9 @@
 //
 // An operation that fails is aborted for all ranks: each loop takes what it has not sent off its queues, sends Cancel
 // to the servers that hold a part of it, and ends each partition when the server has said that it will not be answered,
-// or when its answer has come after all. A server that does not reply counts as lost; a lost server on this host is
+// or when its answer has come after all. A server that does not reply counts as lost. A lost server on this host is
 // first kept from writing to our memory (DirectAccess::fence()). So no byte changes after the caller has been told.
-// Threading: the loop's.
+// Belongs to the loop's thread.
 #pragma once
 
 #include <cstddef>
@@ -21,7 +21,7 @@ namespace bps::worker {
 
 class Cancellation {
  public:
-  // `index`: of the loop.
+  // `index` is that of the loop.
   Cancellation(std::size_t index, Connections& connections, PartitionsInFlight& partitions, ReplyWatch& watch,
                Counters& counters, const LoopEvents& events)
       : index_(index),
@@ -33,13 +33,14 @@ class Cancellation {
 
   // Fails an operation, unless it is failing, and cancels this loop's part of it.
   void abort(Operation& operation, const Error& why);
-  // The same for what sends a transfer: an operation, or the contribution of a host.
+  // Does the same for the operation, or the contribution of a host, that this transfer belongs to.
   void abort(Transfer& transfer, ServerConnection& server, const Error& why);
   // Cancels this loop's part of an operation that is failing.
   void cancel(Operation& operation);
-  // The server says no more about this partition, which has failed. What else belongs to the operation is cancelled.
+  // Ends a partition that has failed, and of which the server says no more. What else belongs to the operation is
+  // cancelled.
   void fail(std::uint32_t index, const Error& why, InFlight::End end = InFlight::End::kAborted);
-  // This loop's portion of an operation at a place.
+  // Returns this loop's portion of an operation at a place.
   Portion& portion(Operation& operation, std::size_t place) const {
     return operation.portions[index_ * connections_.places() + place];
   }

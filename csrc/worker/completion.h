@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The state of an operation, and the waits for its end.
+// Keeps the state of an operation, and lets callers wait for its end.
 //
 //   kPending ──► kFailing ──► kFailed
 //     ▲  │           └──────► kCompleteAnyway
 //     │  └──────────────────► kComplete
 //     └─────── restart() ─────────┘
 //
-// docs/notes/operations.md has a sentence for each transition. Threading: any thread; the state is a futex, on which
+// docs/notes/operations.md has a sentence for each transition. Any thread may call this. The state is a futex, on which
 // callers sleep.
 #pragma once
 
@@ -26,21 +26,23 @@ class Completion {
   Completion(const Completion&) = delete;
   Completion& operator=(const Completion&) = delete;
 
-  // Done: the caller has its memory again, and its thread may return.
+  // Returns true when the caller has its memory again, and its thread may return.
   bool is_done() const { return is_end(state_.load(std::memory_order_acquire)); }
-  // Something has failed, and what is left of the operation is being cancelled.
+  // Returns true when something has failed, and what is left of the operation is being cancelled.
   bool is_failing() const { return state_.load(std::memory_order_acquire) == State::kFailing; }
   bool has_failed() const { return state_.load(std::memory_order_acquire) == State::kFailed; }
-  // Over: no worker loop touches the operation any more, so that it may be used again or vanish.
+  // Returns true when no worker loop touches the operation any more, so that it may be used again or vanish.
   bool is_over() const { return is_over_.load(std::memory_order_acquire); }
-  // It may be made pending again: no loop has been told to cancel it.
+  // Returns true when it may be made pending again, because no loop has been told to cancel it.
   bool is_reusable() const;
 
-  // False when it is failing already, or done.
+  // Returns false when the operation is failing already, or done.
   bool begin_failing();
-  // A partition has ended without its answer. An operation whose answers all came is complete even if it was failing.
+  // Notes that a partition has ended without its answer. An operation whose answers all came is complete even if it was
+  // failing.
   void mark_incomplete();
-  // Its result went to pages that the process has given back meanwhile. So it fails when it is over, on this rank only.
+  // Notes that the result went to pages that the process has given back meanwhile. So the operation fails when it is
+  // over, on this rank only.
   void mark_given_back() { missing_.store(Missing::kMemory, std::memory_order_relaxed); }
   bool is_incomplete() const { return missing_.load(std::memory_order_relaxed) != Missing::kNothing; }
   bool is_given_back() const { return missing_.load(std::memory_order_relaxed) == Missing::kMemory; }
@@ -49,19 +51,20 @@ class Completion {
   // Makes a complete operation pending again.
   void restart();
 
-  // The caller waits no longer.
+  // Notes that the caller waits no longer.
   void give_up() { is_given_up_.store(true, std::memory_order_relaxed); }
   bool is_given_up() const { return is_given_up_.load(std::memory_order_relaxed); }
 
-  // Waits until done or the deadline; false at the deadline. Works in the loop's stead as long as that is of use.
+  // Waits until the operation is done, and returns false at the deadline. The caller works for the loop as long as that
+  // is of use.
   bool wait(const Deadline& deadline) const;
-  // The same without looking at the clock; may return early, with false.
+  // Waits without looking at the clock. May return early, with false.
   bool wait_briefly(int milliseconds) const;
-  // Readable (eventfd) once done, for event loops; made at first use.
+  // Returns an eventfd that is readable once the operation is done, for event loops. It is made at first use.
   int descriptor();
 
-  // The lock of the one loop that works on the operation; null when there are several. It is set before the operation
-  // is submitted.
+  // This is the lock of the one loop that works on the operation, or null when several do. It is set before the
+  // operation is submitted.
   std::shared_ptr<transport::ProgressLock> progress;
 
  private:

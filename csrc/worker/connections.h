@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The servers that a worker loop meets, by place; what is registered with the transports that reach them; whether their
-// send queues hold anything that could go out now; and whether they are owed words. Threading: the loop's.
+// Keeps the servers that a worker loop meets, by place, and what is registered with the transports that reach them. It
+// also notes whether their send queues hold anything that could go out now, and whether they are owed words. Belongs to
+// the loop's thread.
 #pragma once
 
 #include <cstddef>
@@ -17,8 +18,8 @@ namespace bps::worker {
 
 class Connections {
  public:
-  // `places`: server loops of the job, then relays of this host that are not among them. `buffer_bytes`: of a staging
-  // buffer. `staging_bytes`: of all of them, for each transport.
+  // `places` counts the server loops of the job, then the relays of this host that are not among them. A staging buffer
+  // has `buffer_bytes`, and all those of a transport together have `staging_bytes`.
   Connections(std::size_t places, std::uint64_t buffer_bytes, std::uint64_t staging_bytes)
       : buffer_bytes_(buffer_bytes), staging_bytes_(staging_bytes), by_place_(places) {}
 
@@ -27,45 +28,44 @@ class Connections {
                         transport::Transport& transport);
   // The number of places.
   std::size_t places() const { return by_place_.size(); }
-  // A place that this loop meets.
+  // Returns the server at a place, which this loop must meet.
   ServerConnection& at(std::size_t place) { return *by_place_[place]; }
   std::size_t place_of(const ServerConnection& server) const;
-  // A connection that has been opened, or nullptr; then one that has not been lost either.
+  // The first returns a connection that has been opened, or nullptr. The second returns one that has not been lost.
   ServerConnection* find_connected(std::size_t place) const;
   ServerConnection* find_usable(std::size_t place) const;
-  // All that there are, by place.
+  // Lists all that there are, by place.
   const std::vector<ServerConnection*>& all() const { return all_; }
 
-  // True when one of them is this process's own server.
+  // Returns true when one of them is this process's own server.
   bool have_own_server() const { return has_own_server_; }
   void forget_memory(std::uint64_t identity);
   std::uint64_t registered_bytes() const;
 
-  // The end of the view is the cause of the losses that follow.
+  // Makes the end of the view the cause of the losses that follow.
   void end_view(const Error& why) { view_ended_ = why; }
   bool has_view_ended() const { return view_ended_.has_value(); }
-  // The error of operations that need this server, which is lost.
+  // Returns the error of operations that need this server, which is lost.
   Error failure_of(const ServerConnection& server) const {
     return view_ended_.value_or(Error(ErrorCode::kPeerLost, server.loss.why(), kRestartJob));
   }
 
-  // ---- The send queues
-  // Something may go out, or has room now.
+  // ---- The send queues Notes that something may go out, or has room now.
   void note_work() {
     if (queues_ == Queues::kIdle) queues_ = Queues::kReady;
   }
-  // A queue holds something that has no room. The loop looks again in each turn, and may sleep: whatever makes room
-  // wakes it.
+  // Notes that a queue holds something that has no room. The loop looks again in each turn, and may sleep: whatever
+  // makes room wakes it.
   void note_blocked() { queues_ = Queues::kBlocked; }
-  // Before the queues are looked at. False: there is no need.
+  // To be called before the queues are looked at. Returns false where there is no need.
   bool take_work() { return std::exchange(queues_, Queues::kIdle) != Queues::kIdle; }
   bool is_ready() const { return queues_ == Queues::kReady; }
   bool is_blocked() const { return queues_ == Queues::kBlocked; }
 
-  // ---- Words about answers that have come in, which servers are told once a turn
-  // A server keeps the answer until it is told.
+  // ---- Words about answers that have come in; servers are told once a turn Notes that an answer has come which the
+  // server keeps until it is told.
   void note_receipt() { is_receipt_due_ = true; }
-  // A server in two phases waits for its members to have the answer.
+  // Notes that an answer in two phases has landed; the server waits until all members have theirs.
   void note_landed() { is_landed_due_ = true; }
   bool owes_words() const { return is_receipt_due_ || is_landed_due_; }
   void send_words();

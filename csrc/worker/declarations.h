@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tensors that this rank has declared, and the groups that it knows.
+// Keeps the tensors that this rank has declared, and the groups that it knows.
 //
-// Threading: any thread. Operations do not need the mutex, except additions to stored weights, which ask for alone().
+// Any thread may call it. Operations do not need the mutex, except additions to stored weights, which ask for alone().
 #pragma once
 
 #include <atomic>
@@ -33,13 +33,14 @@ class Declarations {
   // `shape` is for people. Throws kMismatch when a name is used again with another dtype or size, on this rank or on
   // another one.
   std::vector<std::shared_ptr<Tensor>> declare(std::span<const van::TensorSpec> tensors);
-  // A name that is used once, cut into partitions like a tensor of the view before: the number of servers decides that.
+  // Declares a name that is used once, and cuts it into partitions like a tensor of the view before. Otherwise the
+  // number of servers would decide that.
   std::shared_ptr<Tensor> declare_like(const Tensor& like, std::uint32_t group, const std::string& name);
-  // The tensor in the group of this rank alone: with the same id and partitions, but rounds of its own.
+  // Returns the tensor in the group of this rank alone. It has the same id and partitions, but rounds of its own.
   std::shared_ptr<Tensor> alone(Tensor& tensor);
   // Lists the tensors of declare(), not those of declare_like() or alone().
   std::vector<std::shared_ptr<Tensor>> all() const;
-  // Marks a tensor as failed, also one that is not declared yet: operations on it throw kMismatch with `why`.
+  // Marks a tensor as failed, also one that is not declared yet. Operations on it throw kMismatch with `why`.
   void fail(std::uint32_t id, const std::string& why);
 
   // Makes a group, with one round trip. Throws kTimeout when a rank of it does not ask for it.

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// The copies of a worker loop from and to GPUs: Route::kDevice.
+// Makes the copies of a worker loop from and to GPUs, for Route::kDevice.
 //
 // On the way out, a partition is copied into a staging buffer before its transfer enters the send queue, so that a
 // tensor whose GPU is late holds up no other memory: ServerConnection::fetching -> copy -> Transfer::encoded and the
-// queue. No partition is sent before its device has reached the caller's call: what answers overwrite is not in use.
-// On the way in, an answer in its buffer is copied to the caller's tensor, and the partition completes when that copy
-// has ended. Nothing else ends it meanwhile (InFlight::Stage::kCopying), and its immediate names nothing any more.
+// queue. No partition is sent before its device has reached the caller's call, so that what answers overwrite is not in
+// use. On the way in, an answer in its buffer is copied to the caller's tensor, and the partition completes when that
+// copy has ended. Nothing else ends it meanwhile (InFlight::Stage::kCopying), and its immediate names nothing any more.
 //
 // The copies under way are a list through their staging buffers, so that none allocates. DeviceArrays::copies counts
 // each until it ends. A copy from a tensor that fails meanwhile keeps its buffer, also if the driver refused to put it
 // or its mark into the stream: only the stream's end tells what it had taken. A device that has failed fails what it
-// copies for. One that hangs keeps its operations open, and what it may still write to for ever. Threading: the loop's,
-// whoever holds the progress lock.
+// copies for. One that hangs keeps its operations open, and keeps what it may still write to for ever. Belongs to the
+// loop's thread: the one that holds the progress lock.
 #pragma once
 
 #include <cstdint>
@@ -33,26 +33,27 @@ class DeviceCopies {
                Cancellation& cancellation)
       : reactor_(reactor), connections_(connections), partitions_(partitions), cancellation_(cancellation) {}
 
-  // Set-up, when an operation is admitted: makes the streams, and pins the buffers by which this server is reached.
-  // Throws.
+  // Makes the streams, and pins the buffers by which this server is reached. It is set-up, when an operation is
+  // admitted, and throws.
   void prepare(device::Device& device, ServerConnection& server);
-  // Some device has been used.
+  // Returns true when some device has been used.
   bool is_used() const { return !gpus_.empty(); }
-  // Looks which copies have ended, and starts others; true when it did something.
+  // Looks which copies have ended, and starts others. Returns true when it did something.
   bool step();
-  // A copy waits for a staging buffer.
+  // Returns true while a copy waits for a staging buffer.
   bool is_blocked() const { return is_blocked_; }
-  // Before the loop sleeps: has its doorbell rung by the copies under way. False: one has ended.
+  // Makes the copies under way ring the loop's doorbell, before the loop sleeps. Returns false where one has ended
+  // already.
   bool arm();
-  // The answer of an entry is in its buffer: starts the copy to the tensor, or aborts the operation if the driver
-  // refuses it. False: there is nothing to copy.
+  // Starts the copy of an answer from its buffer to the tensor, or aborts the operation if the driver refuses it.
+  // Returns false where there is nothing to copy.
   bool take_answer(std::uint32_t index);
-  // Looks whether a device has failed, or has refused a mark: no flag of its copies would ever say so.
+  // Looks whether a device has failed, or has refused a mark, because no flag of its copies would ever say so.
   void check();
-  // The loop ends, and nothing is sent any more: waits for what is under way, for a while.
+  // Waits for a while for what is under way, when the loop ends and nothing is sent any more.
   void end();
 
-  // Calls `look` with each transfer to a server of which a copy from the device is under way.
+  // Calls `look` with each transfer to this server of which a copy from a device is under way.
   template <typename F>
   void for_each_fetching(const ServerConnection& server, F look) const {
     for (const auto& gpu : gpus_) {
@@ -67,7 +68,7 @@ class DeviceCopies {
     StagingBuffer* buffer;
     StagingBuffer::Copy copy;
   };
-  // Copies of one direction, in the order of their stream.
+  // Keeps the copies of one direction, in the order of their stream.
   struct Copies {
     Copies(device::Device& device, int doorbell) : stream(device, doorbell) {}
     device::CopyStream stream;
@@ -75,7 +76,7 @@ class DeviceCopies {
     StagingBuffer* last = nullptr;
     bool empty() const { return first == nullptr; }
     bool has_ended() const { return !empty() && stream.reached(first->copy.mark); }
-    // The last mark of the stream is that of this copy.
+    // Adds a copy, whose mark is the last one of the stream.
     void add(StagingBuffer* buffer, Transfer& transfer, ServerConnection* server, std::uint32_t entry);
     Ended take();
     void keep_memory();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tensors whose sums are exact (server/exact_sum.h): they are declared so, in place of a compression, because all ranks
-// must agree.
+// Describes tensors whose sums are exact (server/exact_sum.h). They are declared so, in place of a compression, because
+// all ranks must agree.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ enum class Exactness : std::uint8_t {
 constexpr std::string_view kExact = "exact";
 constexpr std::string_view kExactToOdd = "exact:to_odd";
 
-// Reads what a declaration says. Sums of integers are exact anyway.
+// Reads what a declaration says. Integers need nothing, because their sums are exact anyway.
 constexpr Exactness exactness_of(std::string_view text, Dtype dtype) {
   if (!is_floating(dtype)) return Exactness::kNone;
   return text == kExact ? Exactness::kRounded : text == kExactToOdd ? Exactness::kToOdd : Exactness::kNone;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The operations of a worker that have failed, as far as somebody asks for them later: the last one, for people, and
-// those in two phases that the next view may go on with. Threading: any thread.
+// Keeps the operations of a worker that have failed and are asked for later: the last one, for people, and those in two
+// phases that the next view may go on with. Any thread may call it.
 #pragma once
 
 #include <cstdint>
@@ -16,14 +16,14 @@ namespace bps::worker {
 
 class FailedOperations {
  public:
-  // `next`: the sequence number of the operation that will be started next.
+  // `next` is the sequence number of the operation that will be started next.
   void add(const std::shared_ptr<Operation>& operation, std::uint64_t next);
-  // An operation could not be started, for this reason.
+  // Notes why an operation could not be started.
   void note_refusal(const std::string& why, std::uint64_t next);
-  // Returns how the last operation failed, or could not be started; "" if one was started since.
+  // Returns how the last operation failed, or why it could not be started, or "" if one was started since.
   std::string last(std::uint64_t next) const;
-  // Takes those in two phases that the end of the view has aborted, and the last ones that were not complete at their
-  // deadlines.
+  // Takes those in two phases that the end of the view has aborted, and the last of those that were not complete at
+  // their deadlines.
   std::vector<std::shared_ptr<Operation>> take_incomplete();
 
  private:

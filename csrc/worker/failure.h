@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Keeps why an operation fails: the first reason counts, and a server may explain it. Threading: any thread.
+// Keeps why an operation fails. The first reason counts, and a server may explain it. Any thread may call it.
 #pragma once
 
 #include <mutex>
@@ -22,18 +22,18 @@ class Failure {
     error_.emplace(std::move(why));
     return true;
   }
-  // Another reason counts from now on.
+  // Makes another reason count from now on.
   void replace(const Error& why) {
     const std::lock_guard lock(mutex_);
     error_ = why;
   }
-  // Adds what a server knows of the cause; the first one counts.
+  // Adds what a server knows of the cause. Only the first explanation counts.
   void explain(const std::string& detail) {
     const std::lock_guard lock(mutex_);
     if (!error_ || std::exchange(is_explained_, true)) return;
     error_ = Error(error_->code(), std::string(error_->what()) + ": " + detail, error_->hint());
   }
-  // The reason so far, or nothing.
+  // Returns the reason so far, or nothing.
   std::optional<Error> why() const {
     const std::lock_guard lock(mutex_);
     return error_;

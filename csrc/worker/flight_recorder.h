@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The last operations of a worker, for people: always kept, in a ring that newer ones overwrite.
+// Records the last operations of a worker, for people, in a ring that newer ones overwrite. It is always on.
 //
 // Threading: an operation is noted by the thread that starts it and by the one that ends it; any thread may list them.
-// No lock, and nothing is allocated: an entry is a few stores. A thread may be stopped in the middle of one for as long
-// as it takes: who meets such an entry leaves it alone, and an end counts only for the operation that it belongs to. An
-// entry that is overwritten while it is read is recognised by its sequence number and left out.
+// There is no lock, and nothing is allocated: an entry is a few stores. A thread may be stopped in the middle of an
+// entry for any time. A thread that meets such an entry leaves it alone, and an end counts only for the operation that
+// it belongs to. An entry that is overwritten while it is read is recognised by its sequence number and left out.
 #pragma once
 
 #include <algorithm>
@@ -34,7 +34,7 @@ class FlightRecorder {
     std::atomic<std::uint64_t> outcome{0};  // see outcome_of()
   };
 
-  // One operation, as a list shows it.
+  // Describes one operation, as a list shows it.
   struct Record {
     std::uint64_t sequence;
     const Tensor* tensor;
@@ -45,7 +45,8 @@ class FlightRecorder {
     std::int64_t duration_us;  // -1: it has not ended
   };
 
-  // The entry of an operation, for end(); null when another thread is just writing there, and it goes unrecorded.
+  // Returns the entry of an operation, for end(), or null when another thread is just writing there. The operation then
+  // goes unrecorded.
   Entry* begin(std::uint64_t sequence, const Tensor& tensor, tensor::OperationKind kind, std::uint32_t round,
                Clock::time_point now) {
     Entry& entry = ring_[sequence % kEntries];
@@ -60,7 +61,7 @@ class FlightRecorder {
     return &entry;
   }
 
-  // Does nothing when the entry serves another operation by now.
+  // Has no effect when the entry is another operation's by now.
   static void end(Entry& entry, std::uint64_t sequence, End how, Clock::duration took) {
     const auto us = std::chrono::duration_cast<std::chrono::microseconds>(took).count();
     std::uint64_t none = outcome_of(sequence, End::kNone, 0);
@@ -68,7 +69,7 @@ class FlightRecorder {
                                           std::memory_order_relaxed);
   }
 
-  // The entry of one operation, if it has one, from begin() to end().
+  // Holds the entry of one operation, if it has one, from begin() to end().
   class Recording {
    public:
     void begin(FlightRecorder& recorder, std::uint64_t sequence, const Tensor& tensor, tensor::OperationKind kind,
@@ -79,7 +80,7 @@ class FlightRecorder {
     void end(std::uint64_t sequence, End how) {
       if (entry_ != nullptr) FlightRecorder::end(*entry_, sequence, how, Clock::now() - began_);
     }
-    // Since begin(); 0 without it.
+    // Returns the time since begin(), or 0 before it.
     std::int64_t age_ms() const {
       if (began_ == Clock::time_point{}) return 0;
       return std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - began_).count();
@@ -90,7 +91,7 @@ class FlightRecorder {
     Clock::time_point began_{};
   };
 
-  // The newest ones, oldest first.
+  // Returns the newest operations, the oldest of them first.
   std::vector<Record> list(std::size_t most) const;
 
  private:
@@ -98,8 +99,9 @@ class FlightRecorder {
   static constexpr std::uint64_t kUnused = ~0ULL;
   static constexpr std::uint64_t kBusy = ~1ULL;  // a thread is writing
 
-  // One word says how an operation ended, how long it took, and whose they are: the duration in 40 bits (13 days), the
-  // end in 2, and 22 of the sequence number, of which one comes again in an entry after 10^9 operations.
+  // One word says how an operation ended, how long it took, and which one it was. It has the duration in 40 bits (13
+  // days), the end in 2, and 22 of the sequence number, so that an entry meets the same ones again after 10^9
+  // operations.
   static constexpr unsigned kDurationBits = 40;
   static constexpr std::uint64_t kLongest = (1ULL << kDurationBits) - 1;
   static std::uint64_t outcome_of(std::uint64_t sequence, End end, std::uint64_t us) {

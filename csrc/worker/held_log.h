@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The redo log of a server on this host, held so that it can be read when the server is gone. Threading: the loop's.
+// Holds the redo log of a server on this host, so that it can be read when the server is gone. Belongs to the loop's
+// thread.
 #pragma once
 
 #include <memory>

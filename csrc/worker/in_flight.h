@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The partitions of a worker loop that are on their way, from the push until the answer.
+// Keeps the partitions of a worker loop that are on their way, from the push until the answer.
 //
 // A partition's index in the table, with a generation that changes each time the entry is used again, is the immediate
-// of the answer: a late or repeated answer finds nothing. Threading: one thread. Memory grows to the largest number in
-// flight at one time and stays.
+// of the answer. So a late or repeated answer finds nothing. Belongs to one thread. Memory grows to the largest number
+// in flight at one time and stays.
 #pragma once
 
 #include <cstdint>
@@ -26,14 +26,14 @@ struct InFlight {
     kSent,
     kLanded,     // in two phases: the answer is here, and counts once the server commits it
     kNeverSent,  // it was cancelled before: no answer belongs to it
-    kCopying,    // a device copies the result to where it belongs: it ends by that, and by nothing else
+    kCopying,    // a device copies the result to where it belongs, and only that ends the partition
   };
-  // An end other than kOpen says how it ends, for it cannot complete. Without an answer it is over as soon as the
+  // An end other than kOpen says how the partition ends, because it cannot complete. It is over as soon as the
   // transport has read what it reads.
   enum class End : std::uint8_t {
     kOpen,
     kAborted,
-    kUndecided,  // the same, and it is not known what becomes of its round
+    kUndecided,  // as kAborted, but it is not known what becomes of its round
   };
 
   Transfer* transfer = nullptr;  // null: the entry is free
@@ -43,12 +43,12 @@ struct InFlight {
   Stage stage = Stage::kSent;
   End end = End::kOpen;
   bool unsent_bytes = false;        // the transport still reads the payload, in the caller's memory or in `staged`
-  std::uint64_t length = 0;         // bytes that travel to the server,
-  std::uint64_t answer_length = 0;  // and back
+  std::uint64_t length = 0;         // bytes that travel to the server
+  std::uint64_t answer_length = 0;  // bytes that travel back
   std::uint64_t cut_off = 0;        // bytes of the answer that had come over the input when a connection ended
   StagingBuffer* staged = nullptr;  // where the payload is read, the answer lands, or both: see Route
-  // The server owes this since the partition was cancelled. Without an end to this wait, a server that replies to
-  // everything else would keep the caller's memory for ever.
+  // This is what the server owes since the partition was cancelled. If it might owe that for ever, a server that
+  // replies to everything else would keep the caller's memory for ever.
   enum class Owed : std::uint8_t { kNothing, kReply, kAnswer, kOutcome };
   Owed owed = Owed::kNothing;
   Clock::time_point due{};
@@ -58,17 +58,16 @@ struct InFlight {
   bool was_sent() const { return stage != Stage::kNeverSent; }
 };
 
-// Tells how long a server may owe that, in times for silence. The outcome of a pending round is known when those are
-// judged for whom the server waits itself, of whom there may be two in a row. A relay that waits for its server has
-// judged that one before the ranks of its host judge the relay: it begins to wait no later than they do, and asks the
-// scheduler then.
+// Tells how long a server may owe that, in times for silence. The outcome of a pending round is known when the members
+// for which the server waits itself have been judged, and there may be two of these in a row. A relay that waits for
+// its server judges it before the ranks of its host judge the relay, because it begins to wait no later than they do.
 constexpr double silences_until(InFlight::Owed what, bool by_relay) {
   if (what != InFlight::Owed::kOutcome) return 1;
   return by_relay ? 5 : 3;
 }
 
-// Tells where the answer of a partition that wants data is written, as a server has to name it that answers by this
-// rail.
+// Tells where the answer of a partition that wants data is written, as a server that answers by this rail has to name
+// it.
 inline transport::RemoteSpan answer_span(const InFlight& entry, const tensor::Extent& extent, std::size_t rail) {
   const Transfer& transfer = *entry.transfer;
   const bool staged = entry.staged != nullptr;
@@ -106,7 +105,7 @@ class InFlightTable {
     return index | std::uint32_t{entries_[index].generation} << kIndexBits;
   }
   static std::uint32_t index_of(std::uint32_t immediate) { return immediate & kIndexMask; }
-  // The partition that an immediate from `server` names, or nullptr.
+  // Returns the partition that an immediate from `server` names, or nullptr.
   InFlight* find(std::uint32_t immediate, const ServerConnection& server) {
     return const_cast<InFlight*>(std::as_const(*this).find(immediate, server));
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The landing slots that a server has granted to a loop, as long as they are free, and their keys on each rail of the
-// server. Threading: the loop's.
+// Keeps the landing slots that a server has granted to a loop, as long as they are free, and their keys on each rail of
+// the server. Belongs to the loop's thread.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +14,8 @@ namespace bps::worker {
 
 class LandingSlots {
  public:
-  // A slot is granted. False: it is free already, and a server that grants it again and again costs no memory.
+  // Adds a slot that is granted. Returns false where it is free already, so that a server that grants it again and
+  // again costs no memory.
   bool grant(const tensor::SlotCredit& slot) {
     if (free_.size() <= slot.slot) free_.resize(slot.slot + std::size_t{1});
     if (free_[slot.slot]) return false;
@@ -22,7 +23,7 @@ class LandingSlots {
     (tensor::is_small_slot(slot.capacity) ? small_ : large_).push_back(slot);
     return true;
   }
-  // False while no slot is free that is of the size for so many bytes.
+  // Takes a slot for so many bytes. Returns false while none of that size is free.
   bool take(std::uint64_t bytes, tensor::SlotCredit& slot) {
     auto& slots = tensor::is_small_slot(bytes) && !small_.empty() ? small_ : large_;
     if (slots.empty()) return false;
@@ -32,8 +33,8 @@ class LandingSlots {
     return true;
   }
 
-  // Keeps the keys that credits bring for the rails of the server after the first. False: not as many as before,
-  // although a server has the same rails for all its slots.
+  // Keeps the keys that credits bring for the rails of the server after the first. Returns false where there are not as
+  // many as before, although a server has the same rails for all its slots.
   bool keep_keys(const tensor::Credits& credits) {
     if (credits.other_keys.empty()) return true;
     const std::size_t keys = credits.other_keys.size() / credits.slots.size();
@@ -47,7 +48,7 @@ class LandingSlots {
     }
     return true;
   }
-  // The slot's key on a connection to that rail of the server.
+  // Returns the slot's key on a connection to that rail of the server.
   std::uint64_t key(const tensor::SlotCredit& slot, std::size_t rail) const {
     const std::size_t at = slot.slot * other_rails_ + rail - 1;
     return rail == 0 || rail > other_rails_ || at >= rail_keys_.size() ? slot.key : rail_keys_[at];
@@ -61,7 +62,7 @@ class LandingSlots {
   std::vector<tensor::SlotCredit> large_;
   std::vector<bool> free_;  // by number
   std::size_t other_rails_ = 0;
-  std::vector<std::uint64_t> rail_keys_;  // of the other rails, by slot number
+  std::vector<std::uint64_t> rail_keys_;  // the keys on the other rails, by slot number
 };
 
 }  // namespace bps::worker

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The connections of worker loops that are not made at the start: groups other than all ranks may need more, when a
-// tensor is declared. Threading: any thread; one connects at a time, and those who wait for it can be interrupted.
+// Makes the connections of worker loops that are not made at the start. Groups other than all ranks may need them, when
+// a tensor is declared. Any thread may call it; one connects at a time, and those that wait for it can be interrupted.
 #pragma once
 
 #include <condition_variable>
@@ -24,23 +24,23 @@ class LateConnections {
 
   // ---- Set-up
   void connect_by(Connect connect) { connect_ = std::move(connect); }
-  // The next worker loop has these connections.
+  // Adds the next worker loop, which has these connections.
   void add_loop(std::span<const std::size_t> connected) {
     const std::size_t first = connected_.size();
     connected_.resize(first + places_);
     for (const std::size_t place : connected) connected_[first + place] = true;
   }
 
-  // Makes those that a plan needs.
+  // Makes the connections that a plan needs.
   void make(const Plan& plan);
 
  private:
   const std::size_t places_;
   Connect connect_;
-  std::mutex mutex_;  // held for moments: the thread that connects has is_connecting_
+  std::mutex mutex_;  // held for moments only; the thread that connects sets is_connecting_
   std::condition_variable changed_;
   bool is_connecting_ = false;   // guarded by mutex_
-  std::vector<bool> connected_;  // by [loop * places + place]; of the thread that connects
+  std::vector<bool> connected_;  // by [loop * places + place]; for the thread that connects
 };
 
 }  // namespace bps::worker

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The operation that this rank has waited for longest, which the scheduler compares with those of other ranks
-// (van/late_rounds.h). Threading: any thread.
+// Finds the operation that this rank has waited for longest, which the scheduler compares with those of other ranks
+// (van/late_rounds.h). Any thread may call it.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +18,7 @@ namespace bps::worker {
 
 class LateRounds {
  public:
-  // A loop tells this at regular intervals: the first operation of those that it watches and that are not done, or
+  // To be called by each loop at regular intervals, with the first operation that it watches and that is not done, or
   // null.
   void note(const void* loop, const Operation* first) {
     const std::lock_guard lock(mutex_);
@@ -31,7 +31,7 @@ class LateRounds {
     known->second.sequence = first->sequence;
     known->second.round = {first->tensor->group->id, first->tensor->id, first->round, first->request.kind};
   }
-  // The first one of all loops, once, if it has been that for a whole interval.
+  // Returns the first operation of all loops, once, if it has been the first for a whole interval.
   std::optional<van::LateRound> take() {
     const std::lock_guard lock(mutex_);
     const auto first = std::ranges::min_element(firsts_, {}, [](const auto& one) { return one.second.sequence; });

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A partition that a worker loop has not finished, for people: what it belongs to and what it waits for.
+// Describes a partition that a worker loop has not finished, for people: what it belongs to and what it waits for.
 #pragma once
 
 #include <cstddef>
@@ -21,9 +21,9 @@ struct OpenPartition {
   std::uint32_t round = 0;
   std::uint32_t partition = 0;
   std::string server;
-  bool is_sent = false;       // waits for the answer of the server; or else for a credit of it, its turn, or a GPU
-  int left_ms = 0;            // until the deadline of the operation; 0 of a contribution
-  std::int64_t since_ms = 0;  // it began
+  bool is_sent = false;       // it waits for the server's answer; false: for a credit, its turn, or a GPU
+  int left_ms = 0;            // until the deadline of the operation; 0 for a contribution
+  std::int64_t since_ms = 0;  // since it began
 };
 
 // Lists partitions that are not finished, at most so many: first those that were sent.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Counts the partitions under way to a server, and their bytes, and notes since when it has answered none. Threading:
-// the loop's.
+// Counts the partitions under way to a server, and their bytes, and notes since when it has answered none. Belongs to
+// the loop's thread.
 #pragma once
 
 #include <chrono>
@@ -22,7 +22,7 @@ class Outstanding {
     bytes_ += bytes;
     ++partitions_;
   }
-  // It was not sent after all.
+  // Takes back a partition that was not sent after all.
   void take_back(std::uint64_t bytes) {
     bytes_ -= bytes;
     --partitions_;
@@ -31,16 +31,16 @@ class Outstanding {
     take_back(bytes);
     has_answered_ = true;
   }
-  // The answer of an operation in two phases is here, and makes room for others: its bytes are no longer under way. The
-  // partition is, until note_answered() follows with no bytes.
+  // Makes room for others when the answer of an operation in two phases is here: its bytes are no longer under way. The
+  // partition still is, until note_answered() follows with no bytes.
   void note_landed(std::uint64_t bytes) {
     bytes_ -= bytes;
     has_answered_ = true;
   }
 
-  // Looks at the clock: true when nothing has been answered for a while. Ranks may then be waiting for each other in a
-  // deadlock, and the limits of this side (scheduling credit, staging buffers) yield by one partition. Only a sender
-  // that is held up asks.
+  // Looks at the clock, and returns true when nothing has been answered for a while. Ranks may then be waiting for each
+  // other in a deadlock, and the limits of this side (scheduling credit, staging buffers) yield by one partition. Only
+  // a sender that is held up asks.
   bool check_stall() {
     const auto now = Clock::now();
     if (std::exchange(has_answered_, false)) last_answer_ = now;

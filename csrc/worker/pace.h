@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Keeps the servers of an operation in step, so that all links are busy to its end: partitions go out in an order that
-// has some for each server all the time (Places::plan), and only so many may be without an answer.
+// has some for each server all the time (Places::plan), and only a limited number may be without an answer.
 //
 // Flows that share a link get equal shares of it, whatever they have to carry. Without a pace servers that sum little
 // are done early, and only the links of the others are busy at the end. Every rank has the same order, whether it
-// pushes to servers or to relays: the first partition without an answer may be sent by all. Threading: the loop's.
+// pushes to servers or to relays: the first partition without an answer may be sent by all. Belongs to the loop's
+// thread.
 #pragma once
 
 #include <algorithm>
@@ -25,7 +26,7 @@ class Pace {
     return std::clamp<std::uint64_t>(partition_bytes >> 16, 2, 8);
   }
 
-  // `ahead`: how many partitions of the operation may be under way, or kNone: its servers need no pace.
+  // `ahead` says how many partitions of the operation may be under way. With kNone its servers need no pace.
   void begin(std::uint64_t ahead) {
     ahead_ = ahead;
     answered_ = seen_ = 0;
@@ -33,9 +34,9 @@ class Pace {
     lets_others_pass_ = false;
   }
   void note_answered(std::uint32_t count) { answered_ += count; }
-  // True when the partition that `turn` others precede may be sent.
+  // Returns true when the partition that `turn` others precede may be sent.
   bool allows(std::uint64_t turn) { return ahead_ == kNone || turn < answered_ + ahead_ || is_stalled(Clock::now()); }
-  // True when nothing has been answered for so long that the operation shall have no pace any more.
+  // Returns true when nothing has been answered for so long that the operation shall have no pace any more.
   bool is_stalled(Clock::time_point now) {
     if (since_ == Clock::time_point{} || seen_ != answered_) {
       seen_ = answered_;
@@ -46,20 +47,20 @@ class Pace {
     ahead_ = kNone;
     return true;
   }
-  // True, to the operation's end, when nothing has been answered for kPatience: ranks that start operations in
-  // different orders may wait for each other. Others pass this one then, whenever it may not go on. Where a rank is
-  // merely late, they use a link that has nothing else to carry.
+  // Returns true, to the operation's end, when nothing has been answered for kPatience. Ranks that start operations in
+  // different orders may then wait for each other, so other operations pass this one whenever it may not go on. Where a
+  // rank is merely late, they use a link that has nothing else to carry.
   bool lets_others_pass() const { return lets_others_pass_; }
 
  private:
-  // Longer than a partition waits in the queues of most links.
+  // This is longer than a partition waits in the queues of most links.
   static constexpr auto kPatience = std::chrono::milliseconds(20);
   static constexpr auto kStall = std::chrono::milliseconds(250);
 
   bool lets_others_pass_ = false;
   std::uint64_t ahead_ = kNone;
   std::uint64_t answered_ = 0;
-  std::uint64_t seen_ = 0;  // answered, when the sender was held up last
+  std::uint64_t seen_ = 0;  // the value of answered_ when the sender was held up last
   Clock::time_point since_{};
 };
 

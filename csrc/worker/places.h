@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The places that a worker loop can send to, and which of them each partition of a tensor takes.
+// Numbers the places that a worker loop can send to, and decides which of them each partition of a tensor takes.
 //
 // Places are the loops of all servers, in order, then the relays of this host, unless those are the servers of its
-// processes. A relay's loop has the index of the worker loop that sends to it. Threading: any thread may call it.
+// processes. A relay's loop has the index of the worker loop that sends to it. Any thread may call it.
 #pragma once
 
 #include <cstddef>
@@ -23,19 +23,20 @@
 
 namespace bps::worker {
 
-// The bytes of tensors that each server sums, by its rank, and what it would sum by the weights of their groups.
+// Says how many bytes of tensors each server sums, by its rank, and how many it would sum by the weights of their
+// groups.
 struct Deal {
   std::vector<std::uint64_t> bytes;
   std::vector<double> due;
 
   std::uint64_t all() const;
-  std::uint64_t beyond() const;  // bytes that are on servers which sum more than is due
+  std::uint64_t beyond() const;  // the bytes beyond what is due, of servers that sum more
 };
 
 class Places {
  public:
-  // `weights`: how much each server sums for a group; nothing: all take turns. `own_server`: the server rank of each
-  // worker rank's own process, or empty. `rank`: of this worker.
+  // `weights` say how much each server sums for a group; without them all take turns. `own_server` has the server rank
+  // of each worker rank's own process, or is empty. `rank` is that of this worker.
   Places(tensor::KeyMapConfig key_map, van::ServerPlaces servers, std::optional<van::ServerWeights> weights,
          std::vector<std::uint32_t> own_server, van::Hosts hosts, std::uint32_t rank)
       : key_map_(std::move(key_map)),
@@ -45,22 +46,23 @@ class Places {
         hosts_(std::move(hosts)),
         rank_(rank) {}
 
-  // The same where servers have other weights.
+  // Returns the places where servers have other weights.
   std::shared_ptr<const Places> with(van::ServerWeights weights) const {
     return std::make_shared<const Places>(key_map_, servers_, std::move(weights), own_server_, hosts_, rank_);
   }
 
   std::size_t count() const;
-  // The entries of the load that the scheduler tells with a tensor.
+  // Returns how many entries the load has that the scheduler tells with a tensor.
   std::size_t slots() const;
-  // The places that a worker loop needs: for its operations on all ranks, and as a relay.
+  // Returns the places that a worker loop needs, for its operations on all ranks and as a relay.
   std::vector<std::size_t> needed(std::size_t worker_loop, std::size_t worker_loops, const van::Group& all) const;
-  // The places of a tensor's partitions, by worker loop and place. `own_shards`: a shard is summed where it is wanted.
+  // Returns the partitions of a tensor by worker loop and place. With `own_shards` a shard is summed where it is
+  // wanted.
   Plan plan(const Tensor& tensor, const tensor::Partitioning& cut, bool own_shards, std::span<const std::uint64_t> load,
             std::size_t worker_loops) const;
-  // The server that sums each partition of the tensor as a whole.
+  // Returns the server that sums each partition of the tensor as a whole.
   std::vector<std::uint32_t> servers_of(const Tensor& tensor) const;
-  // The same in bytes, of all these tensors.
+  // Returns the same in bytes, for all these tensors together.
   Deal deal(std::span<const std::shared_ptr<Tensor>> tensors) const;
 
  private:
@@ -78,7 +80,7 @@ class Places {
   const van::Hosts hosts_;
   const std::uint32_t rank_;
   mutable std::mutex mutex_;
-  mutable std::map<std::uint32_t, tensor::KeyMapConfig> key_maps_;  // of groups, where servers have weights
+  mutable std::map<std::uint32_t, tensor::KeyMapConfig> key_maps_;  // by group, where servers have weights
 };
 
 }  // namespace bps::worker

@@ -9,8 +9,8 @@ namespace bps::worker {
 
 class Portion final : public Transfer {
  public:
-  // Route::kDevice: so many partitions have been copied from the device, or are being copied; at most 127 more than
-  // were sent.
+  // Returns, for Route::kDevice, how many partitions have been copied from the device or are being copied. They are at
+  // most 127 more than were sent.
   std::uint32_t fetched() const { return next + ((fetched_ - next) & 0x7f); }
   void note_fetched() { fetched_ = (fetched_ + 1) & 0x7f; }
   inline tensor::Extent extent_of(const Part& part) const override;
@@ -23,11 +23,11 @@ class Portion final : public Transfer {
   bool suspend(std::uint32_t partition, const Landed& landed, bool failed) override;
   void finish(std::uint32_t count, bool answered, Counters& counters) override;
 
-  // Makes all of it unsent, for a start of the operation. Returns how many partitions it has.
+  // Makes all its partitions unsent, for a start of the operation. Returns how many there are.
   std::uint64_t restart(std::uint64_t order);
 
  private:
-  // True when a server, or a NIC, may have written to the caller's memory.
+  // Returns true when a server, or a NIC, may have written to the caller's memory.
   bool lies_in_place() const { return route == Route::kInPlace || route == Route::kStagedIfCheap; }
   void release_memory();
 };

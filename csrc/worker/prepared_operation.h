@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// An operation that is described once and started many times, like a persistent request of MPI. Everything that can be
-// checked or looked up is, when it is made; a start reuses the Operation of the last one, and so allocates nothing.
+// A prepared operation is described once and started many times, like a persistent request of MPI. All that can be
+// checked or looked up is so when it is made. A start reuses the Operation of the last start, and so allocates nothing.
 //
-// Threading: one thread at a time.
+// One thread at a time may use it.
 #pragma once
 
 #include <memory>
@@ -13,8 +13,8 @@ namespace bps::worker {
 
 struct PreparedOperation {
   std::shared_ptr<Tensor> tensor;      // another one in each view
-  const Request request;               // but for `awaited`, which each start says anew
-  std::shared_ptr<Operation> current;  // of the last start; null: the next one makes another
+  const Request request;               // its `awaited` means nothing: each start says it anew
+  std::shared_ptr<Operation> current;  // the operation of the last start; null: the next start makes one
   DeviceMemory memory{};               // its streams are those of the next start
 };
 

@@ -5,7 +5,7 @@
 // Each connection has a clock that advances by the time its bytes take on its rail; the one that is furthest behind is
 // next. A connection that had no room for a batch is charged for it all the same: if it cannot keep up, the others take
 // its part. Drivers of virtual machines' interfaces, for one, do not tell the speed, or tell a wrong one: where what
-// the network carries differs much from what the rails promise, it counts instead. Threading: the loop's.
+// the network carries differs much from what the rails promise, it counts instead. Belongs to the loop's thread.
 #pragma once
 
 #include <algorithm>
@@ -21,7 +21,7 @@ namespace bps::worker {
 class RailShares {
  public:
   RailShares() = default;
-  // Connections over rails of these speeds. If one is unknown (0), all count the same.
+  // Makes connections over rails of these speeds. If one is unknown (0), all count the same.
   explicit RailShares(std::span<const std::uint32_t> speeds) {
     const bool known = std::ranges::find(speeds, 0U) == speeds.end();
     const std::uint64_t fastest = speeds.empty() ? 0 : *std::ranges::max_element(speeds);
@@ -43,14 +43,14 @@ class RailShares {
     clock += (bytes + kPerBatch) * connections_[connection].per_byte;
     if (clock >= kMostClock) rebase();
   }
-  // Takes in what a connection has carried lately; to be called now and then.
+  // Notes what a connection has carried lately. To be called now and then.
   void note(std::size_t connection, const transport::MeasuredRate& found) {
     std::uint64_t& rate = connections_[connection].rate;
     if (found.bytes_per_s == 0 || (found.at_least && found.bytes_per_s <= rate)) return;
     if (rate == 0 && found.at_least) return;  // a small write is no measure
     rate = rate == 0 ? found.bytes_per_s : (3 * rate + found.bytes_per_s) / 4;
   }
-  // Divides by what was noted, where the rails do not carry what they promise in proportion.
+  // Shares bytes by the rates that were noted, where the rails do not carry what they promise in proportion.
   void follow() {
     const auto unknown = [](const Connection& one) { return one.rate == 0; };
     if (connections_.empty() || std::ranges::any_of(connections_, unknown)) return;
@@ -66,13 +66,13 @@ class RailShares {
  private:
   static constexpr std::uint64_t kUnit = 16;        // of a clock, per byte on the fastest rail: ratios like 2.5 matter
   static constexpr std::uint64_t kPerBatch = 64;    // so that batches without payload take turns, too
-  static constexpr std::uint64_t kLeastShare = 64;  // of the fastest one's, inverted: so that it is measured again
+  static constexpr std::uint64_t kLeastShare = 64;  // 1/64 of the fastest one's, so that it is measured again
   static constexpr std::uint64_t kMostClock = std::uint64_t{1} << 60;
 
   struct Connection {
     std::uint64_t clock = 0;
     std::uint64_t per_byte = kUnit;
-    std::uint64_t promised = kUnit;  // per_byte, by the rails' own words
+    std::uint64_t promised = kUnit;  // per_byte, by what the rails themselves tell
     std::uint64_t rate = 0;          // bytes per second, measured; 0: not yet
   };
 

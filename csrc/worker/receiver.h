@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The way into a worker loop: what servers write and say. The connections hand everything over to this.
+// Takes in what servers write and say to a worker loop. The connections hand everything over to it.
 //
 // An answer's bytes are in place already, unless they were staged. Where results are final with the answer it completes
-// its partition; in two phases the server is told that it has landed, and Committed completes the partition.
-// Threading: the loop's.
+// its partition; in two phases the server is told that it has landed, and Committed completes the partition. Belongs to
+// the loop's thread.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,7 @@ namespace bps::worker {
 
 class Receiver {
  public:
-  // The rooms that it works with.
+  // These are the parts of the loop that it works with.
   struct Rooms {
     Connections& connections;
     PartitionsInFlight& partitions;
@@ -37,19 +37,19 @@ class Receiver {
   Receiver(std::uint32_t epoch, std::string name, const Rooms& rooms, Counters& counters)
       : epoch_(epoch), name_(std::move(name)), rooms_(rooms), counters_(counters) {}
 
-  // `over`: the connection by which the answer came; null where the server writes to our memory itself. `landed`: how
-  // many of its bytes the connection knows to be here. A server that sends more or fewer bytes than the partition has
-  // is lost.
+  // `over` is the connection by which the answer came, or null where the server writes to our memory itself. `landed`
+  // is how many of its bytes the connection knows to be here. A server that sends more or fewer bytes than the
+  // partition has is lost.
   void on_answer(ServerConnection& server, std::uint32_t immediate, const transport::DataEndpoint* over = nullptr,
                  std::uint64_t landed = 0);
   void on_message(ServerConnection& server, std::span<const std::byte> message);
   void on_lost(ServerConnection& server, const std::string& why) { rooms_.losses.report(server, why); }
   void count_stale() { counters_.stale.add(); }
-  // An answer has come in that the server keeps until it is told.
+  // Notes that an answer has come in which the server keeps until it is told.
   void note_receipt() { rooms_.connections.note_receipt(); }
-  // The connections tell of single partitions here.
+  // The connections tell what they know of single partitions to these.
   PartitionsInFlight& partitions() { return rooms_.partitions; }
-  // A codec has failed in its last call.
+  // Returns the error of a codec that has failed in its last call.
   Error codec_failure() const;
 
  private:

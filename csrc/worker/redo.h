@@ -7,7 +7,7 @@
 namespace bps::worker {
 
 // Repeats the last block that the server wrote, or was about to write, when it ended or failed the round. Returns how
-// much of the result is here then.
+// much of the result is here after that.
 Landed redo(const InFlight& entry);
 
 }  // namespace bps::worker

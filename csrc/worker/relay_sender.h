@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The way of a host's contributions to the servers (tensor/host_sum.h), where this process is the relay of its host.
-// Threading: the loop's.
+// Sends a host's contributions to the servers (tensor/host_sum.h), where this process is the relay of its host. Belongs
+// to the loop's thread.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +26,7 @@ class RelaySender final : public tensor::ContributionSender {
         contributions_(contributions),
         counters_(counters) {}
 
-  // Contributions to this tensor travel compressed.
+  // Makes contributions to this tensor travel compressed.
   void add_compressed(const std::shared_ptr<const Tensor>& tensor) {
     compressed_[{tensor->group->id, tensor->id}] = tensor;
   }

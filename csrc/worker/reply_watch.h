@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Judges servers that owe something for too long, although their connections are open: servers that say nothing at all,
-// and servers that owe the end of a partition that was cancelled. Threading: the loop's.
+// and servers that owe the end of a partition that was cancelled. Belongs to the loop's thread.
 #pragma once
 
 #include <functional>
@@ -15,18 +15,18 @@ namespace bps::worker {
 
 class ReplyWatch {
  public:
-  // `silence_s`: after that time a server that owes a reply counts as lost.
+  // `silence_s` is the time after which a silent server that owes a reply counts as lost.
   explicit ReplyWatch(double silence_s) : silence_s_(silence_s) {}
 
-  // The server owes this from now on, of a partition that was cancelled.
+  // Notes what the server owes from now on, of a partition that was cancelled.
   void owe(InFlight& entry, InFlight::Owed what);
 
   struct Overdue {
     ServerConnection* server;
-    std::string why;  // it counts as lost
+    std::string why;  // why it counts as lost
   };
-  // Asked at regular intervals. Pings those that are silent, and calls `report` for those that the scheduler is to be
-  // asked about.
+  // To be called at regular intervals. Pings servers that are silent, calls `report` for those that the scheduler is to
+  // be asked about, and returns those that count as lost.
   std::vector<Overdue> check(InFlightTable& table, const Connections& connections,
                              const std::function<void(std::uint32_t node)>& report);
 
@@ -35,7 +35,7 @@ class ReplyWatch {
 
   const double silence_s_;
   Clock::time_point last_check_ = Clock::now();
-  bool is_owed_ = false;  // perhaps: some InFlight::owed is set
+  bool is_owed_ = false;  // some InFlight::owed may be set
 };
 
 std::string in_words(double seconds);

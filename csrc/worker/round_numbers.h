@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The numbers of a tensor's rounds. Threading: any thread.
+// Gives a tensor's rounds their numbers. Any thread may call it.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,8 @@ namespace bps::worker {
 // kInvalidArgument where the tensor's compression forbids it; then no round was taken.
 std::uint32_t take_round(Tensor& tensor, const Request& request);
 
-// An addition that is sent again names the round in which it was sent first. Throws kInvalidArgument after too many.
+// Makes an addition that is sent again name the round in which it was sent first. Throws kInvalidArgument after too
+// many tries.
 void count_tries(Tensor& tensor, Request& request, std::uint32_t round);
 
 }  // namespace bps::worker

@@ -14,25 +14,25 @@ enum class Route : std::uint8_t {
   kAnswersAside,   // it reads the caller's memory, and answers go to staging buffers
   kStagedIfCheap,  // it could use the caller's memory; while a staging buffer is free, two copies take less time
   kStaged,         // payloads and answers travel through staging buffers
-  kEncoded,        // the same, encoded by the tensor's codec
-  kDevice,         // the same, copied by the engines of a GPU
+  kEncoded,        // as kStaged, and encoded by the tensor's codec
+  kDevice,         // as kStaged, and copied by the engines of a GPU
 };
 
-// When a result counts, after which the input is not needed any more.
+// Says when a result counts. After that the input is not needed any more.
 enum class Finality : std::uint8_t {
   kAnswer,  // when the answer has landed
-  kLogged,  // the same; the server keeps a redo log, from which a result is completed if the server is lost
+  kLogged,  // as kAnswer; the server keeps a redo log, from which a result is completed if the server is lost
   kCommit,  // when the server has told that all members have their answers
 };
 
-// The server says when results count. All but kAnswer are of operations in two phases (tensor::kTwoPhase), which a lost
-// server costs nothing.
+// Returns true where the server says when results count. All but kAnswer are for operations in two phases
+// (tensor::kTwoPhase), which a lost server costs nothing.
 constexpr bool awaits_commit(Finality finality) {
   return finality == Finality::kCommit;
 }
 
-// Tells what the server can do with the caller's memory. From kUnreadable on it is a process of this host that can be
-// kept from writing, should it be lost.
+// Tells what the server can do with the caller's memory. From kUnreadable on the server is a process of this host that
+// can be kept from writing, should it be lost.
 enum class Reach : std::uint8_t {
   kNetwork,     // the transport moves the bytes
   kUnfenced,    // a process of this host that cannot be kept from writing
@@ -43,7 +43,7 @@ enum class Reach : std::uint8_t {
 };
 
 struct RouteFacts {
-  bool is_encoded = false;     // the tensor has a codec, which this server is sent; such operations have one phase
+  bool is_encoded = false;     // the tensor is encoded for this server; such operations have one phase
   bool is_on_device = false;   // the caller's memory is a GPU's; such operations are not encoded, and have one phase
   bool is_registered = false;  // the transport may use all of the caller's memory directly
   bool is_small = false;       // copies of the whole operation stay in the cache

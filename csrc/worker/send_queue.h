@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The transfers that a worker loop has to send to one server, most urgent first: step 3 of the walk.
+// Queues the transfers that a worker loop has to send to one server, most urgent first.
 //
 // Entries are transfers, not partitions: one entry walks through all partitions that an operation has for this server,
 // so queueing costs O(log operations) once per operation. A more urgent operation overtakes between two partitions.
-// Threading: the loop's.
+// Belongs to the loop's thread.
 #pragma once
 
 #include <algorithm>
@@ -27,7 +27,7 @@ class SendQueue {
     std::pop_heap(heap_.begin(), heap_.end(), later);
     heap_.pop_back();
   }
-  // The most urgent transfer that `may` accepts, or nullptr. Looks at all.
+  // Returns the most urgent transfer that `may` accepts, or nullptr. Looks at all.
   Transfer* find(auto may) const {
     Transfer* found = nullptr;
     for (Transfer* one : heap_) {
@@ -35,20 +35,20 @@ class SendQueue {
     }
     return found;
   }
-  // Takes one out, if it is there.
+  // Takes a transfer out, if it is there.
   void remove(const Transfer* transfer) {
     if (!heap_.empty() && transfer == top()) return pop();
     if (std::erase(heap_, transfer) > 0) std::make_heap(heap_.begin(), heap_.end(), later);
   }
-  // All transfers, in no order.
+  // Returns all transfers, in no order.
   const std::vector<Transfer*>& all() const { return heap_; }
   // Takes out everything, for a server that is gone.
   std::vector<Transfer*> take_all() { return std::exchange(heap_, {}); }
 
-  // Bytes that are sent before the loop looks at what has come. Set once, by the worker loop.
+  // Limits the bytes that are sent before the loop looks at what has come. The worker loop sets it once.
   std::uint64_t most_per_turn = ~std::uint64_t{0};
-  // The transfer that waits for another staging buffer, which the loop adds after the batch; it may have left the
-  // queue. The sender sets this and clears it; Admission clears it when no buffer can be made.
+  // This is the transfer that waits for another staging buffer, which the loop adds after the batch. It may have left
+  // the queue. The sender sets this and clears it; Admission clears it when no buffer can be made.
   const Transfer* needs_buffer = nullptr;
 
  private:

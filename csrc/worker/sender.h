@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The way out of a worker loop: takes the most urgent partition for a server that has room, and writes it into a
-// landing slot, or posts it to a server on the same host, which reads it in place.
+// Sends the partitions of a worker loop. It takes the most urgent partition for a server that has room, and writes it
+// into a landing slot, or posts it to a server on the same host, which reads it in place.
 //
 // Partitions go out in batches that cost one doorbell. What could fail was set up before an operation entered the send
-// queue, so that nothing here registers or throws, and only a table allocates, when it grows to a new largest size.
-// A partition that needs a staging buffer waits until one is free, or Admission has made another one. Threading: the
-// loop's.
+// queue, so that nothing here registers or throws, and only a table allocates, when it grows to a new largest size. A
+// partition that needs a staging buffer waits until one is free, or Admission has made another one. Belongs to the
+// loop's thread.
 #pragma once
 
 #include <array>
@@ -25,14 +25,15 @@ class Sender {
   Sender(InFlightTable& in_flight, Counters& counters, std::uint32_t epoch)
       : in_flight_(in_flight), counters_(counters), epoch_(epoch) {}
 
-  // Bytes that may be under way to one server; 0: no limit.
+  // Limits the bytes that may be under way to one server; 0: no limit.
   void set_budget(std::uint64_t bytes) { budget_ = bytes; }
-  // Sends to `server` what there is room for; true when anything went out. What is left stays in the server's queue.
-  bool push(ServerConnection& server);
-  // Sends the pushes again that a lost path has not delivered, as far as there is room.
-  bool repeat(ServerConnection& server);
-  // The transfer at the head of a queue whose payload could not be read or encoded, once; it must be taken off the
+  // Sends to `server` what there is room for. Returns true when anything went out. What is left stays in the server's
   // queue.
+  bool push(ServerConnection& server);
+  // Sends again the pushes that a lost path has not delivered, as far as there is room.
+  bool repeat(ServerConnection& server);
+  // Names the transfer at the head of a queue whose payload could not be read or encoded. take_broken() returns it
+  // once, and the transfer must be taken off the queue.
   struct Broken {
     Transfer* transfer = nullptr;
     Status why = Status::kOk;
@@ -48,7 +49,7 @@ class Sender {
     std::array<tensor::SlotCredit, kMost> slots;
     std::array<std::uint32_t, kMost> entries;
     std::size_t size = 0;
-    std::size_t endpoint = 0;  // of the server, by which it goes out
+    std::size_t endpoint = 0;  // the number of the server's data connection by which it goes out
     std::uint64_t bytes = 0;
   };
 
@@ -74,7 +75,7 @@ class Sender {
   std::uint64_t budget_ = 0;
   Broken broken_;
   bool is_paced_ = false;  // the pace of an operation has just said "not now"
-  TraceKey stalled_;       // noted last
+  TraceKey stalled_;       // the partition whose stall the trace has last
   Batch batch_;            // a member, because emptying 4 KiB for each call would cost as much as a push
 };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Loses paths to a server, and servers: aborts what needs them, and sees to it that a lost server can write no more
-// before callers get their memory back. Threading: the loop's.
+// Handles the loss of paths to a server, and of servers. It aborts what needs them, and sees to it that a lost server
+// can write no more before callers get their memory back. Belongs to the loop's thread.
 #pragma once
 
 #include <cstdint>
@@ -30,18 +30,18 @@ class ServerLosses {
         copies_(copies),
         events_(events) {}
 
-  // The connection is broken, or the server breaks the protocol or owes something for too long. The job is asked for
-  // the cause, if there is anybody to ask.
+  // Asks the job for the cause, if there is anybody to ask, when the connection is broken, or the server breaks the
+  // protocol or owes something for too long.
   void report(ServerConnection& server, const std::string& why);
-  // The job has named the cause: `why` is a sentence.
+  // Loses a server when the job has named the cause; `why` is a sentence.
   void lose(std::uint32_t node, const std::string& why);
-  // The view has ended, which is the cause of what was reported. Aborts what the ranks of this host contribute.
+  // Makes the end of the view the cause of what was reported. Aborts what the ranks of this host contribute.
   void end_view(const Error& why);
   // Ends what is under way to servers that have had their time to end. To be called at regular intervals.
   void end_due();
-  // Nothing that is still under way to this server will be answered.
+  // Ends all that is still under way to this server, because it will not be answered.
   void end_all_of(ServerConnection& server);
-  // Both ends of a path are closed: what it has not delivered goes out by the others.
+  // Sends what a path has not delivered by the other paths, when both ends of it are closed.
   void settle(ServerConnection& server, const tensor::PathLost& lost);
 
  private:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The paths of a worker loop to a server loop (transport/control_paths.h), how they share the load, and which pushes
-// went out by which of them. Threading: the loop's.
+// Keeps the paths of a worker loop to a server loop (transport/control_paths.h), shares the load among them, and knows
+// which pushes went out by which of them. Belongs to the loop's thread.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +25,7 @@ struct ServerPath {
   std::size_t rail() const { return control->rails.here; }
 };
 
-// A data connection that pushes go out by.
+// Counts the pushes that go out by a data connection.
 struct ServerStream {
   transport::DataEndpoint* endpoint = nullptr;
   std::uint32_t pushed = 0;
@@ -36,16 +36,16 @@ class ServerPaths {
   void add(ServerPath path);
   bool fails_over() const { return fails_over_; }
   transport::ControlPaths& control() { return control_; }
-  // The server works on our memory itself, and needs no slots.
+  // Returns true where the server works on our memory itself, and needs no slots.
   bool is_direct() const { return is_direct_; }
-  // The data connections of all paths that are not lost; of the last one even then.
+  // Returns the data connections of all paths that are not lost, and those of the last path even when it is.
   const std::vector<ServerStream>& streams() const { return streams_; }
 
-  // The number of the data connection that the next batch goes out by.
+  // Returns the number of the data connection that the next batch goes out by.
   std::size_t next() const { return shares_.next(); }
   ServerStream& stream(std::size_t number) { return streams_[number]; }
   transport::DataEndpoint& endpoint(std::size_t number) { return *streams_[number].endpoint; }
-  // The bytes of a batch, whether there was room for it or not.
+  // Charges a data connection for the bytes of a batch, whether there was room for it or not.
   void charge(std::size_t number, std::uint64_t bytes) { shares_.charge(number, bytes); }
   // Shares the load by what the network has carried lately.
   void follow_rates();
@@ -53,16 +53,17 @@ class ServerPaths {
   const ServerPath* find(std::uint16_t id) const;
   bool has_other_than(std::uint16_t id) const;
   const std::vector<ServerPath>& all() const { return paths_; }
-  // The paths by which the network carries nothing, although it does by another one.
+  // Returns the paths by which the network carries nothing, although it carries something by another path.
   std::vector<std::uint16_t> silent() const;
   // Closes a path: nothing comes in by it any more, and nothing goes out. Returns how many answers had come in by each
-  // of its data connections; nothing if it is no path in use.
+  // of its data connections, or nothing if it is no path in use.
   std::optional<std::vector<std::uint32_t>> close(std::uint16_t id, const std::string& why);
-  // The server has not closed its end yet.
+  // Returns true while the server has not closed its end of a path that is closed here.
   bool is_settling(std::uint16_t id) const;
   std::optional<ServerPath> settle(std::uint16_t id);
   void abandon();
-  // The messages that the server is to be told: of each path by which answers have come in since the last call.
+  // Returns the messages that the server is to be sent: one for each path by which answers have come in since the last
+  // call.
   std::vector<tensor::Received> receipts();
 
  private:
@@ -78,10 +79,10 @@ class ServerPaths {
   bool is_direct_ = false;
 };
 
-// A push that its path has not delivered.
+// Names a push that its path has not delivered.
 struct RepeatedPush {
   std::uint32_t immediate = 0;  // of the partition in flight
-  tensor::SlotCredit slot{};    // which it still holds
+  tensor::SlotCredit slot{};    // the slot that it still holds
 };
 
 // Remembers for each landing slot the push that fills it, until the slot is granted again.
@@ -99,12 +100,12 @@ class PushesBySlot {
   void forget(tensor::SlotNumber slot) {
     if (slot < pushes_.size()) pushes_[slot].under_way = false;
   }
-  // Immediates of the pushes that went out by this path.
+  // Returns the immediates of the pushes that went out by this path.
   std::vector<std::uint32_t> unanswered_by(std::uint16_t path) const;
   // Adds those to `repeats` that went out by a path and had not come in when the server closed it.
   void repeat_undelivered(const tensor::PathLost& lost);
 
-  // Pushes that have to be sent again. Each of them holds its slot.
+  // These pushes have to be sent again. Each of them holds its slot.
   std::vector<RepeatedPush> repeats;
 
  private:
@@ -112,7 +113,7 @@ class PushesBySlot {
     RepeatedPush push;
     std::uint16_t path = 0;
     std::uint16_t stream = 0;
-    std::uint32_t number = 0;  // of the stream's
+    std::uint32_t number = 0;  // among the pushes of its stream
     bool under_way = false;
   };
   std::vector<Push> pushes_;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The weights of servers that change while the job runs, as a worker sees it: which placement a round of a tensor has.
+// Tells which placement a round of a tensor has, on a worker, when the weights of servers change while the job runs.
 // van/shift.h tells how all ranks agree on that.
 //
 // Until the first shift a tensor has the plans that it was declared with. Rounds that are open have the latest
@@ -31,24 +31,26 @@ class Shifts {
  public:
   using Make = std::function<std::shared_ptr<const Plans>(std::uint32_t shift, const Places& places)>;
 
-  // True while no round can be concerned: no shift was ever begun. To be asked after a round has got its number.
+  // Returns true while no round can be concerned, because no shift was ever begun. To be asked after a round has got
+  // its number.
   bool is_at_rest() const { return state_.load() == 0; }
 
-  // ---- From the van's thread
-  // Rounds that get their numbers from now on wait; those that have them are to be told to the scheduler.
+  // ---- From the van's thread Makes rounds that get their numbers from now on wait. The scheduler is to be told those
+  // that have theirs.
   void begin();
   void call_off();
-  // `from`: the first rounds that have the new placement, for the tensors that have begun any.
+  // `from` has the first rounds with the new placement, for the tensors that have begun any.
   void end(std::shared_ptr<const Places> places, std::span<const van::TensorRound> from);
-  // Nobody decides any more: what waits goes on, and fails for its own reason.
+  // Lets what waits go on, and fail for its own reason, because nobody decides any more.
   void stop();
 
-  // The plans of a round; null: those of the tensor itself. `make` is called without a lock. Blocks while a shift is
-  // open: for a message to the scheduler and back, or until the scheduler calls it off, or counts as lost.
+  // Returns the plans of a round, or null where they are the tensor's own. `make` is called without a lock. Blocks
+  // while a shift is open: for a message to the scheduler and back, or until the scheduler calls it off, or counts as
+  // lost.
   std::shared_ptr<const Plans> plans_of(Tensor& tensor, const Request& request, std::uint32_t round, const Make& make);
-  // True when the latest placement is that of later rounds.
+  // Returns true when the latest placement is that of later rounds.
   bool is_early(const Tensor& tensor, std::uint32_t round);
-  // The latest placement; null: that of the worker.
+  // Returns the latest placement, or null where it is that of the worker.
   std::shared_ptr<const Places> latest() const {
     const std::lock_guard lock(mutex_);
     return known_.front().places;
@@ -60,8 +62,8 @@ class Shifts {
   static constexpr std::uint32_t kOpen = 1;
 
   struct Placement {
-    std::shared_ptr<const Places> places;         // null: those of the worker
-    std::map<std::uint64_t, std::uint32_t> from;  // the first round of a tensor, by van::TensorRound::key()
+    std::shared_ptr<const Places> places;         // null: the worker's own
+    std::map<std::uint64_t, std::uint32_t> from;  // the first round of each tensor, by van::TensorRound::key()
   };
 
   std::atomic<std::uint32_t> state_{0};  // twice the shifts that are done, plus 1 while one is open

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// An operation in two phases whose view has ended: what is left of it, and what the next view makes of that.
+// Keeps what is left of an operation in two phases whose view has ended, and what the next view makes of that.
 //
-// This rank has all of the result of a partition that has not been committed, or its first bytes, or nothing; where the
+// Of a partition that has not been committed this rank has all of the result, or its first bytes, or nothing. Where the
 // result has not landed, the input is as it was. The ranks exchange what is missing, and then the operation is
-// complete, continued by another one, or aborted. docs/notes/members.md "When a server is lost" tells how.
-// Threading: any thread.
+// complete, continued by another one, or aborted. docs/notes/members.md "When a server is lost" tells how. Threading:
+// any thread.
 #pragma once
 
 #include <cstdint>
@@ -21,16 +21,16 @@ namespace bps::worker {
 
 class Operation;
 
-// A partition of which this rank has the first bytes of the result, where it belongs.
+// Names a partition of which this rank has the first bytes of the result, where they belong.
 struct Begun {
   std::uint32_t partition;
   std::uint64_t bytes;
 };
 
-// An operation that sums again what has not been committed in an earlier view: some partitions of a tensor.
+// Describes an operation that sums again what has not been committed in an earlier view: some partitions of a tensor.
 class Continuation {
  public:
-  // `only`: the partitions, in order, and what has come of their results, which is not taken again.
+  // `only` has the partitions, in order, and how much has come of their results, which is not taken again.
   Continuation(const Plan& all, std::span<const Begun> only);
   const Plan& plan() const { return plan_; }
   std::uint64_t begun(std::uint32_t partition) const;
@@ -40,7 +40,7 @@ class Continuation {
   Plan plan_;
 };
 
-// The end of an operation in the next view.
+// Says how an operation ends in the next view.
 enum class Resumption : std::uint8_t {
   kNone,       // that is not known yet
   kContinued,  // by another operation
@@ -50,13 +50,13 @@ enum class Resumption : std::uint8_t {
 
 class Suspension {
  public:
-  // `output`: where results belong. `continuation` may be null.
+  // Results belong at `output`. `continuation` may be null.
   Suspension(const PartitionLayout& layout, std::byte* output, const Continuation* continuation)
       : layout_(layout), output_(output), continuation_(continuation) {}
 
-  // A partition has not been committed, and this has landed of it.
+  // Adds a partition that has not been committed, and what has landed of it.
   void add(std::uint32_t partition, const Landed& landed);
-  // A server has said that a partition has failed, for all ranks.
+  // Notes that a server has said that a partition has failed, for all ranks.
   void note_failed();
   bool has_failed() const;
 
@@ -67,15 +67,15 @@ class Suspension {
   // Returns how much of the results of these partitions is where it belongs.
   std::vector<Begun> begun(std::span<const std::uint32_t> partitions) const;
   std::uint64_t length(std::uint32_t partition) const { return layout_.extent_of(partition).length; }
-  // The first bytes of the result of a partition, for those who lack them, and from one who has them.
+  // Copy the first bytes of a partition's result: read() for ranks that lack them, write() from a rank that has them.
   void read(std::uint32_t partition, std::span<std::byte> into) const;
   void write(std::uint32_t partition, std::span<const std::byte> from);
-  // Takes the results that have landed in buffers. Nobody lacks them: they have been given.
+  // Copies the results that have landed in buffers to where they belong. Ranks that lacked them have got them by then.
   void take_landed();
 
   void resolve(Resumption how, std::shared_ptr<Operation> next = nullptr);
   Resumption resumption() const;
-  // The operation that goes on with it, if it is continued.
+  // Returns the operation that goes on with it, if it is continued.
   std::shared_ptr<Operation> continued_by() const;
 
  private:
@@ -96,7 +96,7 @@ class Suspension {
   std::shared_ptr<Operation> continued_by_;
 };
 
-// Copies all of a result to where it belongs, but for its first bytes, which are there already.
+// Copies a result to where it belongs, without its `first` bytes, which are there already.
 void copy_result(const tensor::Extent& extent, std::uint64_t first, const std::byte* from, std::byte* output);
 
 }  // namespace bps::worker

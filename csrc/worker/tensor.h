@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// A declared name: its id, its cut into partitions, and which loop and server each partition belongs to.
+// Describes a declared name: its id, its cut into partitions, and which loop and server each partition belongs to.
 //
-// Threading: Declarations make it once; from then on any thread reads it, and what changes is atomic. `alone` is made
-// under their mutex, and the compressor has rules of its own.
+// Declarations make a tensor once. From then on any thread reads it, and what changes is atomic. `alone` is made under
+// their mutex, and the compressor has rules of its own.
 #pragma once
 
 #include <array>
@@ -26,9 +26,9 @@ namespace bps::worker {
 
 using Plan = std::vector<std::vector<Part>>;
 
-// Partitions by [loop * places + place], for each of the two cuts.
+// Lists the partitions by [loop * places + place], for each of the two cuts.
 struct Plans {
-  std::uint32_t shift = 0;  // with the weights of this shift (shifts.h)
+  std::uint32_t shift = 0;  // they follow the weights of this shift (shifts.h)
   Plan whole{}, sharded{};
 };
 
@@ -46,23 +46,23 @@ struct Tensor {
   tensor::Partitioning fed_back;  // what is remembered of push_pulls: `whole`, in float32
   Plans plans;                    // as it was declared
   static constexpr std::size_t kShifts = 3;
-  std::array<std::shared_ptr<const Plans>, kShifts> shifted;  // those since, which are in use: of Shifts
+  std::array<std::shared_ptr<const Plans>, kShifts> shifted;  // those since that are in use, for Shifts
   std::atomic<std::uint32_t> next_round{0};
-  // push() and pull() apart: which round each of them is at.
+  // With push() and pull() apart, each of them counts its own rounds. This counts those of pull().
   std::atomic<std::uint32_t> next_pull{0};
-  std::shared_ptr<Tensor> alone;             // the same as this rank's alone, for kAccumulate; made at first use
-  std::uint32_t stored_by = 0;               // of such a one: the group whose weights they are,
-  std::atomic<std::uint32_t> latest{0};      // and the round in which the latest addition was sent first
+  std::shared_ptr<Tensor> alone;  // the tensor in the group of this rank alone, for kAccumulate; made at first use
+  std::uint32_t stored_by = 0;    // of a tensor alone: the group whose weights it adds to
+  std::atomic<std::uint32_t> latest{0};      // of a tensor alone: the round in which the latest addition was sent first
   std::atomic<bool> failed{false};           // the scheduler said that ranks disagree
   std::string why_failed;                    // set before `failed`
   std::shared_ptr<ViewEnd> view_end;         // of all tensors of the view
   std::shared_ptr<FlightRecorder> recorder;  // of the job, or null
   std::string compression;                   // as it was declared
-  std::unique_ptr<Compressor> compressor;    // of one that was declared with a compression
-  bool stays_on_host = false;                // of one that would be compressed beyond this host only
+  std::unique_ptr<Compressor> compressor;    // null: it was declared without a compression
+  bool stays_on_host = false;                // it would be compressed only beyond this host
   Exactness exactness = Exactness::kNone;    // of its sums
   std::uint64_t ahead = 0;  // partitions under way to each server over a network, on average; 0: no limit
-  bool is_timed = false;    // its operations are: Counters::operation_times
+  bool is_timed = false;    // its operations are timed: Counters::operation_times
 
   Tensor(tensor::Partitioning whole_cut, tensor::Partitioning sharded_cut)
       : whole(whole_cut), sharded(sharded_cut), fed_back(whole_cut) {}

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The memory that a worker loop has registered with one transport: the callers' blocks, and staging buffers.
+// Keeps the memory that a worker loop has registered with one transport: the callers' blocks, and staging buffers.
 //
-// Staging: payload or answer take a buffer where the tensor's memory cannot be used, or not yet (choose_route() tells
+// Payloads and answers take a staging buffer where the tensor's memory cannot be used, or not yet (choose_route() tells
 // when), and where they are encoded. A partition is copied, or encoded, into it before the push and out of it after the
-// answer. A relay sums what its host contributes straight into one. Buffers are made, and registered, by reserve() when
-// an operation is admitted, and one by one by add_buffer(): up to the budget when a partition could be sent, beyond it
-// only when waiting for a free one could last for ever because ranks push in different orders. They are never given
-// back. Threading: one thread.
+// answer. A relay sums what its host contributes straight into a buffer. Buffers are made, and registered, by reserve()
+// when an operation is admitted, and one by one by add_buffer(): up to the budget when a partition could be sent,
+// beyond it only when waiting for a free one could last for ever because ranks push in different orders. They are never
+// given back. One thread uses it.
 #pragma once
 
 #include <algorithm>
@@ -29,15 +29,15 @@ struct StagingBuffer {
   std::shared_ptr<transport::shm::SharedMemory> memory;
   transport::RegionPtr region;
   std::byte* bytes() const { return memory->bytes().data(); }
-  StagingBuffer* next = nullptr;  // of Transfer::encoded, or of the copies of a device
+  StagingBuffer* next = nullptr;  // in the list of Transfer::encoded, or of a device's copies
   const device::Device* pinned_by = nullptr;
-  struct Copy {  // while a device copies to it or from it
+  struct Copy {  // what a device copies to the buffer or from it
     std::shared_ptr<Operation> of;
     Transfer* transfer = nullptr;
     ServerConnection* server = nullptr;
     std::uint32_t entry = 0;
     std::uint32_t mark = 0;
-    bool is_refused = false;  // the driver may have taken it or not: its bytes do not count
+    bool is_refused = false;  // the driver may have taken it or not, so that its bytes do not count
   };
   Copy copy{};
 };
@@ -60,11 +60,12 @@ class TransportMemory {
 
   transport::Transport& transport() const { return transport_; }
 
-  // Set-up; these throw what registering memory throws.
+  // These are set-up, and throw what registering memory throws.
   void reserve(std::size_t buffers) {
     while (buffers_.size() < std::min(buffers, most_buffers_)) add_buffer();
   }
-  // Set-up: makes the buffers that there are usable for copies of every device. Throws; those before that stay so.
+  // Makes the buffers that there are usable for copies of every device. It is set-up, and throws; the buffers before
+  // the one that failed stay usable.
   void pin(const device::Device& device) {
     for (; pinned_ < buffers_.size(); ++pinned_) pin(buffers_[pinned_], device);
   }
@@ -84,7 +85,7 @@ class TransportMemory {
 
   bool has_free() const { return !free_.empty(); }
   std::size_t in_use() const { return buffers_.size() - free_.size(); }
-  // nullptr when all are in use.
+  // Returns nullptr when all are in use.
   StagingBuffer* take() {
     if (free_.empty()) return nullptr;
     StagingBuffer* buffer = free_.back();
@@ -105,7 +106,7 @@ class TransportMemory {
   const std::size_t buffer_bytes_;
   const std::size_t most_buffers_;
   std::deque<StagingBuffer> buffers_;  // a deque: addresses stay
-  std::size_t pinned_ = 0;             // buffers before this index are pinned; later ones may be, one by one
+  std::size_t pinned_ = 0;             // all buffers before this index are pinned, and some later ones may be
   std::vector<StagingBuffer*> free_;
 };
 

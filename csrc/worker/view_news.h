@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Takes the news of a worker's view. The van tells it; an operation that a server has failed may tell of its end first.
+// Takes the news of a worker's view. The van tells it. An operation that a server has failed may tell of the view's end
+// first.
 //
-// Operations that can no longer complete are aborted, and new ones refused. Threading: any thread.
+// Operations that can no longer complete are aborted, and new ones are refused. Any thread may call it.
 #pragma once
 
 #include <cstdint>
@@ -35,13 +36,13 @@ class ViewNews {
         view_end_(std::move(end)),
         gone_(van, hosts) {}
 
-  // Knows who is gone.
+  // Returns what is known of members that are gone.
   const GoneMembers& gone() const { return gone_; }
-  // Knows it when the view has ended, or an operation has failed with kRoundAborted.
+  // Returns what is known of the view's end. An operation that has failed with kRoundAborted tells of it, too.
   const ViewEnd& view_end() const { return *view_end_; }
-  // Refuses further operations, and calls off a shift: this process leaves.
+  // Refuses further operations, and lets rounds that wait for a shift go on, because this process leaves.
   void leave(const Error& why);
-  // A new loop of the worker watches operations.
+  // Follows a new loop of the worker, which watches operations.
   void follow(WorkerLoop& loop);
 
   // Aborts all operations with kRoundAborted, and refuses further ones.
@@ -51,15 +52,16 @@ class ViewNews {
   // Refuses new operations that need the member. Servers decide about those under way: they know what it has
   // contributed to.
   void leave_node(std::uint32_t node, const std::string& why) { gone_.note_left(node, why); }
-  // The member runs, although one of our loops hears nothing of it.
+  // To be called when the scheduler hears a member of which one of our loops hears nothing.
   void on_reachable(std::uint32_t node) const;
-  // The ranks have declared the tensor differently.
+  // Fails a tensor that the ranks have declared differently.
   void fail_tensor(std::uint32_t id, const std::string& why);
-  // The ranks have called different operations in this round.
+  // Fails a round in which the ranks have called different operations.
   void fail_round(const van::RoundFailed& failed) const;
   // Returns what the scheduler is to know with the next heartbeat, if anything.
   std::optional<van::LateRound> take_late_round() { return late_rounds_->take(); }
-  // Servers are about to have other weights. Rounds wait until the planner's end_shift(); these are the next ones.
+  // Makes rounds wait until the planner's end_shift(), because servers are about to get other weights. Returns the next
+  // rounds.
   std::vector<van::TensorRound> begin_shift();
 
  private:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The operations whose deadline a loop watches. They stay alive for as long as the loops may touch them.
+// Keeps the operations whose deadline a loop watches. They stay alive for as long as the loops may touch them.
 #pragma once
 
 #include <algorithm>
@@ -13,9 +13,9 @@ namespace bps::worker {
 
 class WatchedOperations {
  public:
-  // Takes constant time on average: the list is walked when it has doubled, and by the deadlines' timer.
+  // This takes constant time on average: the list is walked when it has doubled, and by the deadlines' timer.
   void add(std::shared_ptr<Operation> operation) {
-    if (std::exchange(operation->is_watched, true)) return;  // since an earlier round
+    if (std::exchange(operation->is_watched, true)) return;  // it is in the list since an earlier round
     operations_.push_back(std::move(operation));
     if (operations_.size() >= purge_at_) purge();
   }
@@ -27,7 +27,7 @@ class WatchedOperations {
     });
     purge_at_ = std::max<std::size_t>(64, 2 * operations_.size());
   }
-  // The first one in the order of calls that is neither done nor failing, or null.
+  // Returns the first operation, in the order of calls, that is neither done nor failing, or null.
   const Operation* first() const {
     const Operation* first = nullptr;
     for (const auto& one : operations_) {

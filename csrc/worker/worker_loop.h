@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// One loop of a worker: operations come in, partitions go out, answers come back. All of it runs to completion on one
-// thread, so that nothing is handed between threads but the operation itself, once on its way in (a bounded ring) and
+// Runs one loop of a worker: operations come in, partitions go out, answers come back. All of it runs to completion on
+// one thread. So nothing is handed between threads but the operation itself, once on its way in (a bounded ring) and
 // once when its caller wakes.
 //
 //   submit() -> Admission: set-up, registers memory -> send queue of each server -> Sender -> ... -> Receiver
 //
-// This class composes the rooms, gives them their turns, and is what the rest of the process speaks to:
+// This class composes the parts, gives them their turns, and is what the rest of the process speaks to:
 //
 //   connections.h           the servers that the loop meets, and their send queues
 //   admission.h, sender.h   the way out
@@ -17,7 +17,7 @@
 //   server_losses.h         lost servers and paths
 //   relay_sender.h          what a relay sends for its host
 //
-// Threading: submit() from any thread, everything else on the reactor's.
+// Any thread may call submit(); everything else belongs to the reactor's thread.
 #pragma once
 
 #include <algorithm>
@@ -54,7 +54,7 @@ struct WorkerLoopOptions {
   std::uint64_t staging_bytes = 0;
   bool survives_servers = false;  // see tensor::kTwoPhase
   std::uint32_t epoch = 1;
-  double silence_s = 10;           // after which a server that owes a reply counts as lost
+  double silence_s = 10;           // how long a server that owes a reply may be silent before it counts as lost
   std::string name = "this rank";  // for errors that all ranks are told
 };
 
@@ -65,22 +65,21 @@ class WorkerLoop final : public transport::Actor {
 
   transport::Reactor& reactor() { return reactor_; }
 
-  // ---- Set-up
-  // Makes the sink for the endpoints of a connection; open() it when they are attached.
+  // ---- Set-up Makes the sink for the endpoints of a connection. open() is to be called when they are attached.
   ServerConnection& add_server(std::size_t place, std::uint32_t node, std::string name,
                                transport::Transport& transport);
   void open(ServerConnection& server, transport::ControlEndpoint* control, std::vector<transport::DataEndpoint*> data) {
     open(server, {{.control = control, .data = std::move(data)}});
   }
   void open(ServerConnection& server, std::vector<ServerPath> paths);
-  // The connection at this place, for a path that has been lost and is connected again; nullptr when it is lost
-  // altogether. Then add_path(), once the endpoints are attached.
+  // Returns the connection at this place, for a path that has been lost and is connected again, or nullptr when the
+  // server is lost. add_path() is to follow, once the endpoints are attached.
   ServerConnection* find_server(std::size_t place) const { return connections_.find_usable(place); }
   void add_path(ServerConnection& server, ServerPath path);
-  // Makes this loop the way of its host's contributions.
+  // Makes this loop send its host's contributions.
   void relay_for(tensor::ContributionSource* source) { contributions_.set_source(source); }
   RelaySender& relay() { return relay_; }
-  // Before this rank's first operation on a tensor that was declared with a compression.
+  // To be called before this rank's first operation on a tensor that was declared with a compression.
   void add_compressed(const std::shared_ptr<const Tensor>& tensor) { relay_.add_compressed(tensor); }
 
   // ---- Operations
@@ -92,11 +91,11 @@ class WorkerLoop final : public transport::Actor {
   // Aborts every operation that `concerns` answers true for.
   void abort_operations(const std::function<bool(const Operation&)>& concerns, ErrorCode code, const std::string& what,
                         const std::string& hint);
-  // Aborts all operations, and those that are submitted later: this process leaves.
+  // Aborts all operations, and those that are submitted later, because this process leaves.
   void leave(const Error& why);
   // Cancels this loop's part of an operation that is failing.
   void cancel(Operation& operation) { cancellation_.cancel(operation); }
-  // No operation is on its way, waits to be sent, or has just been submitted.
+  // Returns true when no operation is on its way, waits to be sent, or has just been submitted.
   bool is_idle() const;
 
   // ---- Losses
@@ -104,7 +103,7 @@ class WorkerLoop final : public transport::Actor {
   void end_view(const Error& why);
   // `why` is a sentence that names the cause.
   void lose_server(std::uint32_t node, const std::string& why) { losses_.lose(node, why); }
-  // The scheduler has heard of a server that when_silent was called for.
+  // To be called when the scheduler has heard of a server that when_silent was called for.
   void on_reachable(std::uint32_t node);
   void forget_memory(std::uint64_t identity) { connections_.forget_memory(identity); }
 
@@ -113,7 +112,7 @@ class WorkerLoop final : public transport::Actor {
   std::vector<OpenPartition> list_open(std::size_t most) const {
     return worker::list_open(partitions_.table, connections_, copies_, most);
   }
-  // True when there is a server that it does not share memory with.
+  // Returns true when there is a server that it does not share memory with.
   bool uses_network() const {
     return std::ranges::any_of(connections_.all(), [](const ServerConnection* server) {
       return !server->is_closed() && !server->paths.streams().empty() && server->needs_slots();

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The worker loops of a process. They share the work on an operation, if it is more than one loop's; the first that
-// gets it watches its deadline, and keeps it alive.
+// Holds the worker loops of a process. They share the work on an operation, if it is more than one loop's. The first
+// loop that gets it watches its deadline, and keeps it alive.
 //
-// Threading: add() before there are operations, the rest on any thread.
+// add() is to be called before there are operations. Any thread may call the rest.
 #pragma once
 
 #include <cstddef>
@@ -30,12 +30,13 @@ class WorkerLoops {
     return *loops_[is_shared ? operation.sequence % loops_.size() : operation.loop];
   }
 
-  // Hands an operation to its loops, and wakes them; not the only one of an operation whose caller waits for it, and
-  // works for that loop meanwhile. Blocks while a loop's ring is full. Throws kTimeout when no loop has it. When others
-  // have it already, `abort` is told why, and must abort it.
+  // Hands an operation to its loops, and wakes them. The only loop of an operation is not woken if its caller waits for
+  // it, because the caller works for that loop meanwhile. Blocks while a loop's ring is full. Throws kTimeout when no
+  // loop has it. When other loops have it already, `abort` is told why, and must abort it.
   template <typename Abort>
   void submit(const std::shared_ptr<Operation>& operation, bool awaited, const Abort& abort) const;
-  // True when so many operations have ended since the loops were added: all that were started, if it is as many.
+  // Returns true when so many operations have ended since the loops were added. If so many were started, all have
+  // ended.
   bool have_ended(std::uint64_t operations) const {
     std::uint64_t ended = 0;
     for (WorkerLoop* each : loops_) ended += ended_by(*each);
@@ -44,14 +45,14 @@ class WorkerLoops {
   void wake() const {
     for (WorkerLoop* each : loops_) each->reactor().progress()->wake();
   }
-  // Each loop but `except` makes the call, on its own thread, at some time.
+  // Makes the call in each loop but `except`, on the loop's own thread, at some time.
   template <typename Call>
   void tell(const Call& call, const WorkerLoop* except = nullptr) const {
     for (WorkerLoop* each : loops_) {
       if (each != except) each->reactor().loop().post([=] { call(*each); });
     }
   }
-  // Ends so many shares of an operation, of loops that will never have it, on the thread of its first loop.
+  // Ends so many shares of an operation, for loops that will never have it, on the thread of its first loop.
   void forgo(std::shared_ptr<Operation> operation, std::uint64_t shares) const {
     transport::Reactor& reactor = first_of(*operation).reactor();
     reactor.loop().post(

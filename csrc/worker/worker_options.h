@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The start of a process decides these options of its worker. Only Worker::limit_partitions() changes one later.
+// Holds the options of a worker, which the start of the process decides. Only Worker::limit_partitions() changes one
+// later.
 #pragma once
 
 #include <cstdint>
@@ -19,9 +20,10 @@ struct WorkerOptions {
   tensor::KeyMapConfig key_map;
   tensor::CutRule cut;
   van::ServerPlaces server_places;
-  // How much each server sums for a group; without it the servers of key_map take turns.
+  // Say how much each server sums for a group. Without weights the servers of key_map take turns.
   std::optional<van::ServerWeights> weights;
-  // Server rank of each worker rank's own process, or empty: reduce_scatter sums a shard where it is wanted.
+  // Has the server rank of each worker rank's own process, so that reduce_scatter sums a shard where it is wanted; or
+  // empty.
   std::vector<std::uint32_t> own_server;
   van::Hosts hosts;
   bool times_operations = false;
