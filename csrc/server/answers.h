@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The answers of a session that are not over: those that its connections have no room for, in the order in which they
-// were posted; those in two phases that its worker has not said to have; and the word, which is still to be sent, that
-// such rounds are complete for all. A full connection holds up no other.
+// Keeps the answers of a session that are not over. Some wait because their connection has no room, in the order in
+// which they were posted; a full connection holds up no other. Others, in two phases, wait until the worker has said
+// that it has them. It also keeps the commits that are still to be sent: they say that such rounds are complete for
+// all.
 //
-// Threading: one thread. Memory: as much as was needed at one time.
+// One thread uses it. It keeps as much memory as was needed at one time.
 #pragma once
 
 #include <algorithm>
@@ -28,21 +29,21 @@ class Answers {
   // Both must outlive it.
   Answers(WorkerPaths& paths, SendsDue& sends_due) : paths_(paths), sends_due_(sends_due) {}
 
-  // Sends an answer, now or when its connection has room again. False: so many wait that it is given up.
+  // Sends an answer, now or when its connection has room again. Returns false where so many wait that it is given up.
   bool post(const Answer& answer);
-  // Sends those that wait, as far as there is room. Returns whether any was sent.
+  // Sends the answers that wait, as far as there is room. Returns whether any was sent.
   bool flush();
   bool is_empty() const { return count_ == 0; }
-  // Nobody will get those that wait, or that have not been confirmed.
+  // Gives up the answers that wait, and those that have not been confirmed. Nobody will get them.
   void give_up();
-  // Removes those that wait for connections of a path.
+  // Moves the answers that wait for connections of a path to `taken`.
   void take(const WorkerPath& path, std::vector<Answer>& taken);
 
   // ---- In two phases
 
-  // The worker will say when it has this one.
+  // Notes that the worker will say when it has this answer.
   void expect(Round& round, const Arrival& arrival);
-  // It says so. Returns nothing for an immediate that is not expected.
+  // To be called when the worker says that it has an answer. Returns nothing for an immediate that is not expected.
   std::optional<Landing> take_landed(std::uint32_t immediate);
   void forget(const Round& round) {
     std::erase_if(landings_, [&](const Landing& one) { return one.round == &round; });
@@ -53,7 +54,7 @@ class Answers {
   void send_commits(std::uint32_t epoch);
 
  private:
-  // As many as a worker can have in flight, see RoundTable::Limits.
+  // A worker can have as many in flight, see RoundTable::Limits.
   static constexpr std::size_t kMost = 1 << 20;
   struct Waiting {
     transport::DataEndpoint* data = nullptr;
@@ -61,7 +62,7 @@ class Answers {
   };
 
   bool hold_up(const Answer& answer);
-  // An answer by this connection has to wait behind others.
+  // Returns true when an answer by this connection has to wait behind others.
   bool holds_up(const transport::DataEndpoint* data) const {
     const auto found = std::ranges::find(waiting_, data, &Waiting::data);
     return found != waiting_.end() && !found->answers.empty();
@@ -73,7 +74,7 @@ class Answers {
   WorkerPaths& paths_;
   SendsDue& sends_due_;
   std::vector<Waiting> waiting_;
-  std::size_t count_ = 0;  // of all that wait
+  std::size_t count_ = 0;  // of all answers that wait
   std::deque<Landing> landings_;
   std::vector<std::uint32_t> commits_;
 };

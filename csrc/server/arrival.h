@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// A contributor in a round: what it has sent, and what it waits for. It is a member of the group, or a host, for which
-// its relay speaks.
+// Describes a contributor in a round: what it has sent, and what it waits for. A contributor is a member of the group,
+// or a host, for which its relay speaks.
 //
 // Its push and its answer are two machines, because a push and a pull may come apart. docs/notes/operations.md draws
-// both. Threading: the server loop's.
+// both. Belongs to the server loop's thread.
 #pragma once
 
 #include <array>
@@ -20,7 +20,7 @@ class WorkerSession;
 enum class PushStage : std::uint8_t {
   kMissing,
   kUnacknowledged,  // it came without a pull, and the member waits until its payload lies here
-  kGivenUp,         // the same; the member has cancelled it, and waits for what becomes of its host's contribution
+  kGivenUp,         // as kUnacknowledged; the member cancelled it, and waits for the end of its host's contribution
   kTaken,           // it has come, and nobody waits for an acknowledgement
 };
 constexpr const char* name_of(PushStage) {
@@ -59,18 +59,18 @@ constexpr std::array<std::uint16_t, 7> arrows_of(AnswerStage) {
   };
 }
 
-// The bytes that a push has brought.
+// Says what bytes a push has brought.
 enum class Payload : std::uint8_t {
   kNone,
   kPlain,
-  kCompressed,  // a label and a code, and so the answer is a code
+  kCompressed,  // a label and a code; the answer is a code, too
   kUnrounded,   // see tensor::kUnrounded
 };
 
 enum class AnswerBytes : std::uint8_t {
   kNone,     // the member only wants to know that the round is complete
   kPosted,   // they travel, or are copied, when the answer is posted
-  kInPlace,  // the pass writes them straight into the worker's memory: SumPlan::write_to() makes kPosted this
+  kInPlace,  // the pass writes them straight into the worker's memory; SumPlan::write_to() turns kPosted into this
 };
 
 struct Arrival {
@@ -80,13 +80,13 @@ struct Arrival {
   State<AnswerStage> answer;
   Payload payload = Payload::kNone;
   AnswerBytes answer_bytes = AnswerBytes::kNone;
-  bool is_logged = false;            // in two phases: the member reads the redo log, so its answer is the last word
-  std::uint32_t push_immediate = 0;  // acknowledges a push without a pull
-  std::uint32_t immediate = 0;       // of the answer: as the pull says, once it has come, else as the push says
-  std::uint64_t answer_key = 0;      // where the answer goes, by the same rule
+  bool is_logged = false;            // in two phases: the member reads the redo log, so its answer needs no commit
+  std::uint32_t push_immediate = 0;  // of the acknowledgement of a push without a pull
+  std::uint32_t immediate = 0;       // of the answer: the pull's, once that has come, else the push's
+  std::uint64_t answer_key = 0;      // of the memory that the answer goes to, by the same rule
   std::uint64_t answer_address = 0;
-  Slot* slot = nullptr;        // the payload lies in a slot
-  transport::RemoteSpan span;  // or stays in the worker's memory (length > 0)
+  Slot* slot = nullptr;        // where the payload lies; null: it does not lie in a slot
+  transport::RemoteSpan span;  // where it lies in the worker's memory (length > 0)
 
   bool has_payload() const { return payload != Payload::kNone; }
   bool is_compressed() const { return payload == Payload::kCompressed; }
@@ -94,10 +94,10 @@ struct Arrival {
   bool wants_data() const { return answer_bytes != AnswerBytes::kNone; }
   bool awaits_acknowledgement() const { return push.is_between(PushStage::kUnacknowledged, PushStage::kGivenUp); }
   bool awaits_answer() const { return answer.is_between(AnswerStage::kAwaited, AnswerStage::kLanded); }
-  // The member has the result, or knows that there will be none.
+  // Returns true when the member has the result, or knows that there will be none.
   bool is_done() const { return answer.is_between(AnswerStage::kAnswered, AnswerStage::kEnded); }
 
-  // Nobody waits for the acknowledgement any more.
+  // Notes that nobody waits for the acknowledgement any more.
   void end_push() {
     if (awaits_acknowledgement()) push.enter(PushStage::kTaken);
   }

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Adds arrays of floating point, element by element, without rounding: what a rank does with its micro-batches before
-// the ranks add theirs.
+// Adds arrays of floating point, element by element, without rounding. A rank does so with its micro-batches before the
+// ranks add theirs.
 //
-// Each element is a float64 as long as that holds the sum, which it does if that is not finite; otherwise it is NaN
-// from then on, and the sum is in a superaccumulator beside it, of which there are as many as it takes. Threading: one
-// thread at a time. May throw std::bad_alloc.
+// Each element is a float64 as long as a float64 holds the sum, which it also does where the sum is not finite. From
+// then on the element is NaN, and the sum is in a superaccumulator beside it. There are as many of these as it takes.
+// One thread at a time may use it. May throw std::bad_alloc.
 #pragma once
 
 #include <cstddef>
@@ -20,29 +20,29 @@ namespace bps::server {
 
 class ExactAccumulator {
  public:
-  // `dtype`: float32, float64, float16 or bfloat16. It begins with negative zeros, which change nothing that they are
+  // `dtype` is float32, float64, float16 or bfloat16. Sums begin as negative zeros, which change nothing that they are
   // added to.
   ExactAccumulator(Dtype dtype, std::size_t elements);
 
   Dtype dtype() const { return dtype_; }
   std::size_t elements() const { return sums_.size(); }
   void clear();
-  // Adds as many elements of the type. Afterwards each sum is right, or NaN and beyond().
+  // Adds an array of elements() elements of the type. Afterwards each sum is right, or is NaN and listed by beyond().
   void add(const std::byte* elements);
 
-  // The sums, with NaN where a sum is NaN or a float64 does not hold it.
+  // Returns the sums, with NaN where a sum is NaN or a float64 does not hold it.
   std::span<const double> sums() const { return sums_; }
-  // The elements that a float64 does not hold, ascending.
+  // Returns the elements that a float64 does not hold, ascending.
   std::vector<std::uint32_t> beyond() const;
-  // Writes three values for each of these elements: its sum is NaN, infinite, negative infinite. A sum over ranks in
-  // which one of these is true on any rank needs no parts().
+  // Writes three values for each of these elements: whether its sum is NaN, positive infinite, negative infinite. A sum
+  // over ranks in which one of these is true on any rank needs no parts().
   void specials(std::span<const std::uint32_t> elements, std::span<bool> into) const;
-  // For each of these elements, Superaccumulator::kParts numbers that can be added to those of other ranks.
+  // Returns, for each of these elements, Superaccumulator::kParts numbers that can be added to those of other ranks.
   std::vector<double> parts(std::span<const std::uint32_t> elements) const;
 
   // Writes the sum of all ranks, divided by `divisor` and rounded to the type: `sums` is what the ranks' sums() add up
-  // to, rounded to odd where it has to be, and `parts` the same of what is NaN there. `is_divided`: the sums are, which
-  // float64 needs, because it cannot be rounded again.
+  // to, rounded to odd where it has to be. `parts` is what the ranks' parts() of `elements` add up to. `is_divided`
+  // says that `sums` are divided already, as float64 needs, because it cannot be rounded again.
   void round(std::span<const double> sums, std::span<const std::uint32_t> elements, std::span<const double> parts,
              std::uint32_t divisor, bool is_divided, std::byte* into) const;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Arithmetic that rounds as it is told to, one operation at a time, and bounds of sums made with it. Only for
-// reduce_avx512.cc, by way of exact_directed.h, which says what for.
+// Offers arithmetic that rounds as it is told to, one operation at a time, and bounds of sums made with it. It is only
+// for reduce_avx512.cc, by way of exact_directed.h, which says what for.
 #pragma once
 
 #include "server/exact_units.h"
@@ -11,8 +11,8 @@ namespace {
 constexpr int kDown = _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC;
 constexpr int kUp = _MM_FROUND_TO_POS_INF | _MM_FROUND_NO_EXC;
 
-// With masks of all ones, as in reduce_avx512.cc. Upwards by a multiplication with one that feeds the addition, which
-// other units of the processor do than those that add.
+// These have masks of all ones, as in reduce_avx512.cc. Upwards they multiply with one and then add: that is done by
+// other units of the processor than additions.
 inline Floats add_down(Floats a, Floats b) {
   return (Floats)_mm512_maskz_add_round_ps(0xffff, (__m512)a, (__m512)b, kDown);
 }
@@ -41,7 +41,7 @@ template <int kWay>
 Doubles divide(Doubles a, Doubles b) {
   return (Doubles)_mm512_maskz_div_round_pd(0xff, (__m512d)a, (__m512d)b, kWay);
 }
-// a * b + c, rounded once, to nearest.
+// These return a * b + c, rounded once, to nearest.
 inline Floats fused(Floats a, Floats b, Floats c) {
   return (Floats)_mm512_maskz_fmadd_ps(0xffff, (__m512)a, (__m512)b, (__m512)c);
 }
@@ -49,7 +49,7 @@ inline Doubles fused(Doubles a, Doubles b, Doubles c) {
   return (Doubles)_mm512_maskz_fmadd_pd(0xff, (__m512d)a, (__m512d)b, (__m512d)c);
 }
 
-// A bit for each place of a vector where they are equal; none where one is NaN.
+// These return a bit for each place where both are equal, and none where one is NaN.
 inline std::uint32_t equal(Floats a, Floats b, std::uint32_t among = 0xffff) {
   return _mm512_mask_cmp_ps_mask(static_cast<__mmask16>(among), (__m512)a, (__m512)b, _CMP_EQ_OQ);
 }
@@ -76,13 +76,13 @@ struct Divide {
   V by;
   V reciprocal;
   bool is_one;
-  bool is_exact;  // a power of two: rounds nothing but what becomes subnormal
+  bool is_exact;  // the divisor is a power of two, which rounds only what becomes subnormal
 
-  // The quotient to odd: truncated, and the last bit says whether anything was cut off. Its product with the divisor,
-  // which has at most 21 bits, and the difference to the sum are exact: that is a multiple of the last place of the
-  // quotient, and less than the divisor times two of these. NaN for infinities.
+  // Rounds the quotient to odd: it is truncated, and the last bit says whether anything was cut off. Its product with
+  // the divisor, which has at most 21 bits, and the difference to the sum are exact. That difference is a multiple of
+  // the last place of the quotient, and less than the divisor times two of these. Infinities become NaN.
   V to_odd(V sum) const {
-    const V near = sum * reciprocal;  // up to two places off, and `nearest` less than one
+    const V near = sum * reciprocal;  // this is up to two places off, and `nearest` less than one
     const V nearest = fused(fused(-near, by, sum), reciprocal, near);
     const V rest = fused(-nearest, by, sum);
     using Bits = decltype(rest < rest);
@@ -93,8 +93,8 @@ struct Divide {
   }
 };
 
-// Bounds of what is added, `kCount` vectors at a time. Both are the first source to begin with: a negative zero stays
-// one if nothing else is added, upwards, where x - x is positive. The lower bound may be the other zero.
+// Keeps bounds of what is added, `kCount` vectors at a time. Both begin as the first source. So the upper bound stays a
+// negative zero if nothing else is added; upwards, x - x is positive. The lower bound may be the other zero.
 template <typename V, std::size_t kCount>
 struct Bounds {
   V low[kCount];
@@ -110,7 +110,7 @@ struct Bounds {
     for (std::size_t i = 0; i < kCount; ++i) found = equal(low[i], high[i], found);
     return found;
   }
-  // For a power of two. What is cut off makes bounds that differ.
+  // Multiplies by a power of two. What is cut off makes the bounds differ.
   void multiply_by(V factor) {
 #pragma GCC unroll 16
     for (std::size_t i = 0; i < kCount; ++i) {
@@ -125,7 +125,7 @@ struct Bounds {
       high[i] = divide<kUp>(high[i], division.by);
     }
   }
-  // False: one is NaN. Where bounds are equal they are then the same, zeros as well.
+  // Makes bounds that are equal the same, zeros as well. Returns false where one is NaN.
   bool unite() {
     bool is_number = true;
     for (std::size_t i = 0; i < kCount; ++i) {
@@ -136,7 +136,7 @@ struct Bounds {
   }
 };
 
-// True: all of them are numbers, and not NaN.
+// Returns true where none of them is NaN.
 template <typename V, std::size_t kCount>
 bool are_numbers(const V (&values)[kCount]) {
   std::uint32_t found = kAll<V>;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Exact sums with a look at each addition: an element whose bits are more than 53 apart is found by two subtractions,
-// becomes NaN, and is left to ExactJob::repair, as are all that are NaN anyway. Only for reduce_<isa>.cc.
+// Makes exact sums with a look at each addition. An element whose bits are more than 53 apart is found by two
+// subtractions, becomes NaN, and is left to ExactJob::repair, as are all that are NaN anyway. It is only for
+// reduce_<isa>.cc.
 #pragma once
 
 #include "server/exact_units.h"
@@ -8,15 +9,15 @@
 namespace bps::server {
 namespace {
 
-// a + b, or NaN where that has more bits than a float64. Both subtractions give back the terms only if nothing was
-// rounded: the one with the larger term is exact (Dekker 1971, Knuth 1997 4.2.2).
+// Returns a + b, or NaN where that has more bits than a float64. Both subtractions give back the terms only if nothing
+// was rounded: the one with the larger term is exact (Dekker 1971, Knuth 1997 4.2.2).
 inline Doubles add_exactly(Doubles a, Doubles b) {
   const Doubles sum = a + b;
   const Longs exact = (sum - a == b) & (sum - b == a);
   return (Doubles)((Longs)sum | ~exact);
 }
 
-// The quotient, to odd if that is narrowed later.
+// Returns the quotient, rounded to odd if it is narrowed later.
 template <bool kToOdd>
 Doubles divide_exactly(Doubles sum, const FloatMath<double>::Divisor& divisor) {
   if (divisor.is_power_of_two) return sum * divisor.reciprocal;
@@ -42,7 +43,8 @@ void load_wide(const std::byte* from, Doubles* to) {
   }
 }
 
-// Sources and destinations of a unit: in place, or for the last, incomplete one copies that are filled up with zeros.
+// These load the sources of a unit: in place, or, for the last, incomplete unit, from copies that are filled up with
+// zeros.
 template <typename Element>
 struct UnitInPlace {
   void load(const isa::ExactJob& job, std::size_t source, std::size_t index, Doubles* to) const {
@@ -67,7 +69,8 @@ struct UnitOfRest {
   std::size_t rest;
 };
 
-// One unit, with a look at every addition. All is read before anything is written. `index`: of its first element.
+// Adds one unit, with a look at every addition. All is read before anything is written. `index` is that of the unit's
+// first element.
 template <typename Element, bool kUnroundedResult, typename Unit>
 [[gnu::noinline]] void add_checked(const isa::ExactJob& job, std::size_t index,
                                    const FloatMath<double>::Divisor& divisor, Unit unit) {

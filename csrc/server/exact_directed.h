@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Exact sums between two bounds: what the one pass of exact_kernels.h tries first where the processor rounds each
-// operation as it is told to. Only for reduce_avx512.cc.
+// Makes exact sums between two bounds. The one pass of exact_kernels.h tries this first where the processor rounds each
+// operation as it is told to. It is only for reduce_avx512.cc.
 //
-// Each sum is made twice, rounded down and rounded up. The exact one lies between: it is both, if they are equal, and
-// if both become the same number of the element type, then so does the exact one. That takes one more addition for each
-// term, and no look at it. 16 bits are added so in float32. The sum of two float32 or float64 is rounded once anyway;
-// of more of them, what each addition cuts off is added between bounds. float64 alone makes what has to stay unrounded.
+// Each sum is made twice, rounded down and rounded up, and the exact sum lies between. If both are equal, they are the
+// exact sum. If both become the same number of the element type, then so does the exact sum. That takes one more
+// addition for each term, and no look at it. 16-bit floats are added so in float32. The sum of two float32 or float64
+// is rounded once anyway; of more terms, what each addition cuts off is added between bounds. Only float64 makes what
+// has to stay unrounded.
 #pragma once
 
 #include <type_traits>
@@ -25,7 +26,7 @@ class Quick {
     may_round_ = !kUnroundedResult && (Element::kNarrows || !job.to_odd);
   }
 
-  // Returns how many elements it has summed; 0: each of the next kDoublesInBlock needs a look.
+  // Returns how many elements it has summed, or 0 where each of the next kDoublesInBlock needs a look.
   [[gnu::always_inline]] std::size_t run(std::size_t index) {
     const std::size_t left = job_.count - index;
     if constexpr (Element::kBytes == 2) {
@@ -71,7 +72,7 @@ class Quick {
   Divide<Doubles> in_double_;
   Divide<Floats> in_float_;
   bool is_plain_ = true;
-  bool may_round_ = false;  // to nearest, once
+  bool may_round_ = false;  // the result may be rounded to nearest, once
   int long_ = 0;
 };
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Exact sums of everything, between bounds in float64. Only for reduce_avx512.cc, by way of exact_directed.h.
+// Makes exact sums of all types, between bounds in float64. It is only for reduce_avx512.cc, by way of
+// exact_directed.h.
 #pragma once
 
 #include "server/exact_bounds.h"
@@ -36,7 +37,7 @@ template <typename Element>
   }
 }
 
-// False: it is not certain what they become.
+// Returns false where it is not certain what the sums become.
 template <typename Element>
 [[gnu::always_inline]] inline bool narrow_block(const Doubles* from, Floats* to) {
   bool safe = true;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Exact sums of 16 bits, between bounds in float32. Only for reduce_avx512.cc, by way of exact_directed.h.
+// Makes exact sums of 16-bit floats, between bounds in float32. It is only for reduce_avx512.cc, by way of
+// exact_directed.h.
 #pragma once
 
 #include "server/exact_bounds.h"
@@ -10,7 +11,7 @@ namespace {
 constexpr std::size_t kHalvesInBlock = 128;
 constexpr std::size_t kHalfVectors = kHalvesInBlock / (kVectorBytes / sizeof(float));
 
-// `Half`: how a vector of 64 bytes becomes two of float32, and back.
+// `Half` says how a vector of 64 bytes becomes two of float32, and back.
 template <typename Half>
 [[gnu::always_inline]] inline void load_halves(const std::byte* from, Floats* to) {
 #pragma GCC unroll 16
@@ -25,7 +26,7 @@ template <typename Half>
   }
 }
 
-// When bounds differ: whether they become the same numbers, and stores these.
+// Stores the results if both bounds become the same numbers, although they differ. Returns whether they do.
 template <typename Half>
 [[gnu::noinline]] bool store_if_same(const isa::ExactJob& job, std::size_t index, Bounds<Floats, kHalfVectors>& bounds,
                                      const Divide<Floats>& division, bool is_divided) {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The one pass of an exact sum. Only for reduce_<isa>.cc; see reduce_math.h for the rules, and exact_sum.h for what is
-// computed.
+// Makes the one pass of an exact sum. It is only for reduce_<isa>.cc; see reduce_math.h for the rules, and exact_sum.h
+// for what is computed.
 //
 // Terms are added in float64, or in float32 where the sum of a few gradients nearly always fits that. A run of elements
-// is first added in a way that tells at its end whether the results are right: exact_directed.h where the processor
-// can, else exact_quick.h. If it is not sure, the run is added again by exact_checked.h.
+// is first added in a way that tells at its end whether the results are right: by exact_directed.h where the processor
+// can do that, else by exact_quick.h. If they may be wrong, the run is added again by exact_checked.h.
 #pragma once
 
 #include "server/exact_checked.h"
@@ -28,7 +28,7 @@ void exact_run(const isa::ExactJob& job) {
       index += done;
       continue;
     }
-    // As many as were tried together.
+    // These are as many as were tried together.
     for (std::size_t u = 0; u < kUnits && index + kExactUnit <= job.count; ++u, index += kExactUnit) {
       add_checked<Element, kUnroundedResult>(job, index, divisor, UnitInPlace<Element>{});
     }

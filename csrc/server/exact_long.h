@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Exact sums of float32 and float64 in the type itself, which may be longer. Only for reduce_avx512.cc, by way of
-// exact_directed.h.
+// Makes exact sums of float32 and float64 in the type itself, where the sums may be longer than it. It is only for
+// reduce_avx512.cc, by way of exact_directed.h.
 #pragma once
 
 #include <type_traits>
@@ -16,8 +16,8 @@ constexpr std::size_t kLongVectors = 4;
 template <typename T>
 constexpr std::size_t kLongsInBlock = kLongVectors * kVectorBytes / sizeof(T);
 
-// A bit for each place where a quotient may have been rounded once more, because it is subnormal, or where the sum has
-// become infinite, and the quotient would not; or is NaN.
+// These return a bit for each place where a quotient may be wrong: it is subnormal, and may have been rounded once
+// more; it is infinite, and the sum may have been so alone; or it is NaN.
 constexpr int kNotNormal = 0x01 | 0x08 | 0x10 | 0x20 | 0x80;  // NaN, infinities, subnormal numbers, NaN that signals
 inline std::uint32_t is_odd(Floats quotient) {
   return _mm512_fpclass_ps_mask((__m512)quotient, kNotNormal);
@@ -61,7 +61,7 @@ template <typename T>
 
 // ---- Sums that are longer than the type, with what each addition cuts off (Knuth 1997, 4.2.2), added between bounds
 
-// The same by the units that multiply, as in add_up(), so that these do half of it.
+// These add and subtract by the units that multiply, as in add_up(), so that these units do half of the work.
 inline Floats plus(Floats a, Floats b) {
   return (Floats)_mm512_maskz_fmadd_ps(0xffff, (__m512)a, (__m512)(Floats{} + 1.0F), (__m512)b);
 }
@@ -82,12 +82,12 @@ inline Doubles plus_down(Doubles a, Doubles b) {
   return (Doubles)_mm512_maskz_fmadd_round_pd(0xff, (__m512d)a, (__m512d)(Doubles{} + 1.0), (__m512d)b, kDown);
 }
 
-// Adds `next` to the sum, and returns what that cuts off; if nothing, then a zero that leaves the sum alone, also if
-// that is a negative zero.
+// Adds the next term to the sum, and returns what that cuts off. If that is nothing, it is a zero that leaves the sum
+// alone, even if the sum is a negative zero.
 template <typename V>
 [[gnu::always_inline]] inline V add_and_cut(V& sum, const std::byte* from) {
   V next = load_vector<std::remove_cvref_t<decltype(V{}[0])>>(from);
-  asm("" : "+v"(next));  // else gcc reads it twice
+  asm("" : "+v"(next));  // without this gcc reads it twice
   const V both = sum + next;
   const V of_next = both - sum;
   const V cut = plus_down(minus(sum, both - of_next), minus(next, of_next));
@@ -126,7 +126,8 @@ template <typename T>
       good = equal(sum[i], high, good);
     }
   } else {
-    // A quotient that is not far off, and what is left of the sum then, which is exact, with all that was cut off.
+    // `near` is a quotient that is not far off. `left` is what is left of the sum then, and exact; all that was cut off
+    // is added to it.
 #pragma GCC unroll 16
     for (std::size_t i = 0; i < kCount; ++i) {
       const V near = sum[i] * division.reciprocal;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Exact sums without a look at each addition, which exact_kernels.h tries first: the exponents of the largest and the
-// smallest term of a run of elements say whether anything could have been rounded. Only for reduce_<isa>.cc.
+// Makes exact sums without a look at each addition, which exact_kernels.h tries first. The exponents of the largest and
+// the smallest term of a run of elements say whether anything could have been rounded. It is only for reduce_<isa>.cc.
 #pragma once
 
 #include "server/exact_checked.h"
@@ -24,17 +24,19 @@ inline Words smaller(Words a, Words b) {
 }
 #endif
 
-// The largest and the smallest of some magnitudes, zeros left out, in each place of the vector.
+// Keeps the largest and the smallest of some magnitudes in each place of the vector. Zeros do not count as the
+// smallest.
 struct Range {
   Words largest = {};
-  Words smallest = Words{} - 1;  // less one: so zero is the largest of all
+  Words smallest = Words{} - 1;  // less one, so that zero is the largest of all
 
   void add(Floats values) {
     const Words size = (Words)values & 0x7fffffff;
     largest = larger(largest, size);
     smallest = smaller(smallest, size - 1);
   }
-  // True: a sum of `count` of them may have more bits than there are beyond those of one of them, or it is not finite.
+  // Returns true where a sum of `count` of them may need more than `room` bits beyond those of one of them, or is not
+  // finite.
   bool exceeds(int room, std::size_t count) const {
     while (count > 1) {
       --room;
@@ -47,12 +49,12 @@ struct Range {
   }
 };
 
-// kUnits units in one go. False, and nothing is written: some element needs a closer look.
+// Adds kUnits units in one go. Returns false, and writes nothing, where some element needs a closer look.
 template <typename Element, bool kUnroundedResult, std::size_t kUnits>
 [[gnu::always_inline]] inline bool add_quickly(const isa::ExactJob& job, std::size_t index,
                                                const FloatMath<double>::Divisor& divisor) {
   Doubles sum[2 * kUnits];
-  for (Doubles& one : sum) one = -(Doubles{});  // a negative zero: added to anything, it leaves it alone
+  for (Doubles& one : sum) one = -(Doubles{});  // a negative zero leaves what it is added to alone
   Range range;
   for (std::size_t s = 0; s < job.source_count; ++s) {
     const std::byte* from = job.sources[s] + index * Element::kBytes;
@@ -93,7 +95,7 @@ template <typename Element, bool kUnroundedResult, std::size_t kUnits>
   return true;
 }
 
-// The same in float32, where that rounds nothing but the result: a sum of two float32 is rounded once, and sums of
+// Does the same in float32, where that rounds nothing but the result: a sum of two float32 is rounded once, and sums of
 // halves mostly fit. Division by a power of two rounds nothing, either.
 template <typename Element, std::size_t kUnits>
 [[gnu::always_inline]] inline bool add_in_float(const isa::ExactJob& job, std::size_t index, float factor) {
@@ -113,7 +115,7 @@ template <typename Element, std::size_t kUnits>
       }
     }
   }
-  // No overflow on the way to an average, and no subnormal number where there is a division.
+  // Between these there is no overflow on the way to an average, and no subnormal number where there is a division.
   constexpr std::uint32_t kLeast = (Element::kBits == 24 ? 24 : 48) << 23;
   constexpr std::uint32_t kMost = (Element::kBits == 24 ? 255 : 240) << 23;
   if constexpr (Element::kBits == 24) {
@@ -131,9 +133,9 @@ template <typename Element, std::size_t kUnits>
   return true;
 }
 
-// Float64, where the result has to be the exact sum rounded, and not that sum: with what each addition cuts off (Knuth
-// 1997, 4.2.2), whose sum mostly fits. For plain sources, and division by a power of two. kFits: only if nothing is cut
-// off, which is faster.
+// Adds float64 where the result is the exact sum rounded. What each addition cuts off (Knuth 1997, 4.2.2) is added,
+// too, and its sum mostly fits a float64. It is for plain sources, and division by a power of two. With kFits it
+// succeeds only if nothing is cut off, which is faster.
 template <bool kFits>
 [[gnu::always_inline]] inline bool add_long(const isa::ExactJob& job, std::size_t index,
                                             const FloatMath<double>::Divisor& divisor) {
@@ -147,7 +149,7 @@ template <bool kFits>
 #pragma GCC unroll 2
     for (std::size_t i = 0; i < kCount; ++i) {
       if (job.source_count == 2) {
-        sum[i] += next[i];  // rounded once
+        sum[i] += next[i];  // this is rounded once
       } else if constexpr (kFits) {
         sum[i] = add_exactly(sum[i], next[i]);
       } else {
@@ -166,7 +168,8 @@ template <bool kFits>
     if (divisor.value == 1) {
       good &= sum[i] == sum[i];
     } else {
-      // Neither infinite, where the average may be less, nor rounded again because it is subnormal.
+      // A sum is good if it is not infinite, where the average may be less, and not rounded again because it is
+      // subnormal.
       const Doubles quotient = sum[i] * divisor.reciprocal;
       const Doubles size = (Doubles)((Longs)sum[i] & (~std::uint64_t{0} >> 1));
       good &= (quotient * divisor.value == sum[i]) & (size <= __DBL_MAX__);
@@ -192,7 +195,7 @@ class Quick {
     may_round_ = !kUnroundedResult && !Element::kNarrows && is_plain && divisor_.is_power_of_two && !job.to_odd;
   }
 
-  // Returns how many elements it has summed; 0: each of the next kUnits units needs a look.
+  // Returns how many elements it has summed, or 0 where each of the next kUnits units needs a look.
   [[gnu::always_inline]] std::size_t run(std::size_t index) {
     if constexpr (!Element::kNarrows && !kUnroundedResult) {
       if (!may_round_) return 0;
@@ -223,7 +226,7 @@ class Quick {
   FloatMath<double>::Divisor divisor_;
   bool is_quick_;
   bool is_float_;
-  bool may_round_;  // to nearest, once
+  bool may_round_;  // the result may be rounded to nearest, once
   int long_ = 0;
 };
 

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sums of floating point that are rounded once: the same bits for any number of ranks, order, placement, partition size
-// and grouping.
+// Makes sums of floating point that are rounded once. They have the same bits for any number of ranks, order,
+// placement, partition size and grouping.
 //
-// A sum is that of exact arithmetic, rounded to nearest even; an average is that sum, divided exactly, rounded once; it
-// does not matter in how many steps terms were added as long as none of them was rounded. Zeros: negative only if all
-// terms are. NaN: always the same quiet one. See exact_kernels.h for how it is fast, and superaccumulator.h for what is
-// done where that does not do.
+// A sum is that of exact arithmetic, rounded to nearest even; an average is that sum, divided exactly, rounded once. It
+// does not matter in how many steps terms were added as long as none of them was rounded. A zero is negative only if
+// all terms are. NaN is always the same quiet one. exact_kernels.h makes this fast, and superaccumulator.h does what it
+// cannot.
 //
-// Threading: one thread. Nothing allocates but add_source(), while it has never seen as many.
+// One thread uses it. It allocates only when it gets more sources than ever before.
 #pragma once
 
 #include <cstddef>
@@ -22,16 +22,16 @@ namespace bps::server {
 
 class ExactSum {
  public:
-  // Begins the sum of one partition. With `unrounded` it is written there, and not divided; the caller must finish()
-  // it.
+  // Begins the sum of one partition. With `unrounded` the sum is written there, and not divided; the caller must
+  // finish() it.
   void begin(const Reduction& what, tensor::UnroundedWriter* unrounded = nullptr);
-  // Names the sources in turn: elements of the type, or what a host has summed.
+  // These name the sources in turn: elements of the type, or what a host has summed.
   void add_plain() { add({}, false); }
   void add_unrounded(const tensor::UnroundedReader& reader) { add(reader, true); }
 
-  // Elements `first` up to `first + count`; calls must be in their order. `sources`: where these elements lie, by
-  // source; null for those that are unrounded. A destination may be a source, at the same place or, for one that is
-  // unrounded, from where its header begins.
+  // Sums the elements `first` up to `first + count`; calls must be in their order. `sources` says where these elements
+  // lie, by source; it is null for those that are unrounded. A destination may be a source, at the same place or, for
+  // one that is unrounded, from where its header begins.
   void sum(std::size_t first, std::size_t count, std::span<const std::byte*> sources,
            std::span<std::byte* const> destinations);
 
@@ -46,7 +46,7 @@ class ExactSum {
   tensor::UnroundedWriter* writer_ = nullptr;
   std::vector<tensor::UnroundedReader> readers_;  // by source
   std::vector<std::uint8_t> is_unrounded_;        // by source
-  std::span<const std::byte*> sources_;           // of the call in progress
+  std::span<const std::byte*> sources_;           // those of the call in progress
   std::size_t first_ = 0;
 };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Element types of exact sums: how they become float64 and back. Only for reduce_<isa>.cc; see reduce_math.h for the
-// rules.
+// Defines the element types of exact sums: how they become float64 and back. It is only for reduce_<isa>.cc; see
+// reduce_math.h for the rules.
 //
 // Types that are narrower than float64 are divided and narrowed by way of "rounding to odd" (the last bit says whether
 // anything was cut off), after which the last rounding is that of the exact value (Boldo and Melquiond, 2008). A plain
@@ -22,7 +22,7 @@ using Doubles = Vector<double>;
 using Longs = Vector<std::int64_t>;
 
 constexpr std::size_t kDoublesInVector = kVectorBytes / sizeof(double);
-// Elements that are worked on together: a vector of float32, which two of float64 hold.
+// So many elements are worked on together: a vector of float32, which two of float64 hold.
 constexpr std::size_t kExactUnit = 2 * kDoublesInVector;
 
 typedef std::uint16_t HalfShorts __attribute__((vector_size(kVectorBytes / 2)));  // NOLINT
@@ -46,8 +46,8 @@ inline bool any(Longs mask) {
 }
 #endif
 
-// gcc 12 converts a vector of AVX2 or AVX-512 in pieces, unless it is told the instruction. With a mask, of all ones,
-// for the reason that reduce_avx512.cc gives.
+// gcc 12 converts a vector of AVX2 or AVX-512 in pieces, unless it is told the instruction. The mask is all ones, for
+// the reason that reduce_avx512.cc gives.
 #if defined(__AVX512BW__)
 inline void widen(Floats from, Doubles* to) {
   __m256 halves[2];
@@ -91,7 +91,7 @@ inline Floats narrow(const Doubles* from) {
 }
 #endif
 
-// To odd: what was cut off leaves the last bit set, so that rounding once more, to fewer bits, knows of it.
+// Rounds to odd: what was cut off leaves the last bit set, so that rounding once more, to fewer bits, knows of it.
 inline Floats narrow_to_odd(const Doubles* from) {
   const Floats nearest = narrow(from);
   Doubles back[2];
@@ -116,7 +116,7 @@ inline Floats narrow_to_odd(const Doubles* from) {
 
 constexpr std::int64_t kBelowFloat = (std::int64_t{1} << 29) - 1;  // the bits of a float64 that no float32 has
 
-// True for those that are not zero, and less than a normal float32.
+// Finds the values that are not zero, and less than a normal float32.
 inline Longs tiny(Doubles values) {
   const Doubles size = (Doubles)((Longs)values & (~std::uint64_t{0} >> 1));
   return (size < 0x1p-126) & (size > 0.0);
@@ -130,8 +130,8 @@ struct ExactFloat32 {
   static void store(std::byte* to, Floats from) { store_vector<float>(to, from); }
   static void store(std::byte* to, const Doubles* from) { store(to, narrow(from)); }
 
-  // The quotient in float32, unless rounding twice could have changed it: if a product with the rounded reciprocal lies
-  // next to the middle of two float32.
+  // Makes the quotient in float32. Returns false where rounding twice could have changed it, because a product with the
+  // rounded reciprocal lies next to the middle of two float32.
   static bool divide(const Doubles* sum, const FloatMath<double>::Divisor& by, Floats& to) {
     Doubles quotient[2];
     Longs risky = {};
@@ -162,8 +162,8 @@ struct ExactFloat64 {
   }
 };
 
-// Half: how 16 bits become a float32 and back, and how many of them are a mantissa; kTiny: whether some of its numbers
-// are less than a normal float32.
+// `Half` says how 16 bits become a float32 and back, and kMantissaBits how many of them are the mantissa. kTiny says
+// whether some of its numbers are less than a normal float32.
 template <typename Half, int kMantissaBits, bool kTiny>
 struct ExactHalf {
   static constexpr std::size_t kBytes = 2;
@@ -179,12 +179,12 @@ struct ExactHalf {
     Longs risky = {};
     for (int i = 0; i < 2; ++i) {
       quotient[i] = by.is_power_of_two ? sum[i] * by.reciprocal : sum[i] / by.value;
-      // Beside a float32, and not one: what is cut off there cannot be seen.
+      // The quotient lies beside a float32, and is not one: what is cut off there cannot be seen.
       risky |= (((Longs)quotient[i] & kBelowFloat) == 0) & (quotient[i] * by.value != sum[i]);
     }
     return narrow_safely(quotient, to) && !any(risky);
   }
-  // To odd: what a float32 has no room for is cut off, and its last bit set.
+  // Rounds to odd: what a float32 has no room for is cut off, and its last bit set.
   static bool narrow_safely(const Doubles* sum, Floats& to) {
     Doubles odd[2];
     Longs risky = {};
@@ -199,7 +199,7 @@ struct ExactHalf {
   }
 };
 
-// 16 bits by integer operations, in the order of elements.
+// Converts 16 bits by integer operations, in the order of elements.
 template <typename Bits>
 struct InOrder {
   static Floats load(const std::byte* from) {
@@ -211,7 +211,7 @@ struct InOrder {
   }
 };
 
-// 16 bits by the processor, where it takes as many at a time.
+// Converts 16 bits by instructions of the processor, where these take as many at a time.
 template <typename Native>
 struct Converted {
   static Floats load(const std::byte* from) {
@@ -224,7 +224,7 @@ struct Converted {
 
 using ExactBfloat16 = ExactHalf<InOrder<Bfloat16Bits>, 8, true>;
 
-// Two vectors of float32 at once, in the order of elements.
+// Loads and stores two vectors of float32 at once, in the order of elements.
 template <typename Element>
 struct InTurn {
   static constexpr std::size_t kBytes = kExactUnit * Element::kBytes;
@@ -237,7 +237,7 @@ struct InTurn {
     Element::store(to + kBytes, from[1]);
   }
 };
-// In any order, where that is faster.
+// Does so in any order, where that is faster.
 template <typename Element>
 using Pairs = std::conditional_t<std::is_same_v<Element, ExactBfloat16>, Paired<Bfloat16Bits>, InTurn<Element>>;
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The ranks that are gone, and the rounds that cannot complete without them.
+// Keeps the ranks that are gone, and knows the rounds that cannot complete without them.
 //
-// A rank that is lost keeps every round of its groups from completing. What a rank has pushed before it left as it
-// should counts, even when its connections have closed since. Threading: the server loop's.
+// A rank that is lost keeps every round of its groups from completing. Where a rank has left as it should, what it has
+// pushed before counts, even when its connections have closed since. Belongs to the server loop's thread.
 #pragma once
 
 #include <cstdint>
@@ -20,13 +20,13 @@ class GoneRanks {
   // `groups` must outlive it.
   explicit GoneRanks(const RoundGroups& groups) : groups_(groups) {}
 
-  // `why` is a sentence; the first one counts.
+  // `why` is a sentence; the first one about a rank counts.
   void lose(std::uint32_t rank, const std::string& why) {
     const auto [gone, is_first] = ranks_.try_emplace(rank, Gone{why, Departure::kLost});
     if (!is_first && gone->second.state == Departure::kLeft) gone->second.state = Departure::kClosed;
   }
   void leave(std::uint32_t rank, const std::string& why) { ranks_.try_emplace(rank, Gone{why, Departure::kLeft}); }
-  // Ranks disagree about the tensor. Those that leave for this reason are not the cause of what fails then.
+  // Notes that ranks disagree about the tensor. Ranks that leave for this reason are not the cause of what fails then.
   void disagree(std::uint32_t tensor, const std::string& why) { disagreements_.try_emplace(tensor, why); }
   // Makes this the cause of every failure that follows.
   void end_view(const Error& why) { view_ended_ = why; }
@@ -34,7 +34,8 @@ class GoneRanks {
   bool has_view_ended() const { return view_ended_.has_value(); }
   bool is_empty() const { return ranks_.empty(); }
   bool contains(std::uint32_t rank) const { return ranks_.contains(rank); }
-  // Members are told this. One may hear of the end of the view here before the scheduler tells it.
+  // Returns the error that members are told. A member may hear of the end of the view here before the scheduler tells
+  // it.
   Error failure_of(std::uint32_t tensor, const std::string& loss) const {
     if (view_ended_) return *view_ended_;
     const auto found = disagreements_.find(tensor);
@@ -42,18 +43,18 @@ class GoneRanks {
     return {ErrorCode::kPeerLost, loss, kRestartJob};
   }
 
-  // The reason why a round of the group cannot complete; nullptr if it can. Without `round` it is about a new one.
+  // Returns why a round of the group cannot complete, or nullptr if it can. Without `round` it is about a new one.
   const std::string* why_incomplete(const RoundGroup& group, const RoundKey& key, const Round* round,
                                     tensor::OperationKind kind) const;
-  // The reason why the group has completed its last round, or all but those whose contributions are here.
+  // Returns why the group has completed its last round, or all but those whose contributions are here; else nullptr.
   const std::string* why_ended(const RoundGroup& group) const;
-  // The reason why nobody is left whom the contributor could tell; nullptr if somebody is.
+  // Returns why the contributor cannot be told anything any more, or nullptr if it can.
   const std::string* why_unreachable(const Round& round, std::uint32_t contributor) const;
 
  private:
   enum class Departure : std::uint8_t {
-    kLeft,    // it pushes nothing more, but what it relays for others
-    kClosed,  // the same, and it cannot be reached any more
+    kLeft,    // it pushes nothing more, except what it relays for others
+    kClosed,  // as kLeft, and it cannot be reached any more
     kLost,
   };
   struct Gone {

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The relay's half of the rounds of its host: what the ranks have pushed goes out as one contribution, and what the
-// servers answer is given to the ranks. tensor/host_sum.h says how it speaks to the other half.
+// Does the relay's half of the rounds of its host. What the ranks have pushed goes out as one contribution, and what
+// the servers answer is given to the ranks. tensor/host_sum.h says how it speaks to the other half.
 //
-// Threading: the server loop's. Errors: a contribution that cannot be made fails the round, and the servers are told.
+// Belongs to the server loop's thread. Errors: a contribution that cannot be made fails the round, and the servers are
+// told.
 #pragma once
 
 #include <algorithm>
@@ -19,9 +20,9 @@ class HostRelay final : public tensor::ContributionSource {
   HostRelay(RoundTable& table, RoundEnds& ends, RoundSums& sums, SlotPool& pool, Counters& counters)
       : table_(table), ends_(ends), sums_(sums), pool_(pool), counters_(counters) {}
 
-  // The way to the servers. Without one this process is no relay.
+  // Takes the sender to the servers. Without one this process is no relay.
   void relay_by(tensor::ContributionSender* network) { network_ = network; }
-  // The longest push of a rank that can be passed on.
+  // Returns the bytes of the longest push of a rank that can be passed on.
   std::uint64_t largest(const tensor::PushHeader& header, std::uint64_t largest_partition) const {
     if (network_ == nullptr) return 0;
     const std::uint64_t most = std::min(network_->largest(), largest_partition);
@@ -29,11 +30,12 @@ class HostRelay final : public tensor::ContributionSource {
     return tensor::most_unrounded_elements(header.dtype, most) * size_of(header.dtype);
   }
 
-  // All ranks of the host have pushed. Their payloads are summed when the contribution can be sent.
+  // To be called when all ranks of the host have pushed. Their payloads are summed when the contribution can be sent.
   void contribute(Round& round);
-  // The servers decide what becomes of a contribution that is with them. The round may be over when this returns.
+  // Asks the servers to cancel a contribution that is with them; they decide what becomes of it. The round may be over
+  // when this returns.
   void cancel(const Round& round, const Error& why) { network_->cancel(round.token(), why); }
-  // Tells the servers that this host will not contribute: the other hosts need not wait.
+  // Tells the servers that this host will not contribute, so that the other hosts need not wait.
   void decline(const Round& round, const Error& why) {
     decline(round.key, round.number, round.peers.onward_server, why);
   }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bounds the memory that each rank makes a server keep between rounds: weights, and what compression has lost.
+// Bounds the memory that each rank makes a server keep between rounds, for weights and for what compression has lost.
 //
 // The members of a group bear what the group needs in equal parts, so that all ranks together may use all of it, and
-// one rank alone, in a group of its own, no more than its part. Threading: one thread. take() may throw std::bad_alloc,
+// one rank alone, in a group of its own, no more than its part. One thread uses it. take() may throw std::bad_alloc,
 // before anything is taken.
 #pragma once
 
@@ -15,10 +15,10 @@ namespace bps::server {
 
 class MemoryShares {
  public:
-  // `most`: bytes, of each rank.
+  // `most` is the bytes of each rank.
   explicit MemoryShares(std::uint64_t most) : most_(most) {}
 
-  // False, and nothing is taken: one of the ranks has no room for its part.
+  // Returns false, and takes nothing, where one of the ranks has no room for its part.
   bool take(std::span<const std::uint32_t> ranks, std::uint64_t bytes) {
     const std::uint64_t part = part_of(ranks, bytes);
     for (const std::uint32_t rank : ranks) {

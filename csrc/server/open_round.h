@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A round that a server loop has not finished, for people: what it is and whom it waits for.
+// Describes a round that a server loop has not finished, for people: what it is and whom it waits for.
 #pragma once
 
 #include <cstdint>
@@ -11,15 +11,15 @@ namespace bps::server {
 
 struct OpenRound {
   enum class Waits : std::uint8_t {
-    kForPushes,   // of the ranks in `missing`
+    kForPushes,   // those of the ranks in `missing`
     kForNetwork,  // for the answer to the contribution of this host
-    kForAnswers,  // to leave, or to be asked for
+    kForAnswers,  // which are to leave, or to be asked for
     kForMembers,  // it has failed, and not every member knows
   };
 
   RoundKey key;
   std::uint32_t number = 0;
-  std::int64_t since_ms = 0;  // it was opened, by the first push
+  std::int64_t since_ms = 0;  // since the first push opened it
   Waits waits = Waits::kForPushes;
   std::vector<std::uint32_t> missing;  // worker ranks
 };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A push that has come in, and how long its payload is. Threading: the server loop's.
+// Describes a push that has come in, and how long its payload is. Belongs to the server loop's thread.
 #pragma once
 
 #include <cstdint>
@@ -13,11 +13,11 @@ struct Push {
   WorkerSession& session;
   transport::DataEndpoint& from;
   tensor::PushHeader header;
-  Slot* slot;                                          // it lies there; nullptr:
-  transport::RemoteSpan span;                          // the payload is in the worker's memory
+  Slot* slot;                                          // where the push lies; nullptr: only a header was posted
+  transport::RemoteSpan span;                          // of the payload in the worker's memory, if there is no slot
   std::uint64_t arrived;                               // bytes of the payload, as the transport knows
-  std::uint32_t contributor = 0;                       // to the round that it belongs to, once that is known
-  const compress::Compression* compression = nullptr;  // of the payload
+  std::uint32_t contributor = 0;                       // its index in the round, once that is known
+  const compress::Compression* compression = nullptr;  // of the payload; nullptr: there is none
   std::uint64_t payload = 0;                           // bytes of the payload, as the header and its first bytes say
 
   bool pushes() const { return (header.flags & tensor::kIsPush) != 0; }
@@ -26,8 +26,7 @@ struct Push {
   bool is_for_host() const { return (header.flags & tensor::kForHost) != 0; }
 };
 
-// Finds `payload`, and `compression`, before the header is trusted. The payload is 0 where its first bytes make no
-// sense.
+// Finds `payload`, and `compression`, before the header is trusted. `payload` is 0 where its first bytes make no sense.
 void measure_encoded(Push& push, CompressedSummer& compressed, std::uint64_t largest_partition);
 inline void measure(Push& push, CompressedSummer& compressed, std::uint64_t largest_partition) {
   push.payload = push.header.length;
@@ -35,7 +34,8 @@ inline void measure(Push& push, CompressedSummer& compressed, std::uint64_t larg
   if (!is_plain) measure_encoded(push, compressed, largest_partition);
 }
 
-// The payload is as long as it says. A transport that has cut a write tells the length of its last piece.
+// Returns true where a payload that came in pieces has its due length. A transport that has cut a write tells the
+// length of the last piece.
 bool is_whole_in_pieces(const Push& push, std::uint64_t due);
 inline bool is_whole(const Push& push) {
   const std::uint64_t due = push.has_payload() ? push.payload : 0;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Finds the round that a push belongs to, and refuses a push that has none.
 //
-// A push is refused with PushFailed, which is counted: where its header is not one that its sender may send, its round
-// is over or has failed, or its group has lost a member. Ranks that disagree fail a round that is not summed.
-// Threading: the server loop's.
+// A push is refused with PushFailed, which is counted, where its header is not one that its sender may send, its round
+// is over or has failed, or its group has lost a member. Ranks that disagree fail a round that is not summed. Belongs
+// to the server loop's thread.
 #pragma once
 
 #include "server/host_relay.h"
@@ -22,13 +22,13 @@ class PushAdmission {
     HostRelay& relay;
     CompressedSummer& compressed;
     Counters& counters;
-    std::uint64_t largest_partition;  // bytes; refuses more
+    std::uint64_t largest_partition;  // in bytes; more is refused
   };
   explicit PushAdmission(const Parts& parts) : parts_(parts) {}
 
-  // The round, with `contributor` of the push, or nullptr: it is refused or ignored.
+  // Returns the round, and sets `contributor` of the push. Returns nullptr where the push is refused or ignored.
   Round* admit(Push& push);
-  // The sender makes a server keep more than it can wait for.
+  // Loses a sender that makes a server keep more than it can wait for.
   void reject(WorkerSession& session);
 
  private:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checks a push header against what its sender may send. Pure; nothing in a header is used before this.
+// Checks a push header against what its sender may send, by pure functions. Nothing in a header is used before this.
 #pragma once
 
 #include <cstdint>
@@ -9,9 +9,9 @@
 
 namespace bps::server {
 
-// The facts about a push that do not rest on its header.
+// Holds the facts about a push that do not rest on its header.
 struct PushLimits {
-  const RoundGroup* group = nullptr;  // the one that the header names, if it exists
+  const RoundGroup* group = nullptr;  // the group that the header names, if it exists
   const van::Hosts* hosts = nullptr;
   bool direct = false;  // the sender is on this host, and its memory can be reached
   std::uint32_t sender_rank = 0;
@@ -20,10 +20,10 @@ struct PushLimits {
   bool is_whole = false;      // as many bytes have landed, or were posted, as the header says there are
 };
 
-// The same as may_contribute(), where hosts contribute to the group, or in a round of a host.
+// Does what may_contribute() does, where hosts contribute to the group, or in a round of a host.
 bool may_contribute_for_host(const tensor::PushHeader& header, const PushLimits& limits);
 
-// True: the sender may contribute in the name of the member that the header says.
+// Returns true where the sender may contribute in the name of the member that the header says.
 inline bool may_contribute(const tensor::PushHeader& header, const PushLimits& limits) {
   const RoundGroup& group = *limits.group;
   if ((header.flags & tensor::kForHost) != 0 || group.network.has_hosts()) {
@@ -32,7 +32,7 @@ inline bool may_contribute(const tensor::PushHeader& header, const PushLimits& l
   return header.position < group.group.size() && group.group.ranks[header.position] == limits.sender_rank;
 }
 
-// True: a push brings the sum of several ranks.
+// Returns true where a push brings the sum of several ranks.
 inline bool sums_for_host(const tensor::PushHeader& header, const PushLimits& limits) {
   const van::Contributors& network = limits.group->network;
   return (header.flags & tensor::kForHost) == 0 && network.has_hosts() &&
@@ -58,7 +58,7 @@ inline const char* find_fault(const tensor::PushHeader& header, const PushLimits
   return nullptr;
 }
 
-// True: two pushes of one group can belong to one round.
+// Returns true where two pushes of one group can belong to one round.
 inline bool agree(const tensor::PushHeader& one, const tensor::PushHeader& other) {
   return one.dtype == other.dtype && one.op == other.op && one.kind == other.kind && one.length == other.length &&
          ((one.flags ^ other.flags) & tensor::kTwoPhase) == 0;

@@ -24,13 +24,13 @@ struct Job {
 
 using Kernel = void (*)(const Job&);
 
-// Null when there is no such combination.
+// These return null when there is no such combination.
 Kernel baseline(Dtype dtype, ReduceOp op);
 Kernel avx2(Dtype dtype, ReduceOp op);
 Kernel avx512(Dtype dtype, ReduceOp op);
 Kernel neon(Dtype dtype, ReduceOp op);
 
-// Adds without rounding, divides, and rounds once: see exact_sum.h.
+// Describes a sum without rounding, which is divided, and rounded once: see exact_sum.h.
 struct ExactJob {
   const std::byte* const* sources;
   const bool* unrounded;  // which of them are float64, whatever the element type
@@ -39,15 +39,16 @@ struct ExactJob {
   std::size_t destination_count;
   std::size_t count;      // elements
   std::uint32_t divisor;  // at least 1, and less than 2^21
-  // The value of an element that a sum in float64 has not given, to be rounded to the element type.
+  // Returns the value of an element that a sum in float64 has not given. It is still rounded to the element type.
   double (*repair)(void* context, std::size_t index);
   void* context;
-  bool to_odd = false;  // float64: what would be rounded is left to repair()
+  bool to_odd = false;  // for float64: what would be rounded is left to repair()
 };
 
 using ExactKernel = void (*)(const ExactJob&);
 
-// Null for what is no floating point. `unrounded_result`: destinations are float64, and there is no divisor.
+// These return null for what is no floating point. With `unrounded_result` destinations are float64, and there is no
+// divisor.
 ExactKernel exact_baseline(Dtype dtype, bool unrounded_result);
 ExactKernel exact_avx2(Dtype dtype, bool unrounded_result);
 ExactKernel exact_avx512(Dtype dtype, bool unrounded_result);

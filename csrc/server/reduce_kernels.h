@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The one pass of the reducer, for every element type. Only for reduce_<isa>.cc; see reduce_math.h for the rules.
+// Makes the one pass of the reducer, for every element type. It is only for reduce_<isa>.cc; see reduce_math.h for the
+// rules.
 //
 // An element type is a Math plus how it lies in memory: load() and store() move kUnitBytes between memory and kParts
 // vectors of accumulators.
@@ -20,9 +21,9 @@ struct Plain : Math {
   static void store(std::byte* to, const Lanes* from) { store_vector<typename Math::Lane>(to, *from); }
 };
 
-// 16-bit floats that share 32-bit words: even elements become one vector of float32 and odd ones another, which takes
-// masks and shifts only, no shuffle. Half names the conversions: widen() heeds only the low 16 bits of a word, and
-// narrow() leaves the high 16 zero.
+// Loads 16-bit floats that share 32-bit words. Even elements become one vector of float32 and odd ones another, which
+// takes masks and shifts only, no shuffle. Half names the conversions: widen() heeds only the low 16 bits of a word,
+// and narrow() leaves the high 16 zero.
 template <typename Half>
 struct Paired : FloatMath<float> {
   static constexpr std::size_t kParts = 2;
@@ -38,19 +39,20 @@ struct Paired : FloatMath<float> {
   }
 };
 
-// Not AVX-512's vcvtneps2bf16: that one takes subnormals for zero, and results must not depend on the machine.
+// This does not use AVX-512's vcvtneps2bf16, which takes subnormals for zero, because results must not depend on the
+// machine.
 struct Bfloat16Bits {
   static Floats widen(Words half) { return (Floats)(half << 16); }
-  // To nearest even, carries running into the exponent. NaN needs no care: arithmetic yields the quieted NaN of an
-  // operand, here a widened half, or the default NaN; both have 16 zeros at the end, so nothing is carried.
+  // Rounds to nearest even, and carries run into the exponent. NaN needs no care: arithmetic yields the quieted NaN of
+  // an operand, here a widened half, or the default NaN; both have 16 zeros at the end, so nothing is carried.
   static Words narrow(Floats value) {
     const Words bits = (Words)value;
     return (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
   }
 };
 
-// For machines without an instruction for it. A subnormal half is a multiple of 2^-24, the last place of a float32 in
-// [0.5, 1): adding 0.5 rounds to it, subtracting 0.5 leaves its value.
+// Converts float16 on machines without an instruction for it. A subnormal half is a multiple of 2^-24, the last place
+// of a float32 in [0.5, 1): adding 0.5 rounds to it, subtracting 0.5 leaves its value.
 struct Float16Bits {
   static Floats widen(Words half) {
     const Words magnitude = half & 0x7fff;
@@ -103,7 +105,7 @@ struct Rest {
 template <typename Element>
 concept HasMean = requires { typename Element::Divisor; };
 
-// For reductions that divide nothing.
+// Stands for the divisor in reductions that divide nothing.
 struct NoDivisor {
   explicit NoDivisor(std::uint32_t /*by*/) {}
 };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Arithmetic on vectors of the width of the including file's instruction set. Only for reduce_<isa>.cc, by way of
-// reduce_kernels.h.
+// Offers arithmetic on vectors of the width of the including file's instruction set. It is only for reduce_<isa>.cc, by
+// way of reduce_kernels.h.
 //
 // The unnamed namespace is the point: every including file gets its own copy, compiled with its own flags (see
 // reduce_isa.h). GCC's vector types are used because one source then serves all widths and keeps accumulators in
@@ -29,7 +29,7 @@ struct VectorOf {
 template <typename T>
 using Vector = typename VectorOf<T>::Type;
 
-// Not memcpy: gcc 12 makes two halves of it where the vector has 32 bytes.
+// This is no memcpy, of which gcc 12 makes two halves where the vector has 32 bytes.
 template <typename T>
 Vector<T> load_vector(const std::byte* from) {
   return *reinterpret_cast<const typename VectorOf<T>::Anywhere*>(from);
@@ -59,7 +59,7 @@ struct FloatMath {
 
   static Lanes add(Lanes a, Lanes b) { return a + b; }
   static Lanes multiply(Lanes a, Lanes b) { return a * b; }
-  // As numpy.minimum and numpy.maximum: NaN wins.
+  // These do as numpy.minimum and numpy.maximum: NaN wins.
   static Lanes minimum(Lanes a, Lanes b) { return ((a < b) | (a != a)) ? a : b; }
   static Lanes maximum(Lanes a, Lanes b) { return ((a > b) | (a != a)) ? a : b; }
   static Lanes divide(Lanes a, const Divisor& by) { return by.is_power_of_two ? a * by.reciprocal : a / by.value; }
@@ -84,7 +84,7 @@ struct UnsignedOf<std::int64_t> {
   using Type = std::uint64_t;
 };
 
-// Lanes are unsigned: wrap-around is then defined. Means are made by integer_mean.h.
+// Lanes are unsigned, so that wrap-around is defined. Means are made by integer_mean.h.
 template <typename T>
 struct IntegerMath {
   using Lane = typename UnsignedOf<T>::Type;
@@ -97,7 +97,7 @@ struct IntegerMath {
   static Lanes maximum(Lanes a, Lanes b) { return (Signed)a > (Signed)b ? a : b; }
 };
 
-// Bytes of 0 and 1. They have no mean: the operation is refused before it gets here.
+// Works on bytes of 0 and 1. They have no mean: the operation is refused before it gets here.
 struct BoolMath {
   using Lane = std::uint8_t;
   using Lanes = Vector<std::uint8_t>;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One partition in one round: who has pushed, where the bytes lie, and who waits for the result. Threading: the server
-// loop's.
+// Describes one partition in one round: who has pushed, where the bytes lie, and who waits for the result. Belongs to
+// the server loop's thread.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,7 @@
 
 namespace bps::server {
 
-// A sequence of rounds of its own. The group belongs to it, so that a member can neither meet nor block rounds of a
+// Names a sequence of rounds. The group is a part of the key, so that a member can neither meet nor block rounds of a
 // group that it is not in.
 struct RoundKey {
   std::uint32_t group = 0;
@@ -32,21 +32,21 @@ struct RoundKeyHash {
   }
 };
 
-// The share of the table that one worker session takes. The table bounds it, so that a member that opens what it never
+// Counts what one worker session takes of the table. The table bounds it, so that a member that opens what it never
 // ends costs a server a bounded amount of memory.
 struct TableShare {
-  std::uint64_t rounds = 0;  // that it has opened and that are not over
+  std::uint64_t rounds = 0;  // those that it has opened and that are not over
   std::uint64_t words = 0;   // of 64 bits: the keys that it was the first to use, and their rounds out of order
 };
 
 struct KeyRounds;  // in the table
 
 struct Round : RoundState {
-  // The other loops that take part.
+  // Names the other loops that take part.
   struct Peers {
     std::uint16_t worker_loop = 0;    // all loops that talk to this one about a partition have one index
     std::uint32_t onward_server = 0;  // for_host: the server loop that the host's contribution goes on to
-    std::int32_t priority = 0;        // for_host: the highest of the ranks
+    std::int32_t priority = 0;        // for_host: the highest priority of the ranks
   };
   struct Counts {
     std::uint32_t pushed = 0;
@@ -54,7 +54,7 @@ struct Round : RoundState {
     std::uint32_t landing = 0;           // members that are in AnswerStage::kLanding
     std::uint32_t writes_in_flight = 0;  // answers that still read the result slot
   };
-  // For people.
+  // Holds, for people, when the round was opened and summed, and whose push came last.
   struct History {
     std::uint64_t opened = 0;     // coarse_now_ns(), as summed_at
     std::uint64_t summed_at = 0;  // 0: the result is not known
@@ -75,24 +75,25 @@ struct Round : RoundState {
   tensor::PushHeader first{};  // what all others must agree with
   Peers peers;
   Counts counts;
-  bool is_queued = false;                              // it waits in the RoundQueue, or for the redo log
+  bool is_queued = false;                              // the round waits in the RoundQueue, or for the redo log
   const compress::Compression* compression = nullptr;  // of the payloads that came compressed
-  Slot* result = nullptr;                              // where later and remote pulls are answered from
+  Slot* result = nullptr;                              // the slot that later and remote pulls are answered from
   std::vector<Arrival> arrivals;                       // by contributor; keeps its capacity between uses
   History history;
   TableEntry in_table;
 
-  // Names the round in what others keep: tokens of writes, contributions of a host, rounds that are held.
+  // Returns the number by which others name the round: tokens of writes, contributions of a host, rounds that are held.
   std::uint32_t token() const { return in_table.number; }
-  // Members that compress do so in one way; others may be of this host.
+  // Returns true where a push may have this compression. All members that compress do so in one way; members on this
+  // host need not compress.
   bool agrees(const compress::Compression* other) const {
     return compression == nullptr || other == nullptr || compression == other;
   }
   std::uint64_t elements() const { return first.length / size_of(first.dtype); }
   bool is_two_phase() const { return (first.flags & tensor::kTwoPhase) != 0; }
-  // The sum made here is a contribution, and not the result.
+  // Returns true where the sum made here is a contribution, and not the result.
   bool is_contribution() const { return key.for_host && !group->ends_on_host; }
-  // Everybody gets the bytes of one member, and several have sent theirs.
+  // Returns true where all members get the bytes of one, and several have sent theirs.
   bool has_two_roots() const {
     const bool has_root = first.kind == tensor::OperationKind::kStore || tensor::copies(first.kind);
     return has_root && std::ranges::count_if(arrivals, &Arrival::has_payload) > 1;
@@ -101,12 +102,12 @@ struct Round : RoundState {
   void count_push() {
     if (++counts.pushed == contributors->size()) enter(RoundPhase::kGathered);
   }
-  // A member that waits has its answer.
+  // Notes that a member that waits has its answer.
   void end_answered(Arrival& arrival) {
     arrival.answer.enter(AnswerStage::kAnswered);
     ++counts.done;
   }
-  // A member waits for nothing more, which counts once.
+  // Notes that a member waits for nothing more, which counts once.
   void end(Arrival& arrival) {
     if (arrival.is_done()) return;
     arrival.answer.enter(AnswerStage::kEnded);

@@ -3,9 +3,9 @@
 //
 // A failed round stays in the table until the last member has come, so that a late push finds it; a member that comes
 // to it is refused. In a group that has lost a member nobody may ever come, so such a round ends at once. In two phases
-// (tensor::kTwoPhase), which the loss of this process cannot take from anyone, members get answers that count once all
-// of them have theirs. Threading: the server loop's. Errors: nothing here throws, but for a failure without memory to
-// describe it.
+// (tensor::kTwoPhase) members get answers that count once all of them have theirs, so that the loss of this process
+// takes a result from nobody. Belongs to the server loop's thread. Errors: nothing here throws, but for a failure
+// without memory to describe it.
 #pragma once
 
 #include <functional>
@@ -36,28 +36,28 @@ class RoundEnds {
   };
   explicit RoundEnds(const Parts& parts) : parts_(parts) {}
 
-  // A relay hears by it when all ranks of its host have a result.
+  // Takes the sender by which a relay hears that all ranks of its host have a result.
   void relay_by(tensor::ContributionSender* network) { network_ = network; }
-  std::function<void()> when_failed;  // a round; set before the loop starts
-  // The last round that failed, and why, as a sentence without its end; "" if none did.
+  std::function<void()> when_failed;  // a round has failed; to be set before the loop starts
+  // Returns the last round that failed, and why, as a sentence without its end, or "" if none did.
   const std::string& last_failure() const { return last_failure_; }
 
   // ---- With a result (round_ends_data_path.cc)
 
-  // The result is known. Where it is not written in place, it is copied or sent from `result`, or from its code to
-  // those that compress.
+  // Answers all members that wait, when the result is known. Where it is not written in place, it is copied or sent
+  // from `result`, or from its `code` to those that compress.
   void answer_all(Round& round, const std::byte* result, const std::byte* code = nullptr);
-  // To one member, whose wait is over.
+  // Answers one member, whose wait is over.
   void answer(Round& round, Arrival& arrival, const std::byte* result);
-  // A member learns that its payload is here.
+  // Tells a member that its payload is here.
   static void acknowledge(Arrival& arrival);
-  // The bytes of the slot, if there is one, have been consumed.
+  // Releases the slot, if there is one, because its bytes have been consumed.
   void release(Slot*& slot) {
     if (slot != nullptr) SlotWindow::release(std::exchange(slot, nullptr), parts_.pool);
   }
-  // A write that carries this token has been read.
+  // To be called when the bytes of the write that carries this token have been read.
   void on_written(std::uint64_t token);
-  // `now`: 0: the clock is read.
+  // Closes the round if nobody waits for it any more. Where `now` is 0 the clock is read.
   void close_if_over(Round& round, std::uint64_t now = 0) {
     const Round::Counts& counts = round.counts;
     if (round.is_with_servers() || counts.done < round.contributors->size() || counts.writes_in_flight > 0) return;
@@ -68,20 +68,20 @@ class RoundEnds {
 
   // ---- In two phases (round_ends.cc)
 
-  // The servers have answered to a host, and have not committed.
+  // Passes the servers' answer to a host on to its ranks. The servers have not committed yet.
   void propose_host(Round& round, const std::byte* result);
-  // Members have the answers with these immediates.
+  // To be called when members have the answers with these immediates.
   void on_landed(WorkerSession& session, std::span<const std::uint32_t> immediates);
-  // Everyone has the result: nothing that happens to this process from now on can take it from anyone.
+  // Commits a round whose members all have the result. From now on the loss of this process takes it from nobody.
   void commit(Round& round);
 
   // ---- Without one (round_ends.cc)
 
-  // Tells everyone who waits for something. A member whose push was acknowledged learns of it when it pulls. `missing`:
-  // worker ranks that the servers still waited for.
+  // Fails the round, and tells everyone who waits for something. A member whose push was acknowledged learns of it when
+  // it pulls. `missing` are the worker ranks that the servers still waited for.
   void fail(Round& round, const Error& why, std::span<const std::uint32_t> missing = {});
   void refuse(WorkerSession& session, std::uint32_t immediate, const Error& why);
-  // Members of a failed round that perhaps never come are not waited for.
+  // Ends the wait for members of a failed round that perhaps never come.
   void end_for_absent(Round& round);
 
  private:

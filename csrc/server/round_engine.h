@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-// The rounds of a server loop: takes a push, sums when the last one is there, and posts the answers.
+// Runs the rounds of a server loop: it takes pushes, sums when the last one is there, and posts the answers.
 //
-// A push lands in a slot, or is posted in place; the PushAdmission finds its round; once the group is complete the
+// A push lands in a slot, or is posted in place. The PushAdmission finds its round. Once the group is complete the
 // round is summed (RoundSums), and every member gets its answer (RoundEnds). Sums run in the order of the group's
 // ranks.
 //
-// A round ends for everybody or for nobody: it is summed, and then every member gets its answer; or it fails, and then
-// every member is told, now if it waits for something, else when it comes. A member that gives an operation up says
+// A round ends for everybody or for nobody. Either it is summed, and every member gets its answer. Or it fails, and
+// every member is told, now if it waits for something, else when it comes. A member that gives an operation up sends
 // Cancel, which fails the rounds that are not summed. A group that has lost a member fails all rounds that are not
 // summed, and all later ones. docs/notes/operations.md draws the states of a round.
 //
 // The same rounds run twice where sums happen on the host first (van/hosts.h). On a relay, a round for the host is
-// complete when the ranks of the host have pushed; its sum is then the host's contribution to the round of the network,
-// which the HostRelay passes on, and whose answer is the result. A server counts a host as one contributor.
+// complete when the ranks of the host have pushed; its sum is then the host's contribution to the round of the network.
+// The HostRelay passes it on, and the answer to it is the result. A server counts a host as one contributor.
 //
 // A rank adds to weights that servers keep (StoredWeights) in rounds of its own, which wait for nobody.
 //
-// Threading: one thread. Errors: a push that cannot be summed is answered with PushFailed and counted.
+// One thread uses it. Errors: a push that cannot be summed is answered with PushFailed and counted.
 #pragma once
 
 #include <cstdint>
@@ -37,7 +37,7 @@ class RoundEngine {
     std::uint64_t largest_partition = 0;
     std::uint32_t epoch = 1;
     Location here{};
-    std::string name{};  // of this process, for errors that members are told
+    std::string name{};  // the name of this process, for errors that members are told
     RoundTable::Limits table{};
     std::uint64_t kept_bytes = ~std::uint64_t{0};  // between rounds, for each rank: see MemoryShares
   };
@@ -46,15 +46,16 @@ class RoundEngine {
               Counters& counters);
 
   void add_group(const van::Group& group) { groups_.add(group); }
-  // For members that share memory with this process and want to know what it was about to write.
+  // Makes rounds use a redo log, for members that share memory with this process and want to know what it was about to
+  // write.
   void log_to(tensor::RedoLog* log) { log_.use(log); }
-  // Makes this process a relay of its host, with the way to the servers for what the host contributes.
+  // Makes this process a relay of its host, which sends by `network` what the host contributes.
   tensor::ContributionSource& relay_by(tensor::ContributionSender* network) {
     ends_.relay_by(network);
     relay_.relay_by(network);
     return relay_;
   }
-  // Called after a round has failed. Set before the loop starts.
+  // `call` is called after a round has failed. It is to be set before the loop starts.
   void when_round_fails(std::function<void()> call) { ends_.when_failed = std::move(call); }
 
   // ---- The data path, from the sessions
@@ -71,27 +72,29 @@ class RoundEngine {
 
   // Lets rounds go on that have waited: grants slots beyond the windows, and grows the pool. Returns whether any did.
   bool resume();
-  // A member gives these partitions up. From the return on nothing reads or writes its memory for them, except the
-  // answers that the reply names.
+  // Ends these partitions for a member that gives them up. From the return on nothing reads or writes its memory for
+  // them, except the answers that the reply names.
   tensor::Cancelled cancel(WorkerSession& session, const tensor::Cancel& cancel);
-  // Answers to pushes that came by `closed` go out by another connection, and to memory that it has another key for.
+  // Makes answers to pushes that came by `closed` go out by another connection, and to memory for which that has
+  // another key.
   void reroute(const transport::DataEndpoint& closed,
                const std::function<void(transport::DataEndpoint*& data, std::uint64_t& key)>& change);
-  // The session is lost, and answers to it that wait are dropped.
+  // To be called when a session is lost, and answers to it that wait are dropped.
   void drop_answers(WorkerSession& session) { log_.note_dropped(session); }
-  // The ranks that are gone. Their rounds fail with fail_lost().
+  // Returns the ranks that are gone. Their rounds fail with fail_lost().
   GoneRanks& gone() { return gone_; }
-  // Fails the rounds that ranks keep from completing that are gone. A result that is still being sent stays until then.
+  // Fails the rounds that cannot complete because ranks are gone. A result that is still being sent stays until it is
+  // sent.
   void fail_lost();
 
   // ---- For people
 
   std::size_t open_rounds() const { return table_.open().size(); }
-  // The first `most` of them.
+  // Lists the first `most` of them.
   std::vector<OpenRound> list_open(std::size_t most) const;
-  // The age of the oldest of them, in seconds; 0 if none is open.
+  // Returns the age of the oldest of them, in seconds, or 0 if none is open.
   double oldest_s() const;
-  // The last rounds that are over. It may be read from any thread.
+  // Returns the last rounds that are over. Any thread may read them.
   const RoundRecorder& recorder() const { return table_.recorder(); }
   const std::string& last_failure() const { return ends_.last_failure(); }
 
@@ -115,7 +118,7 @@ class RoundEngine {
   RoundGroups groups_;
   GoneRanks gone_;
   RoundTable table_;
-  MemoryShares shares_;  // of weights, and of what compression has lost
+  MemoryShares shares_;  // counts weights, and what compression has lost
   CompressedSummer compressed_;
   RedoLogTurn log_;
   RoundEnds ends_;

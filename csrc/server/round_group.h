@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// A group as a server loop sees it: who contributes to its rounds.
+// Describes a group as a server loop sees it: who contributes to its rounds.
 #pragma once
 
 #include "van/hosts.h"
 
 namespace bps::server {
 
-// The host and the server of this loop.
+// Names the host and the server of this loop.
 struct Location {
   std::uint32_t host = van::Hosts::kNoHost;
-  std::uint32_t server_rank = 0;  // if it is one
+  std::uint32_t server_rank = 0;  // if the process is a server
 };
 
 struct RoundGroup {
@@ -26,8 +26,8 @@ struct RoundGroup {
   van::Group group;
   van::Contributors network;           // to rounds that are summed here for all
   van::Contributors host;              // to rounds that are summed here for this host
-  bool ends_on_host = false;           // those are all there is: nobody else is in the group
-  std::uint32_t host_contributor = 0;  // what this host is in `network`
+  bool ends_on_host = false;           // the group has no ranks but those in `host`
+  std::uint32_t host_contributor = 0;  // the index of this host in `network`
 };
 
 }  // namespace bps::server

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The groups that a server loop knows, and who speaks for whom in them.
+// Keeps the groups that a server loop knows, and tells who speaks for whom in them.
 //
 // A rank speaks for itself; for the ranks of a host in the rounds of the network it is their relay. The group of a rank
-// alone (tensor::kAlone) is made when that rank first uses it, so there are no more of them than ranks. Threading: the
-// server loop's. References to groups stay valid.
+// alone (tensor::kAlone) is made when that rank first uses it, so there are no more of them than ranks. References to
+// groups stay valid. Belongs to the server loop's thread.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,7 @@ class RoundGroups {
       : hosts_(hosts), here_(here), sessions_(sessions) {}
 
   void add(const van::Group& group) { groups_.emplace(group.id, std::make_unique<RoundGroup>(group, hosts_, here_)); }
-  // The group that a rank has named, or nullptr.
+  // Returns the group that a rank has named, or nullptr.
   const RoundGroup* find(std::uint32_t id, std::uint32_t sender_rank) {
     if (latest_ != nullptr && latest_->group.id == id) return latest_;
     const auto found = groups_.find(id);
@@ -32,14 +32,14 @@ class RoundGroups {
   }
   const van::Hosts& hosts() const { return hosts_; }
 
-  // The contributor that a rank speaks for, or Contributors::kNone.
+  // Returns the contributor that a rank speaks for, or Contributors::kNone.
   std::uint32_t contributor_of(const RoundGroup& group, std::uint32_t rank, bool for_host) const;
-  // The rank that speaks for a contributor.
+  // Returns the rank that speaks for a contributor.
   std::uint32_t speaker_of(const RoundGroup& group, const RoundKey& key, std::uint32_t contributor) const;
   std::uint32_t speaker_of(const Round& round, std::uint32_t contributor) const {
     return speaker_of(*round.group, round.key, contributor);
   }
-  // The session of that rank's loop, or nullptr.
+  // Returns the session of that rank's loop, or nullptr.
   WorkerSession* session_of(const Round& round, std::uint32_t contributor) const {
     return find_session(sessions_, speaker_of(round, contributor), round.peers.worker_loop);
   }

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The last rounds of a server loop that are over, for people: always kept, in a ring that newer ones overwrite.
+// Records the last rounds of a server loop that are over, for people, in a ring that newer ones overwrite. It is always
+// on.
 //
-// Threading: note() belongs to the loop's thread; any thread may list them, also while the loop hangs. No lock, and
-// nothing is allocated: an entry is one cache line. One that is overwritten while it is read is recognised by its
+// note() belongs to the loop's thread. Any thread may list the rounds, also while the loop hangs. There is no lock, and
+// nothing is allocated: an entry is one cache line. An entry that is overwritten while it is read is recognised by its
 // sequence number and left out. Times are as coarse as the kernel's clock ticks (some milliseconds), which costs less
 // than to read the exact time.
 #pragma once
@@ -22,15 +23,15 @@ class RoundRecorder {
   struct Record {
     RoundKey key;
     std::uint32_t number = 0;
-    std::uint32_t last_rank = 0;  // whose push came last
+    std::uint32_t last_rank = 0;  // the rank whose push came last
     bool failed = false;
     std::uint64_t bytes = 0;
     std::uint64_t opened = 0;  // coarse_now_ns()
-    std::uint64_t summed = 0;  // 0: it was not
+    std::uint64_t summed = 0;  // 0: it was not summed
     std::uint64_t ended = 0;   // every member had its answer
   };
 
-  // A round that is over.
+  // Notes a round that is over.
   void note(const Round& round, std::uint64_t now) {
     Entry& entry = ring_[next_ % kEntries];
     constexpr auto kRelaxed = std::memory_order_relaxed;
@@ -47,7 +48,7 @@ class RoundRecorder {
     entry.sequence.store(next_++, std::memory_order_release);
   }
 
-  // All that are kept, oldest first.
+  // Lists all that are kept, oldest first.
   std::vector<Record> list() const;
 
  private:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A state machine says how far a round is; docs/notes/operations.md draws it.
+// Says how far a round is, by a state machine that docs/notes/operations.md draws.
 #pragma once
 
 #include <array>
@@ -15,8 +15,8 @@ enum class RoundPhase : std::uint8_t {
   kOpen,          // pushes are missing
   kGathered,      // all have come and are not summed: the round may have to wait for memory, or for the redo log
   kHeld,          // an addition is made, and its rank has to wait for slower ones
-  kContributed,   // of a host: its contribution is with the servers
-  kHostProposed,  // of a host, in two phases: the servers' result goes to its ranks, and the servers have not committed
+  kContributed,   // the contribution of a host is with the servers
+  kHostProposed,  // of a host, in two phases: its ranks get the result, and the servers have not committed it
   kProposed,      // in two phases: the result goes to the members, and not all of them have it
   kAnswered,      // the result is final: members get it when they ask
   kFailed,        // there is no result, and members learn of that when they come
@@ -43,16 +43,16 @@ class RoundState {
   RoundPhase phase() const { return phase_.now(); }
   bool is(RoundPhase phase) const { return phase_.is(phase); }
   bool is_with_servers() const { return phase_.is_between(RoundPhase::kContributed, RoundPhase::kHostProposed); }
-  // The result is known, although in two phases it may still be lost.
+  // Returns true when the result is known, although in two phases it may still be lost.
   bool is_summed() const { return phase_.is_between(RoundPhase::kHostProposed, RoundPhase::kAnswered); }
 
-  // Any phase but those that the next two bring.
+  // Enters any phase but those that fail() and hold() enter.
   void enter(RoundPhase next) { phase_.enter(next); }
   void fail(const Error& why) {
     phase_.enter(RoundPhase::kFailed);
     failure_ = std::make_unique<const Error>(why);
   }
-  // `additions`: of its rank, this one included.
+  // `additions` counts those of its rank, this one included.
   void hold(std::uint64_t additions) {
     phase_.enter(RoundPhase::kHeld);
     held_at_ = additions;

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The landing slots of one worker session, as credits.
+// Grants the landing slots of one worker session, as credits.
 //
 // A worker may write only into slots that it was granted, and each grant is good for one push. The window notes the
 // grants that the next Credits message has to announce, notices when the worker has filled its last slot, and grants a
-// slot again as soon as its bytes have been consumed. Threading: one thread. Errors: open() and grant_overflow() may
-// grow the pool, so they throw and must not be called on the data path. The rest may be.
+// slot again as soon as its bytes have been consumed. One thread uses it. Errors: open() and grant_overflow() may grow
+// the pool, so they throw and must not be called on the data path. The rest may be.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@
 
 namespace bps::server {
 
-// The messages that sessions of a server loop have left for its next step().
+// Says which messages sessions of a server loop have left for its next step().
 struct SendsDue {
   bool answers = false;
   bool credits = false;
@@ -33,29 +33,31 @@ class SlotWindow {
   // Grants the first slots: at most `large_slots` for pushes of up to `largest_payload` bytes, and small ones. Both are
   // fewer if they would not fit into `memory` bytes, but never none; 0 sets no limit.
   void open(std::uint64_t largest_payload, std::uint32_t large_slots, std::uint64_t memory);
-  // The worker is lost and can write no more: its slots go back to the pool, those in use when they are released.
+  // To be called when the worker is lost and can write no more. Its slots go back to the pool, those in use when they
+  // are released.
   void close();
 
-  // The worker begins to write `where` into `slot`. False if it may not: it was not granted that slot, has filled it,
-  // or is filling it by another connection. Otherwise the bytes of the second write would arrive when those of the
-  // first one have been consumed, and the slot is perhaps another worker's. (Transports that write past this process do
-  // not ask, and cannot be kept from that.)
+  // To be called when the worker begins to write `where` into `slot`. Returns false if it may not: it was not granted
+  // that slot, has filled it, or is filling it by another connection. The bytes of a second write could arrive when
+  // those of the first one have been consumed, and the slot is perhaps another worker's. (Transports that write past
+  // this process do not ask, and cannot be kept from that.)
   bool begin_fill(Slot& slot, const transport::DataEndpoint& from, const transport::RemoteSpan& where);
-  // The worker says that it has filled `slot`. False if it was not granted that slot, or another connection is filling
-  // it; nothing changes then.
+  // To be called when the worker says that it has filled `slot`. Returns false, and changes nothing, if it was not
+  // granted that slot, or another connection is filling it.
   bool fill(Slot& slot, const transport::DataEndpoint& from);
-  // The bytes of `slot` have been consumed. Grants it to its worker again, or gives it back to its pool.
+  // Grants a slot whose bytes have been consumed to its worker again, or gives it back to its pool.
   static void release(Slot* slot, SlotPool& pool);
 
-  // True: the worker holds no slot of the size of `slot`, which it filled last, and no large one either.
+  // Returns true when the worker holds no slot of the size of `slot`, which it filled last, and no large one either.
   bool has_run_out(const Slot& slot) const;
-  // True: the worker may be unable to push. It sends in an order of its own, so a large partition that lacks a slot
-  // also holds up the small ones behind it: free small slots count only if all its partitions are small.
+  // Returns true when the worker may be unable to push. It sends in an order of its own, so a large partition that
+  // lacks a slot also holds up the small ones behind it. So free small slots count only if all its partitions are
+  // small.
   bool is_starved() const;
   // Grants one slot beyond the window. It goes back to the pool once it has been used.
   void grant_overflow();
 
-  // Announces what was granted since the last call: one message, unless the grants are too many for one.
+  // Announces what was granted since the last call, in one message unless the grants are too many for one.
   void send_credits(transport::ControlPaths& control);
 
  private:
@@ -68,7 +70,7 @@ class SlotWindow {
   }
 
   SlotPool& pool_;
-  const transport::Transport& transport_;  // the worker writes by this one
+  const transport::Transport& transport_;  // the transport by which the worker writes
   SendsDue& sends_due_;
   const std::uint32_t epoch_;
   bool open_ = false;

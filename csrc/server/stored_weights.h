@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The weights that this server loop keeps between rounds: see stored_partition.h.
+// Keeps the weights that this server loop has between rounds: see stored_partition.h.
 //
 // A round of kStore to which somebody contributes replaces them; one to which nobody does gives them back. An addition
-// is a round of a rank alone: it is answered with what is there then, unless the rank is too far ahead. In that case it
-// is held until the others have caught up. Threading: the server loop's.
+// is a round of a rank alone. It is answered with what is there then, unless the rank is too far ahead. In that case it
+// is held until the others have caught up. Belongs to the server loop's thread.
 #pragma once
 
 #include <cstdint>
@@ -22,18 +22,18 @@ class StoredWeights {
   StoredWeights(RoundTable& table, RoundEnds& ends, RoundSums& sums, MemoryShares& shares, const GoneRanks& gone)
       : table_(table), ends_(ends), sums_(sums), shares_(shares), gone_(gone) {}
 
-  // Plans room for the result of a round that everybody takes part in. What was kept before stays until that is
-  // complete. False: there is none, and the round has failed.
+  // Plans room for the result of a round that everybody takes part in. What was kept before stays until the round is
+  // complete. Returns false where there is no room, and the round has failed.
   bool plan_store(Round& round);
-  // The server keeps what the pass has written there. False: the round has failed.
+  // Keeps what the pass has written there. Returns false where the round has failed.
   bool store(Round& round);
-  // Everybody gets what the server keeps, and it keeps it no more.
+  // Gives everybody what the server keeps, and keeps it no more.
   void give_back(Round& round);
   // Adds what a rank has sent, and answers or holds the round.
   void accumulate(Round& round);
   // Answers the rounds that have been held long enough, after ranks are gone.
   void release_held();
-  // The ranks that a held round waits for.
+  // Returns the ranks that a held round waits for.
   std::vector<std::uint32_t> ranks_behind(const Round& round) const;
 
  private:
@@ -51,7 +51,7 @@ class StoredWeights {
   MemoryShares& shares_;
   const GoneRanks& gone_;
   std::unordered_map<RoundKey, StoredPartition, RoundKeyHash> partitions_;
-  StoredPartition storing_;  // of the pass in progress
+  StoredPartition storing_;  // what the pass in progress writes
 };
 
 }  // namespace bps::server

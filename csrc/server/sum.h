@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// One pass over a gathered round: read every payload, write every result, block by block through the cache.
+// Makes one pass over a gathered round: it reads every payload and writes every result, block by block through the
+// cache.
 //
 // Payloads are read where they are: in a landing slot, in mapped memory of a worker, or, by cross-memory copy, in its
 // plain memory. Results go to all targets of the plan: straight into the workers' tensors where those can be reached,
-// and into a slot where an answer has to travel. Threading: the server loop's. Sums run in the order of the group's
-// ranks, so that a result never depends on who came first.
+// and into a slot where an answer has to travel. Sums run in the order of the group's ranks, so that a result never
+// depends on who came first. Belongs to the server loop's thread.
 #pragma once
 
 #include <cstddef>
@@ -20,12 +21,14 @@ namespace bps::server {
 class Summer {
  public:
   // Sums the `length` bytes of one partition. A worker whose memory cannot be reached ends the pass and is named in
-  // `broken`. With `unrounded` an exact sum goes there, and to no target. kNoMemory: nothing has been written.
+  // `broken`. With `unrounded` an exact sum goes there, and to no target. Where it returns kNoMemory nothing has been
+  // written.
   Status sum(const Reduction& what, std::uint64_t length, const SumPlan& plan, WorkerSession*& broken,
              tensor::UnroundedWriter* unrounded = nullptr);
-  // Adds 16-bit floats as float32, and neither rounds nor averages. Otherwise as sum().
+  // Adds 16-bit floats as float32, and neither rounds nor averages. Otherwise it is as sum().
   Status sum_as_float32(const Reduction& what, const SumPlan& plan, std::span<float> sum, WorkerSession*& broken);
-  // kOverflow: the sum of these integers does not fit their type. Writes nothing; otherwise as sum().
+  // Returns kOverflow where the sum of these integers does not fit their type. It writes nothing; otherwise it is as
+  // sum().
   Status check_fit(Dtype dtype, std::uint64_t length, const SumPlan& plan, WorkerSession*& broken);
 
  private:
@@ -36,9 +39,9 @@ class Summer {
   std::byte* scratch(std::size_t index);
 
   std::vector<std::vector<std::byte>> scratch_;  // one block each; made at first use, then kept
-  std::vector<float> widened_;                   // the same, of one that is multiplied
+  std::vector<float> widened_;                   // a block of a source that is multiplied
   ExactSum exact_;
-  std::vector<std::vector<std::byte>> copies_;  // of what hosts have summed and cannot be read where it lies
+  std::vector<std::vector<std::byte>> copies_;  // copies of what hosts have summed and cannot be read where it lies
   std::vector<const std::byte*> in_;
   std::vector<std::byte*> out_;
   std::vector<std::byte*> logged_;  // where a block goes once the redo log has it

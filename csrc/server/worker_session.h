@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// One loop of one worker, as a server loop sees it: its connections, its landing slots, and the answers that wait for
-// the send window.
+// Keeps what a server loop has of one loop of one worker: its connections, its landing slots, and the answers that wait
+// for the send window.
 //
 // It is the sink of its endpoints. What arrives on the data plane goes straight to the round engine; control messages
 // and losses go to the owner. Where it has several paths it survives the loss of all but one: see worker_paths.h. A
-// session that was lost stays where it is, because rounds may still refer to it, but it sends nothing more. Threading:
-// one thread.
+// session that was lost stays where it is, because rounds may still refer to it, but it sends nothing more. One thread
+// uses it.
 #pragma once
 
 #include <functional>
@@ -28,14 +28,15 @@ class WorkerSession;
 class SessionOwner {
  public:
   virtual void on_message(WorkerSession& from, std::span<const std::byte> message) = 0;
-  // The worker cannot be reached any more, on any of its connections. May be called from the data path.
+  // Is called when the worker cannot be reached any more, on any of its connections. It may be called from the data
+  // path.
   virtual void on_lost(WorkerSession& session, const std::string& why) = 0;
 
  protected:
   ~SessionOwner() = default;
 };
 
-// The objects that all sessions of a server loop share.
+// Holds the objects that all sessions of a server loop share.
 struct SessionContext {
   SessionOwner& owner;
   RoundEngine& rounds;
@@ -45,7 +46,7 @@ struct SessionContext {
   std::uint32_t epoch;
 };
 
-// The worker loop that a session serves.
+// Names the worker loop that a session serves.
 struct Client {
   std::uint32_t node;
   std::uint32_t worker_rank;
@@ -64,26 +65,27 @@ class WorkerSession final : public transport::ControlSink, public transport::Dat
   Answers& answers() { return answers_; }
   bool is_lost() const { return paths_.is_lost(); }
 
-  // True: this connection is one that the session lacks.
+  // Returns true where this connection is one that the session lacks.
   bool may_accept(const transport::Hello& hello) const { return paths_.may_add(hello); }
   void accept(std::unique_ptr<transport::IncomingConnection> incoming);
-  // The worker's first message. False if it came before.
+  // Takes the worker's first message. Returns false if it came before.
   bool attach(const tensor::Attach& attach);
 
   void send(const tensor::ControlMessage& message);
-  // True: it has several paths. Then an answer counts as written when the worker has confirmed it, and its write has no
-  // token.
+  // Returns true where it has several paths. An answer then counts as written when the worker has confirmed it, and its
+  // write has no token.
   bool fails_over() const { return paths_.fails_over(); }
-  // The worker has received answers.
+  // Notes that the worker has received answers.
   void confirm(const tensor::Received& received);
   // Closes the paths by which the network carries nothing, as long as there are others.
   void check_paths();
-  // The worker says where answers go that take another path than their pushes. It says so before settle().
+  // Takes the keys by which the worker names memory for answers that take another path than their pushes. They come
+  // before settle().
   void add_keys(const tensor::AnswerKeys& keys);
-  // The worker has closed a path: replies, and sends by the others what has not arrived. Returns the connections, which
-  // nobody needs any more.
+  // To be called when the worker has closed a path: replies, and sends by the other paths what has not arrived. Returns
+  // the connections, which nobody needs any more.
   std::vector<transport::Endpoint*> settle(const tensor::PathLost& lost);
-  // Memory that both share; null where they share none.
+  // Returns access to memory that both share, or null where they share none.
   transport::DirectAccess* direct();
 
   // Sends an answer, now or when the send window has room again.
@@ -91,7 +93,7 @@ class WorkerSession final : public transport::ControlSink, public transport::Dat
     if (!answers_.post(answer)) [[unlikely]]
       lose("it takes none of its answers");
   }
-  // True: the worker, or its system, has all that it was sent.
+  // Returns true when the worker, or its system, has all that it was sent.
   bool is_flushed() const;
   void send_credits();
 
@@ -102,10 +104,10 @@ class WorkerSession final : public transport::ControlSink, public transport::Dat
     }
   }
 
-  // The worker's memory cannot be reached: tells the owner.
+  // Tells the owner that the worker is lost, because its memory cannot be reached or for another reason.
   void lose(std::string_view why);
-  // From now on the worker can write nothing, and nothing is sent to it. With `keep_control` what was sent on its
-  // control endpoint before is still delivered.
+  // Keeps the worker from writing anything from now on, and sends nothing to it. With `keep_control` what was sent on
+  // its control endpoint before is still delivered.
   void abandon(bool keep_control) { paths_.abandon(keep_control); }
   // Gives up what waits to be sent to a worker that is lost, and takes its landing slots back.
   void discard();
@@ -134,7 +136,7 @@ class WorkerSession final : public transport::ControlSink, public transport::Dat
 };
 
 using Sessions = std::vector<std::unique_ptr<WorkerSession>>;
-// The session of a worker's loop that is not lost, or nullptr.
+// Returns the session of a worker's loop that is not lost, or nullptr.
 WorkerSession* find_session(const Sessions& sessions, std::uint32_t worker_rank, std::uint16_t worker_loop);
 
 }  // namespace bps::server
