@@ -114,7 +114,7 @@ template <typename Element, bool kUnroundedResult>
     return true;
   } else {
     if (sum.are_equal() != kAll<Doubles>) {
-      auto copy = sum;  // so that the compiler keeps the other one in registers
+      auto copy = sum;  // a copy lets the compiler keep `sum` in registers
       return store_if_same<Element>(job, index, copy, division);
     }
     if (!division.is_exact) {

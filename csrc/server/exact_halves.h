@@ -74,7 +74,7 @@ template <typename Half, bool kMayBeTiny, bool kUnroundedResult>
   const bool may_become_tiny = kMayBeTiny && division.is_exact && !division.is_one;
   if (may_become_tiny) sum.multiply_by(division.reciprocal);
   if (sum.are_equal() != kAll<Floats>) {
-    auto copy = sum;  // so that the compiler keeps the other one in registers
+    auto copy = sum;  // a copy lets the compiler keep `sum` in registers
     return store_if_same<Half>(job, index, copy, division, may_become_tiny);
   }
   if (!division.is_exact) {

@@ -42,7 +42,7 @@ struct Range {
       --room;
       count = (count + 1) / 2;
     }
-    if (room < 0) return true;  // so many may have more bits even if all have one exponent
+    if (room < 0) return true;  // so many terms may have more bits even if all have one exponent
     const Words gap = (largest >> 23) - ((smallest + 1) >> 23);
     const Words bad = (Words)(gap > static_cast<std::uint32_t>(room)) | (Words)(largest >= 0x7f800000);
     return any((Longs)bad);

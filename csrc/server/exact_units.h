@@ -55,7 +55,7 @@ inline void widen(Floats from, Doubles* to) {
   to[0] = (Doubles)_mm512_maskz_cvtps_pd(0xff, halves[0]);
   to[1] = (Doubles)_mm512_maskz_cvtps_pd(0xff, halves[1]);
 }
-// To nearest.
+// Rounds to nearest.
 inline Floats narrow(const Doubles* from) {
   const __m256 halves[2] = {_mm512_maskz_cvtpd_ps(0xff, (__m512d)from[0]),
                             _mm512_maskz_cvtpd_ps(0xff, (__m512d)from[1])};
@@ -68,7 +68,7 @@ inline void widen(Floats from, Doubles* to) {
   to[0] = (Doubles)_mm256_cvtps_pd(_mm256_castps256_ps128((__m256)from));
   to[1] = (Doubles)_mm256_cvtps_pd(_mm256_extractf128_ps((__m256)from, 1));
 }
-// To nearest.
+// Rounds to nearest.
 inline Floats narrow(const Doubles* from) {
   return (Floats)_mm256_set_m128(_mm256_cvtpd_ps((__m256d)from[1]), _mm256_cvtpd_ps((__m256d)from[0]));
 }
@@ -81,7 +81,7 @@ inline void widen(Floats from, Doubles* to) {
   to[0] = __builtin_convertvector(halves[0], Doubles);
   to[1] = __builtin_convertvector(halves[1], Doubles);
 }
-// To nearest.
+// Rounds to nearest.
 inline Floats narrow(const Doubles* from) {
   const HalfFloats halves[2] = {__builtin_convertvector(from[0], HalfFloats),
                                 __builtin_convertvector(from[1], HalfFloats)};

@@ -18,7 +18,7 @@ struct Job {
   std::size_t source_count;  // at least 1
   std::byte* const* destinations;
   std::size_t destination_count;
-  std::size_t bytes;      // of each source and destination
+  std::size_t bytes;      // the length of each source and destination
   std::uint32_t divisor;  // at least 1, also for operations that ignore it
 };
 

@@ -2,9 +2,9 @@
 // Tells which ranks share a host, and which of them speaks for the others.
 //
 // Ranks of one host share its links. For a group on several hosts the ranks of a host therefore sum among themselves
-// first, at one of them, the relay, which sends one contribution for all of them and receives one answer. Each server
-// loop has a relay of its own on each host, or several that share its partitions where the host has more ranks than
-// there are servers. So the work is spread over the ranks, and a server needs few connections. Pure functions of the
+// first, at one of them, the relay. It sends one contribution for all of them and receives one answer. Each server loop
+// has a relay of its own on each host, or several that share its partitions where the host has more ranks than there
+// are servers. So the work is spread over the ranks, and a server needs few connections. All are pure functions of the
 // membership: every process computes the same.
 #pragma once
 
@@ -42,7 +42,7 @@ class Hosts {
  private:
   struct Server {
     std::uint32_t host;
-    std::int32_t worker;  // the rank of its process, if that is a worker, too
+    std::int32_t worker;  // the rank of its process, if that is a worker, too; else kNoRank
     std::uint32_t first;  // where the relays of other hosts begin: an index into the ranks of each
   };
   std::uint32_t spread(std::uint32_t host) const;  // how many ranks of a host speak to one server
@@ -57,7 +57,7 @@ class Hosts {
 // Holds the ranks of a group that contribute together: those of one host, or one rank alone.
 struct Contributor {
   std::uint32_t host = 0;
-  std::vector<std::uint32_t> positions;  // of its ranks in the group, ascending
+  std::vector<std::uint32_t> positions;  // the positions of its ranks in the group, ascending
 
   bool is_host() const { return positions.size() > 1; }
 };

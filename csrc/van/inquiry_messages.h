@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The messages that tell people what the members of a job are doing. A process asks the scheduler, which asks each
-// member and passes on what they reply. The process need not be a member, but has to know the job's secret.
+// Defines the messages that tell people what the members of a job are doing. A process asks the scheduler, which asks
+// each member and passes on what they reply. The process need not be a member, but has to know the job's secret.
 #pragma once
 
 #include <cstddef>
@@ -20,7 +20,7 @@ struct Ask {  // -> scheduler; the reply is Asked, and then a Told of each membe
 struct Asked {
   std::uint32_t call = 0;
   std::uint32_t members = 0;  // how many members have been asked
-  std::string state;          // of the scheduler, as JSON
+  std::string state;          // the state of the scheduler, as JSON
   static constexpr void fields(auto& io, auto& m) {
     io(m.call, m.members);
     io.bounded(m.state, kMostReportBytes);
@@ -35,7 +35,7 @@ struct Question {  // scheduler -> member; the reply is Reply
 };
 struct Reply {
   std::uint64_t number = 0;
-  std::string report;  // as JSON
+  std::string report;  // the report of the member, as JSON
   static constexpr void fields(auto& io, auto& m) {
     io(m.number);
     io.bounded(m.report, kMostReportBytes);

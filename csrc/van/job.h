@@ -55,8 +55,8 @@ class Job {
   bool has_departed() const { return !departures_.nodes.empty(); }
   // To be called when the connection has ended, or was closed by the scheduler.
   void closed(Peer peer, const std::string& why);
-  // Returns when the first wait is over, of a process that waits or of the job for its members. To be followed by
-  // give_up() then.
+  // Returns when the first wait is over, of a process that waits or of the job for its members. give_up() is to be
+  // called then.
   std::optional<Clock::time_point> join_deadline() const;
   void give_up();
 
@@ -69,7 +69,7 @@ class Job {
   std::string dump() const;
   // Returns true once the job is over, if every worker left and nobody was lost.
   bool ended_well() const { return record_.phase.is<Over>() && record_.phase.in<Over>()->well; }
-  // Returns true when this peer waits for the others, or is a member's connection, of this view or the one before.
+  // Returns true when this peer waits for the others, or is the connection of a member, in this view or the one before.
   bool knows(Peer peer) const { return joining_.knows(peer); }
   // Returns true when this peer need not send heartbeats now.
   bool waits(Peer peer) const;

@@ -21,26 +21,26 @@ namespace bps::van {
 
 struct JobOptions {
   Registry::Options registry;       // with the numbers of workers and servers
-  std::uint32_t silence_ms = 1500;  // after which a member counts as lost
+  std::uint32_t silence_ms = 1500;  // after which a member counts as lost; members are told
   std::chrono::milliseconds join_timeout{60000};
   bool ends_alone = false;                      // the job ends also when it has waited that long without any member
   std::chrono::milliseconds resume_timeout{0};  // for workers to resume a suspended job; 0: none can be suspended
-  // Of the rank that hosts the scheduler, or of the scheduler. The job goes on while there are min_workers workers;
-  // where that is 0 it goes on only as it has begun.
+  // These are the terms of the rank that hosts the scheduler, or of the scheduler. The job goes on while there are
+  // min_workers workers; where that is 0 it goes on only as it has begun.
   Terms terms{};
-  Origin origin{};        // of the rank that hosts the scheduler
+  Origin origin{};        // that of the rank that hosts the scheduler
   std::uint64_t run = 0;  // the number of the job's run; members of another run cannot rejoin
   std::chrono::milliseconds reunion_patience{12000};  // for members to rejoin, after the first one
 };
 
 struct JobEvents {
   Calls::Send send;
-  Shift::Tell tell = nullptr;                                           // to many at once; null: by send
+  Shift::Tell tell = nullptr;                                           // sends to many at once; null: `send` does it
   std::function<void(const std::string& why)> on_lost;                  // a member is lost
-  std::function<void(const std::string& what)> on_suspended = nullptr;  // or nobody has resumed it
+  std::function<void(const std::string& what)> on_suspended = nullptr;  // suspended, or not resumed in time
   std::function<void()> on_over;                                        // comes before the members learn of it
   std::function<void(Peer)> close = nullptr;               // ends the connection of another peer than the caller
-  std::function<void(std::uint32_t epoch)> on_epoch;       // the view of those who connect from here on
+  std::function<void(std::uint32_t epoch)> on_epoch;       // those who connect from now on will be in this view
   std::function<std::int64_t(Peer)> silence_ms = nullptr;  // for how long nothing was heard of this peer
 };
 
@@ -53,7 +53,7 @@ struct JobRecord {
   const JobOptions options;
   JobPhase phase;
   std::unique_ptr<MemberTable> members = std::make_unique<MemberTable>();  // empty before the job runs
-  std::uint32_t epoch = 1;                                                 // of this view, or of the one to come
+  std::uint32_t epoch = 1;  // the number of this view, or of the one to come
 
   // Returns true when the members that are here can be the next view.
   bool goes_on() const { return options.terms.min_workers != 0 && members->can_go_on(options.terms.min_workers); }

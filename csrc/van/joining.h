@@ -23,7 +23,7 @@ class Joining {
   struct Events {
     std::function<void(Rendezvous::Seating)> on_complete;  // the first view, or a resumed job, has all its members
     std::function<void()> on_back;                         // a member of the view that has ended has come again
-    std::function<void()> on_server;                       // one waits to enter; it need not wait for the end of a step
+    std::function<void()> on_server;                       // a server waits to enter, which needs no end of a step
     std::function<void()> on_reunited;                     // all members of a lost scheduler's view have come back
   };
 
@@ -36,7 +36,7 @@ class Joining {
   void refuse(Peer peer, const Refused& why);
   std::uint64_t refused() const { return refused_; }
 
-  // Returns true when this peer waits for the others, or is a member's connection, of this view or the one before.
+  // Returns true when this peer waits for the others, or is the connection of a member, in this view or the one before.
   bool knows(Peer peer) const;
   bool waits(Peer peer) const { return patience_.has(peer); }
   bool is_empty() const { return patience_.empty(); }

@@ -13,7 +13,7 @@
 // The model is that of Jiang et al., "A Unified Architecture for Accelerating Distributed DNN Training in Heterogeneous
 // GPU/CPU Clusters" (OSDI'20, section 3.1), for links that differ.
 //
-// Pure functions. Every process computes the same, bit for bit: they use +, -, *, / and comparisons only, and
+// All are pure functions. Every process computes the same, bit for bit: they use +, -, *, / and comparisons only, and
 // nothing here is compiled to fused multiplications (-ffp-contract=off).
 #pragma once
 
@@ -28,7 +28,7 @@ namespace bps::van {
 struct Site {
   double link = 1;                                        // bytes per second in each direction
   double sums = std::numeric_limits<double>::infinity();  // bytes of contributions per second; 0: it has no server
-  std::uint32_t contributions = 0;                        // that the group makes here; 0: a spare host
+  std::uint32_t contributions = 0;                        // how many the group makes here; 0: it is a spare host
 };
 
 // Returns the share of each site; all are 0 where no site has a server. Where several answers are as fast, spare hosts

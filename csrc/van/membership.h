@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The scheduler fixes who takes part in a job when all have joined, and tells everybody.
+// Describes who takes part in a job. The scheduler decides that when all have joined, and tells everybody.
 #pragma once
 
 #include <algorithm>
@@ -101,7 +101,7 @@ struct Membership {
   std::vector<Node> nodes;  // workers by rank first, then servers that are no workers
   std::uint32_t workers = 0;
   std::uint32_t servers = 0;
-  std::uint32_t epoch = 1;  // of this view; what members send in another epoch is dropped
+  std::uint32_t epoch = 1;  // the number of this view; what members send in another epoch is dropped
   // Keys belong to key slots. There are as many as the first view had servers, and more when more enter. Each slot is
   // named by the identity of the server that has it, or that had it until it was lost; a server that enters takes the
   // first slot of a lost one. Where the list is empty, slot i belongs to server i.

@@ -39,7 +39,7 @@ struct Join {  // node -> scheduler; the ranks of the node are requests
   std::uint32_t servers = 0;
   std::uint32_t patience_ms = 0;  // how long the node is going to wait
   std::uint32_t renews = 0;       // its id in the view that has ended; 0: it is new
-  std::uint32_t epoch = 1;        // of the view that the handshake has told: the node's listeners expect it
+  std::uint32_t epoch = 1;        // the view that the handshake has told; the node's listeners expect it
   Origin origin{};
   static constexpr void fields(auto& io, auto& m) {
     io(m.node, m.workers, m.servers, m.patience_ms, m.renews, m.epoch, m.origin);
@@ -251,7 +251,7 @@ struct Departed {  // scheduler -> all members: who is gone since the last messa
 // member that takes part in it ends what is under way, closes its connections, and joins again (Join::renews) by a new
 // one. Scheduler -> servers: the workers have suspended the job, and the next view begins when workers resume it.
 struct ViewEnded {
-  std::uint32_t epoch = 0;  // of the next view
+  std::uint32_t epoch = 0;  // the number of the next view
   std::string text;
   std::uint32_t patience_ms = 0;  // how long the next view of a suspended job may take to begin
   static constexpr void fields(auto& io, auto& m) {

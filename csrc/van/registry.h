@@ -44,8 +44,8 @@ class Registry {
     std::uint32_t servers = 1;  // or key slots, see Membership
     bool balanced = false;      // key hash `balanced`: keep count of the bytes on each server
     tensor::CutRule cut{};      // for `balanced`, as the next one
-    std::function<std::vector<std::uint32_t>(const Group&)> weights{};  // the same, by key slot; none: all are equal
-    std::shared_ptr<const Placements> before{};                         // of the view before
+    std::function<std::vector<std::uint32_t>(const Group&)> weights{};  // of servers, by key slot; none: all are equal
+    std::shared_ptr<const Placements> before{};                         // those of the view before
     std::uint64_t most_kept = 256 << 20;  // bytes for each rank, see keep(): some 700,000 names
     Hash hash = fnv1a;
   };

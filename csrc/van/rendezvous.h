@@ -73,7 +73,7 @@ class Rendezvous {
   using Rank = std::int32_t Node::*;
   // Keeps the ranks that those who have joined want. Thousands may come, and each is checked against all others.
   struct Taken {
-    std::uint32_t members = 0;  // of this kind
+    std::uint32_t members = 0;  // how many want a rank of this kind
     std::unordered_set<std::int32_t> ranks;
 
     void add(std::int32_t rank) {

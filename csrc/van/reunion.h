@@ -56,7 +56,7 @@ class Reunion {
   // Keeps the report of a process, without its view.
   struct Report {
     std::uint32_t epoch;
-    std::uint64_t identity;  // of the process
+    std::uint64_t identity;  // that of the process
     Rejoin calls;            // without a view
   };
 

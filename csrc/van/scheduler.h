@@ -34,7 +34,7 @@ struct SchedulerOptions {
   double heartbeat_timeout_s = 1.5;  // silence after which a node counts as lost
   double join_timeout_s = 60;        // from the first member that joins
   bool ends_alone = false;           // it ends also when it has waited that long without any member
-  Origin origin{};                   // of the rank that hosts it
+  Origin origin{};                   // that of the rank that hosts it
   double resume_timeout_s = 0;       // for workers to resume a suspended job; 0: none can be suspended
   Terms terms{};                     // see Job::Options
   bool is_outlived = false;          // members go on without a silent scheduler, which then ends
@@ -55,10 +55,10 @@ class Scheduler {
   Scheduler& operator=(const Scheduler&) = delete;
 
   std::uint16_t port() const { return port_; }
-  // Blocks until every node has left or the job failed; true when it ended well.
+  // Blocks until every node has left or the job failed. Returns true when the job ended well.
   bool wait() const { return ended_well_.get(); }
-  // True when it has ended because it was silent for so long that members may have gone on without it. The job may be
-  // running, so another scheduler may be started in its place.
+  // Returns true when it has ended because it was silent for so long that members may have gone on without it. The job
+  // may be running, so another scheduler may be started in its place.
   bool stepped_down() const { return life_ == Life::kSteppedDown; }
   // Ends it at once, from any thread: wait() then returns false, unless the job was over.
   void stop();
@@ -96,7 +96,7 @@ class Scheduler {
   void publish();
 
   const SchedulerOptions options_;
-  transport::Credentials credentials_;  // of the listener's thread, once that runs
+  transport::Credentials credentials_;  // belong to the listener's thread, once that runs
   EventLoop loop_;
   transport::ListenerLoop listener_loop_;
   std::unique_ptr<transport::Listener> listener_;

@@ -2,7 +2,7 @@
 // Looks for the scheduler that is started in the place of a lost one, on a thread of its own: connecting and shaking
 // hands may block.
 //
-// Threading: made and destroyed on the thread of the loop, where it also reports. The destructor ends the search.
+// Threading: it is made and destroyed on the thread of the loop, where it also reports. The destructor ends the search.
 #pragma once
 
 #include <atomic>

@@ -2,7 +2,7 @@
 // Keeps the number of a job's run in a file. A scheduler that is started in the place of a lost one learns from it
 // whose members it may take over. The number is no secret.
 //
-// Errors: kInvalidArgument for a file that cannot be read or written, or that no scheduler has written.
+// Throws kInvalidArgument for a file that cannot be read or written, or that no scheduler has written.
 #pragma once
 
 #include <cstdint>

@@ -47,7 +47,7 @@ class ServerWeights {
   struct Part {
     std::string host;
     Site site;
-    double share = 0;  // of the bytes, summed there
+    double share = 0;  // which part of the bytes is summed there
     Busy busy;
   };
   std::vector<Part> parts_of(const Group& group) const;

@@ -50,7 +50,7 @@ struct Rounds {  // worker -> scheduler: the next round of each tensor that has 
 };
 struct EndShift {  // scheduler -> workers: the rounds that wait go on
   std::uint32_t number = 0;
-  std::vector<std::uint64_t> links;  // of all nodes, bytes per second; empty: the shift is called off
+  std::vector<std::uint64_t> links;  // by node, in bytes per second; empty: the shift is called off
   std::vector<TensorRound> from;  // the first round of each tensor that is placed by them; not listed: the next round
   static constexpr void fields(auto& io, auto& m) {
     io(m.number, m.links, m.from);

@@ -5,7 +5,7 @@
 //
 // Threading: the van has a thread of its own, which tells the process (van_events.h). Public calls come from
 // application threads, block up to their time-out without spinning, can be interrupted (core/interrupt.h), and throw
-// Error. Errors: once a peer or the scheduler is lost, or has left, calls that need it throw kPeerLost naming it. With
+// Error. Once a peer or the scheduler is lost, or has left, calls that need it throw kPeerLost and name it. With
 // VanOptions::outlives_scheduler the loss of the scheduler concerns these calls only.
 #pragma once
 
@@ -97,10 +97,11 @@ class Van {
   bool leave(double timeout_s, const std::string& failure = "", bool suspends = false);
   // Does the first half of leave(): returns when those who wait for this process are being told.
   void announce_leaving(double timeout_s, const std::string& failure);
-  // Leaves the job because this process ends with an exception, and all members are told of it ("ValueError: no such
-  // file"). It waits only until the scheduler has heard it, for a second at most.
+  // Leaves the job because this process ends with `exception` ("ValueError: no such file"), which all members are told.
+  // It waits only until the scheduler has heard it, for a second at most.
   void abort(const std::string& exception);
-  // Blocks a server until every worker has left, the job is lost, or the view has ended; true when it ended well.
+  // Blocks a server until every worker has left, the job is lost, or the view has ended. Returns true when it ended
+  // well.
   bool wait_for_end();
   // Lets wait_for_end() return.
   void give_up();

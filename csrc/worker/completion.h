@@ -82,7 +82,7 @@ class Completion {
   std::atomic<State> state_{State::kPending};
   std::atomic<Missing> missing_{Missing::kNothing};
   std::atomic<bool> is_given_up_{false};
-  std::atomic<bool> is_over_{false};  // the last thing that a loop writes to an operation
+  std::atomic<bool> is_over_{false};  // true: over; the last thing that a loop writes to an operation
   mutable std::atomic<std::uint32_t> sleepers_{0};
   std::atomic<int> descriptor_{-1};
 };

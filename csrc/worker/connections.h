@@ -23,10 +23,10 @@ class Connections {
   Connections(std::size_t places, std::uint64_t buffer_bytes, std::uint64_t staging_bytes)
       : buffer_bytes_(buffer_bytes), staging_bytes_(staging_bytes), by_place_(places) {}
 
-  // Set-up.
+  // Adds the connection to the server at a place. It is set-up.
   ServerConnection& add(std::size_t place, Receiver& receiver, ServerConnection::Server server,
                         transport::Transport& transport);
-  // The number of places.
+  // Returns the number of places.
   std::size_t places() const { return by_place_.size(); }
   // Returns the server at a place, which this loop must meet.
   ServerConnection& at(std::size_t place) { return *by_place_[place]; }

@@ -85,7 +85,7 @@ class DeviceCopies {
     Gpu(device::Device& of, int doorbell) : device(of), out(of, doorbell), in(of, doorbell) {}
     device::Device& device;
     Copies out;  // from the device
-    Copies in;   // to it
+    Copies in;   // to the device
     bool is_copying() const { return !out.empty() || !in.empty(); }
   };
   Gpu& gpu_of(const Transfer& transfer);

@@ -63,7 +63,7 @@ class HostContribution final : public Transfer {
 
 class HostContributions {
  public:
-  // The number of a contribution whose outcome nobody waits for.
+  // This is the number of a contribution whose outcome nobody waits for.
   static constexpr std::uint32_t kNobody = ~std::uint32_t{0};
 
   // Without a source contributions end silently.

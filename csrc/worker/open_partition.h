@@ -15,7 +15,7 @@ class InFlightTable;
 
 struct OpenPartition {
   std::string operation;  // "push_pull of 'name', round 3"; empty: this host's contribution, which a relay sends
-  std::string name;       // of the tensor; empty likewise
+  std::string name;       // the name of the tensor; empty likewise
   std::uint32_t group = 0;
   std::uint32_t tensor = 0;
   std::uint32_t round = 0;

@@ -107,7 +107,7 @@ class Operation : public std::enable_shared_from_this<Operation> {
   const PartitionLayout layout;
   static constexpr std::size_t kSeveral = ~std::size_t{0};
   std::size_t loop = kSeveral;  // the only loop that works on it, if its partitions belong to one loop
-  const std::unique_ptr<const Continuation> continuation;  // of an operation of an earlier view, or null
+  const std::unique_ptr<const Continuation> continuation;  // null: it continues no operation of an earlier view
   std::unique_ptr<DeviceArrays> on_device;                 // null: its memory is the host's
   Completion completion;
   std::atomic<std::uint64_t> remaining;
@@ -119,7 +119,7 @@ class Operation : public std::enable_shared_from_this<Operation> {
   void begin(std::uint64_t shares, Clock::time_point now);
   tensor::PushHeader make_header() const;
 
-  tensor::PushHeader header_;  // of all its pushes
+  tensor::PushHeader header_;  // the header of all its pushes, without what the sender adds
   FlightRecorder::Recording recording_;
   Failure failure_;
   mutable std::atomic<Suspension*> suspension_{nullptr};  // owned; most operations never have one

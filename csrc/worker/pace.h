@@ -4,7 +4,7 @@
 //
 // Flows that share a link get equal shares of it, whatever they have to carry. Without a pace servers that sum little
 // are done early, and only the links of the others are busy at the end. Every rank has the same order, whether it
-// pushes to servers or to relays: the first partition without an answer may be sent by all. Belongs to the loop's
+// pushes to servers or to relays, so that all may send the first partition without an answer. Belongs to the loop's
 // thread.
 #pragma once
 

@@ -2,7 +2,7 @@
 // Numbers the places that a worker loop can send to, and decides which of them each partition of a tensor takes.
 //
 // Places are the loops of all servers, in order, then the relays of this host, unless those are the servers of its
-// processes. A relay's loop has the index of the worker loop that sends to it. Any thread may call it.
+// processes. A relay's loop has the index of the worker loop that sends to it. Any thread may call the functions.
 #pragma once
 
 #include <cstddef>

@@ -47,7 +47,7 @@ class Receiver {
   void count_stale() { counters_.stale.add(); }
   // Notes that an answer has come in which the server keeps until it is told.
   void note_receipt() { rooms_.connections.note_receipt(); }
-  // The connections tell what they know of single partitions to these.
+  // Returns the partitions, which connections tell what they know of single ones.
   PartitionsInFlight& partitions() { return rooms_.partitions; }
   // Returns the error of a codec that has failed in its last call.
   Error codec_failure() const;

@@ -16,8 +16,8 @@
 namespace bps::worker {
 
 struct ServerPath {
-  std::uint16_t id = 0;  // as in the hello of its connections; 0: there is no other path
-  std::size_t pair = 0;  // of rails, as transport::rails_of() numbers them
+  std::uint16_t id = 0;  // the id in the hello of its connections; 0: there is no other path
+  std::size_t pair = 0;  // which pair of rails, as transport::rails_of() numbers them
   transport::ControlEndpoint* control = nullptr;
   std::vector<transport::DataEndpoint*> data{};
   std::string why_lost{};
@@ -81,7 +81,7 @@ class ServerPaths {
 
 // Names a push that its path has not delivered.
 struct RepeatedPush {
-  std::uint32_t immediate = 0;  // of the partition in flight
+  std::uint32_t immediate = 0;  // that of the partition in flight
   tensor::SlotCredit slot{};    // the slot that it still holds
 };
 

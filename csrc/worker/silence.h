@@ -65,7 +65,7 @@ class Silence {
   State state_ = State::kUnreported;
   bool has_spoken_ = true;  // since judge() was asked last
   Clock::time_point since_{};
-  Clock::time_point expected_until_{};  // of kReachable
+  Clock::time_point expected_until_{};  // in kReachable: when the server must have spoken up
 };
 
 }  // namespace bps::worker

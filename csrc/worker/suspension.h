@@ -3,8 +3,8 @@
 //
 // Of a partition that has not been committed this rank has all of the result, or its first bytes, or nothing. Where the
 // result has not landed, the input is as it was. The ranks exchange what is missing, and then the operation is
-// complete, continued by another one, or aborted. docs/notes/members.md "When a server is lost" tells how. Threading:
-// any thread.
+// complete, continued by another one, or aborted. docs/notes/members.md "When a server is lost" tells how. Any thread
+// may call it.
 #pragma once
 
 #include <cstdint>

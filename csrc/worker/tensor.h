@@ -36,8 +36,8 @@ struct Tensor {
   std::string name;
   std::uint32_t id = 0;
   std::shared_ptr<const van::Group> group;
-  std::uint16_t position = 0;   // of this rank, in the group
-  bool is_on_one_host = false;  // all members of the group, as far as known
+  std::uint16_t position = 0;   // the position of this rank in the group
+  bool is_on_one_host = false;  // all members of the group are, as far as known
   Dtype dtype{};
   std::uint64_t bytes = 0;
   std::string shape;
@@ -55,12 +55,12 @@ struct Tensor {
   std::atomic<std::uint32_t> latest{0};      // of a tensor alone: the round in which the latest addition was sent first
   std::atomic<bool> failed{false};           // the scheduler said that ranks disagree
   std::string why_failed;                    // set before `failed`
-  std::shared_ptr<ViewEnd> view_end;         // of all tensors of the view
-  std::shared_ptr<FlightRecorder> recorder;  // of the job, or null
+  std::shared_ptr<ViewEnd> view_end;         // that of all tensors of the view
+  std::shared_ptr<FlightRecorder> recorder;  // that of the job, or null
   std::string compression;                   // as it was declared
   std::unique_ptr<Compressor> compressor;    // null: it was declared without a compression
   bool stays_on_host = false;                // it would be compressed only beyond this host
-  Exactness exactness = Exactness::kNone;    // of its sums
+  Exactness exactness = Exactness::kNone;    // how its sums are rounded
   std::uint64_t ahead = 0;  // partitions under way to each server over a network, on average; 0: no limit
   bool is_timed = false;    // its operations are timed: Counters::operation_times
 

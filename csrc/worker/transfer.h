@@ -64,8 +64,8 @@ class Transfer {
   // Partitions that are encoded or copied, and not sent yet, wait here, the next one first. Encoding changes what is
   // remembered of the tensor, and a GPU's copy takes time, so each is done once.
   StagingBuffer* encoded = nullptr;
-  // The bytes lie here. Their blocks are registered with the server's transport before the transfer enters the send
-  // queue, and held until the last answer.
+  // The caller's bytes lie here. Their blocks are registered with the server's transport before the transfer enters the
+  // send queue, and held until the last answer.
   const std::byte* input_bytes = nullptr;
   std::byte* output_bytes = nullptr;
   transport::RegionPtr input{};

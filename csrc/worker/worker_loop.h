@@ -49,7 +49,7 @@ namespace bps::worker {
 struct WorkerLoopOptions {
   std::size_t index = 0;
   std::size_t places = 1;               // server loops of the job, then relays of this host that are not among them
-  std::uint64_t scheduling_credit = 0;  // bytes in flight; 0: no limit
+  std::uint64_t scheduling_credit = 0;  // bytes that may be in flight; 0: no limit
   std::uint64_t largest_partition = 0;
   std::uint64_t staging_bytes = 0;
   bool survives_servers = false;  // see tensor::kTwoPhase
