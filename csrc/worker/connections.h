@@ -50,7 +50,8 @@ class Connections {
     return view_ended_.value_or(Error(ErrorCode::kPeerLost, server.loss.why(), kRestartJob));
   }
 
-  // ---- The send queues Notes that something may go out, or has room now.
+  // ---- The send queues
+  // Notes that something may go out, or has room now.
   void note_work() {
     if (queues_ == Queues::kIdle) queues_ = Queues::kReady;
   }
@@ -62,8 +63,8 @@ class Connections {
   bool is_ready() const { return queues_ == Queues::kReady; }
   bool is_blocked() const { return queues_ == Queues::kBlocked; }
 
-  // ---- Words about answers that have come in; servers are told once a turn Notes that an answer has come which the
-  // server keeps until it is told.
+  // ---- Words about answers that have come in; servers are told once a turn
+  // Notes that an answer has come which the server keeps until it is told.
   void note_receipt() { is_receipt_due_ = true; }
   // Notes that an answer in two phases has landed; the server waits until all members have theirs.
   void note_landed() { is_landed_due_ = true; }

@@ -27,7 +27,8 @@ class Planner {
   // Both must outlive it.
   Planner(const WorkerOptions& options, const van::Van& van);
 
-  // ---- Set-up Adds the next worker loop, which is connected to these places.
+  // ---- Set-up
+  // Adds the next worker loop, which is connected to these places.
   void add_loop(std::span<const std::size_t> connected);
   // Takes the function that makes more connections. Groups other than all ranks may need them, when a tensor is
   // declared.
@@ -45,8 +46,8 @@ class Planner {
   // Returns the members, with the links that the weights of servers follow now.
   van::Membership membership() const;
 
-  // ---- Servers get other weights; for the van's thread, but any thread may call stop_shifts() Makes rounds that get
-  // their numbers from now on wait until the shift ends.
+  // ---- Servers get other weights; for the van's thread, but any thread may call stop_shifts()
+  // Makes rounds that get their numbers from now on wait until the shift ends.
   void begin_shift() { shifts_.begin(); }
   // Returns the next rounds of these tensors, as far as the shift concerns them.
   std::vector<van::TensorRound> next_rounds(std::span<const std::shared_ptr<Tensor>> tensors);

@@ -55,7 +55,8 @@ class ServerConnection final : public transport::ControlSink, public transport::
   // Returns true when the server has something to say: an answer, or slots to push into.
   bool owes_reply() const { return outstanding.partitions() > 0 || !queue.empty(); }
 
-  // ---- Several paths Adds a path that was lost and is back.
+  // ---- Several paths
+  // Adds a path that was lost and is back.
   void add_path(ServerPath path) { paths.add(std::move(path)); }
   // Closes the paths by which the network carries nothing, as long as there are others.
   void check_paths();

@@ -35,8 +35,8 @@ class Shifts {
   // its number.
   bool is_at_rest() const { return state_.load() == 0; }
 
-  // ---- From the van's thread Makes rounds that get their numbers from now on wait. The scheduler is to be told those
-  // that have theirs.
+  // ---- From the van's thread
+  // Makes rounds that get their numbers from now on wait. The scheduler is to be told those that have theirs.
   void begin();
   void call_off();
   // `from` has the first rounds with the new placement, for the tensors that have begun any.

@@ -65,7 +65,8 @@ class WorkerLoop final : public transport::Actor {
 
   transport::Reactor& reactor() { return reactor_; }
 
-  // ---- Set-up Makes the sink for the endpoints of a connection. open() is to be called when they are attached.
+  // ---- Set-up
+  // Makes the sink for the endpoints of a connection. open() is to be called when they are attached.
   ServerConnection& add_server(std::size_t place, std::uint32_t node, std::string name,
                                transport::Transport& transport);
   void open(ServerConnection& server, transport::ControlEndpoint* control, std::vector<transport::DataEndpoint*> data) {
