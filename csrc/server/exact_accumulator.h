@@ -2,9 +2,9 @@
 // Adds arrays of floating point, element by element, without rounding. A rank does so with its micro-batches before the
 // ranks add theirs.
 //
-// Each element is a float64 as long as a float64 holds the sum, which it also does where the sum is not finite. From
-// then on the element is NaN, and the sum is in a superaccumulator beside it. There are as many of these as it takes.
-// One thread at a time may use it. May throw std::bad_alloc.
+// Each element is a float64 as long as that holds the sum, which it does if the sum is not finite. When it no longer
+// does, the element is NaN from then on, and the sum is in a superaccumulator beside it. There are as many of these as
+// it takes. One thread at a time may use it. May throw std::bad_alloc.
 #pragma once
 
 #include <cstddef>

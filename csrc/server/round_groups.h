@@ -34,7 +34,6 @@ class RoundGroups {
 
   // Returns the contributor that a rank speaks for, or Contributors::kNone.
   std::uint32_t contributor_of(const RoundGroup& group, std::uint32_t rank, bool for_host) const;
-  // Returns the rank that speaks for a contributor.
   std::uint32_t speaker_of(const RoundGroup& group, const RoundKey& key, std::uint32_t contributor) const;
   std::uint32_t speaker_of(const Round& round, std::uint32_t contributor) const {
     return speaker_of(*round.group, round.key, contributor);

@@ -39,7 +39,6 @@ class LinkWatch {
   // Takes the links that weights follow from now on.
   void adopt(const std::vector<std::uint64_t>& links);
 
-  // Names a host whose link is slow.
   struct Slow {
     std::string host;
     double is, was;  // bytes per second

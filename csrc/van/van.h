@@ -112,7 +112,6 @@ class Van {
 
   // Returns true when the scheduler is lost, and this node waits for one in its place.
   bool awaits_scheduler() const;
-  // Returns the calls that wait for the scheduler.
   std::vector<WaitingCall> waiting_calls() const;
   // Returns when the scheduler was heard last, or a time long ago before it was heard at all.
   Clock::time_point heard() const;

@@ -26,7 +26,6 @@ class Connections {
   // Adds the connection to the server at a place. It is set-up.
   ServerConnection& add(std::size_t place, Receiver& receiver, ServerConnection::Server server,
                         transport::Transport& transport);
-  // Returns the number of places.
   std::size_t places() const { return by_place_.size(); }
   // Returns the server at a place, which this loop must meet.
   ServerConnection& at(std::size_t place) { return *by_place_[place]; }
@@ -37,7 +36,6 @@ class Connections {
   // Lists all that there are, by place.
   const std::vector<ServerConnection*>& all() const { return all_; }
 
-  // Returns true when one of them is this process's own server.
   bool have_own_server() const { return has_own_server_; }
   void forget_memory(std::uint64_t identity);
   std::uint64_t registered_bytes() const;

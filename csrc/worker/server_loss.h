@@ -50,11 +50,9 @@ class ServerLoss {
     why_ = std::move(why);
     until_ = Deadline::after(kEndsItself_s);
   }
-  // Returns true when the cause is known.
   bool is_known() const { return state_.is_between(LossState::kKnown, LossState::kGone); }
   const std::string& why() const { return why_; }
 
-  // Notes that the server's process is being ended.
   void note_ending() {
     state_.enter(LossState::kEnding);
     until_ = Deadline::after(kEnds_s);

@@ -55,7 +55,6 @@ class Shifts {
     const std::lock_guard lock(mutex_);
     return known_.front().places;
   }
-  // Counts the shifts that have ended.
   std::uint32_t done() const { return state_.load() / 2; }
 
  private:
