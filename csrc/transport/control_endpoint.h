@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The control plane of a connection: short messages, in order. Payload never travels here. Threading: the loop's.
+// Defines the control plane of a connection: it carries short messages in order, never payload. Belongs to the loop.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +15,7 @@ inline constexpr std::size_t kMaxMessage = 1 << 16;
 
 class ControlEndpoint;
 
-// The user of a control endpoint. Called on the transport's thread; must not block.
+// The user of a control endpoint implements this. It is called on the transport's thread, and must not block.
 class ControlSink {
  public:
   virtual void on_message(ControlEndpoint& from, std::span<const std::byte> message) = 0;
@@ -27,8 +27,8 @@ class ControlSink {
 
 class ControlEndpoint : public Endpoint {
  public:
-  // Copies the message, which has at most kMaxMessage bytes. Messages of one endpoint are never reordered. kPeerLost:
-  // the peer is lost; kProtocol: the message is too long.
+  // Sends a copy of the message. Messages of one endpoint are never reordered. Returns kPeerLost when the peer is lost,
+  // and kProtocol when the message is longer than kMaxMessage.
   virtual Status send(std::span<const std::byte> message) = 0;
 
   ControlSink* sink = nullptr;  // set by Transport::attach() and accept_control()

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// The control plane of two loops that are joined by several paths: one ordered stream of messages, which outlives each
-// single connection.
+// Makes one control plane of several paths between two loops: an ordered stream of messages that outlives each single
+// connection.
 //
 // A path is a pair of rails, one of each side, with a control connection and data connections of its own. Messages go
-// out by one path until that is lost, and then by another. Each has a number, and tells how many of the peer's have
-// come in. What the peer has not confirmed is kept and sent again, in order, when a path is lost; what comes twice is
-// dropped. So nothing is lost or reordered while one path is left.
+// out by one path until that is lost, and then by another. Each message has a number, and tells how many of the peer's
+// have come in. A message that the peer has not confirmed is kept, and sent again, in order, when a path is lost. A
+// message that comes twice is dropped. So nothing is lost or reordered while one path is left.
 //
-// With a single connection (path 0 in its hello) messages travel as they are, and nothing is kept.
-// Threading: the loop's.
+// With a single connection (path 0 in its hello) messages travel as they are, and none is kept. Belongs to the thread
+// of the event loop.
 #pragma once
 
 #include <cstdint>
@@ -22,26 +22,26 @@
 
 namespace bps::transport {
 
-// The paths of a connection are asked so often whether the network still carries what is sent by them.
+// This is the interval at which the paths of a connection are asked whether the network still carries what they send.
 inline constexpr double kPathCheck_s = 0.1;
 
 class ControlPaths {
  public:
-  // A header travels in front of each message: kMaxMessage includes it.
+  // A header travels in front of each message, and is counted in kMaxMessage.
   struct Head {
-    std::uint64_t number = 0;    // from 1; 0: nothing but a confirmation
-    std::uint64_t received = 0;  // of the peer's messages
+    std::uint64_t number = 0;    // that of the message, from 1; 0: this is a confirmation alone
+    std::uint64_t received = 0;  // how many of the peer's messages have come in
     static constexpr void fields(auto& io, auto& m) { io(m.number, m.received); }
   };
 
   void add(ControlEndpoint* endpoint);
-  // It is lost, or given up. What was sent and not confirmed goes out again by another one, if there is one.
+  // The endpoint is lost, or given up. Messages that are not confirmed go out again by another one, if there is one.
   void remove(ControlEndpoint* endpoint);
   bool empty() const { return endpoints_.empty(); }
 
   Status send(Bytes message);
-  // Returns what to handle of what has come in: nothing for what came twice, for a confirmation, and for what is
-  // malformed.
+  // Returns the message to be handled, without its header. Returns nothing for a message that came twice, for a
+  // confirmation, and for what is malformed.
   std::optional<std::span<const std::byte>> receive(std::span<const std::byte> message);
 
   std::size_t unconfirmed() const { return sent_.size(); }
@@ -51,7 +51,7 @@ class ControlPaths {
     std::uint64_t number;
     Bytes message;
   };
-  // A peer that sends little itself confirms after so many messages.
+  // A peer that sends little itself confirms after this many messages.
   static constexpr std::uint64_t kConfirmEvery = 16;
 
   Status transmit(std::uint64_t number, std::span<const std::byte> message);
@@ -60,7 +60,7 @@ class ControlPaths {
   bool numbered_ = false;
   std::uint64_t last_sent_ = 0;
   std::uint64_t received_ = 0;
-  std::uint64_t confirmed_ = 0;  // of those received, to the peer
+  std::uint64_t confirmed_ = 0;  // how many of those received have been confirmed to the peer
   std::deque<Sent> sent_;
 };
 

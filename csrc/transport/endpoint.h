@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// One end of a connection to a peer, on one plane. What the two kinds of endpoint share: whom they lead to, and how a
-// peer is lost. Threading: the loop's.
+// Describes one end of a connection to a peer, on one plane, by what the two kinds of endpoint share: whom they lead
+// to, and how a peer is lost. Belongs to the thread of the event loop.
 //
 // Loss is one state machine for all transports. A loss is noted where it is found, possibly deep inside a caller's
-// write(); from then on the endpoint accepts nothing. It is told later, from the transport's poll() or from the event
-// loop, and only once; before the sink hears of it the connection is severed, so that no byte of the peer lands in our
-// memory afterwards.
+// write(); from then on the endpoint accepts nothing. The sink is told later and only once, from the transport's poll()
+// or from the event loop. The connection is severed before that, so that no byte of the peer lands in our memory
+// afterwards.
 //
 //   alive --lose(why)--> noted --tell_loss()--> severed and told
 //     \------------------abandon()------------> severed and told, without a call of the sink
@@ -25,20 +25,20 @@ class Endpoint {
   Endpoint(const Endpoint&) = delete;
   Endpoint& operator=(const Endpoint&) = delete;
 
-  // The user gives the peer up, even if the peer is alive: from the return on nothing of it lands in our memory,
-  // nothing is sent, and nothing is reported except the tokens of writes that were posted. May be called from any
-  // callback. (A peer on the same host that has our memory mapped cannot be kept from writing to it.)
+  // Gives the peer up, even if it is alive. After the return nothing of the peer lands in our memory, nothing is sent,
+  // and nothing is reported except the tokens of writes that were posted. May be called from any callback. (A peer on
+  // the same host that has our memory mapped cannot be kept from writing to it.)
   void abandon() {
     lose("given up");
     told_ = true;
     sever();
   }
   bool is_lost() const { return lost_; }
-  // True when the network does not seem to carry what is sent: the host of the peer acknowledges nothing, although
-  // bytes were repeated. A peer that is stopped is not silent. Asks the system; not for the data path.
+  // Returns true when the network does not seem to carry what is sent: the peer's host acknowledges nothing, although
+  // bytes were repeated. A peer that is stopped is not silent. Not for the data path: it asks the system.
   virtual bool is_silent() const { return false; }
-  // True when the peer, or its system, has all that was sent, so that the connection can be closed without a loss of
-  // it; also of a peer that is lost. Asks the system; not for the data path.
+  // Returns true when the peer or its system has all that was sent, so that closing the connection loses nothing. Is
+  // also true of a lost peer. Not for the data path: it asks the system.
   virtual bool is_flushed() const { return true; }
 
   const bool is_data_plane;
@@ -57,7 +57,7 @@ class Endpoint {
   }
   bool is_loss_untold() const { return lost_ && !told_; }
   bool is_loss_told() const { return told_; }
-  // Tells the sink of a loss that was noted. `detail` is added to the reason.
+  // Tells the sink about a loss that was noted. `detail` is added to the reason.
   void tell_loss(const std::string& detail = "") {
     if (!is_loss_untold()) return;
     told_ = true;

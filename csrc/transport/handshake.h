@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The hello that opens every connection: versioned, bound to one job, and authenticated by a shared secret.
+// Defines the hello that opens every connection: versioned, bound to one job, and authenticated by a shared secret.
 //
 //   client -> Hello      magic, version, plane, node and loops, job, 16 random bytes
 //   server -> Challenge  16 random bytes, view, HMAC(key, "server" | hello | random | view)
@@ -7,7 +7,7 @@
 //   client -> Proof      HMAC(key, "client" | hello | random | view)
 //   server -> Welcome, or Refusal
 //
-// Both sides prove that they know the key, which never travels, and both derive a key of this connection from it:
+// Both sides prove that they know the key, which never travels. Both derive the key of this connection from it:
 // HMAC(key, "session" | hello | random | view). The messages are in handshake_messages.h; all have fixed sizes.
 //
 // The view says which run of a job this is: the scheduler chooses it and tells it in its challenges. On the other
@@ -28,14 +28,14 @@
 
 namespace bps::transport {
 
-// The version of everything that the processes of a job send to each other.
+// This is the version of everything that the processes of a job send to each other.
 inline constexpr std::uint16_t kProtocolVersion = 19;
 
 using JobId = std::array<std::byte, 16>;
 
-// The run of a job, and which of its memberships counts.
+// Names the run of a job, and which of its memberships counts.
 struct ViewId {
-  std::uint64_t incarnation = 0;  // random, of the scheduler; 0: none is known
+  std::uint64_t incarnation = 0;  // a random number of the scheduler; 0: none is known
   std::uint32_t epoch = 1;
   static constexpr void fields(auto& io, auto& m) { io(m.incarnation, m.epoch); }
   bool operator==(const ViewId&) const = default;
@@ -45,14 +45,14 @@ struct ViewId {
 struct Credentials {
   JobId job{};
   Digest key{};
-  ViewId view{};  // told to clients; the scheduler's alone is not empty
-  // For people who look for the wrong scheduler: what the job is called, and the key with which that is told.
+  ViewId view{};  // clients are told; empty for all but the scheduler
+  // `name` is the name of the job, for people who look for the wrong scheduler; `names` is the key that encrypts it.
   std::string name{};
   Digest names{};
 
-  // The job is the first half of SHA-256(name), the key HMAC(secret, name): jobs of one secret have different keys.
+  // The job is the first half of SHA-256(name). The key is HMAC(secret, name): jobs of one secret have different keys.
   static Credentials from(std::string_view job_name, std::string_view secret);
-  // For connections within this view: the job is the first half of HMAC(key, job | view).
+  // Makes those for connections within this view: the job is the first half of HMAC(key, job | view).
   Credentials of(const ViewId& view) const;
 };
 
@@ -61,14 +61,14 @@ constexpr bool is_valid(Plane plane) {
   return plane <= Plane::kProbe;
 }
 
-// The client's first message: who asks for the connection, and which loop of the server it wants to reach.
+// The client sends this first: who asks for the connection, and which loop of the server it wants to reach.
 struct Hello {
   std::uint32_t node = 0;         // the client's van id; 0 while it has none
-  std::uint16_t client_loop = 0;  // the client's loop
-  std::uint16_t server_loop = 0;  // the server's loop
+  std::uint16_t client_loop = 0;  // the loop of the client that asks
+  std::uint16_t server_loop = 0;  // the loop of the server that it wants to reach
   Plane plane = Plane::kVan;      // travels in the preamble
-  // Where the loss of a path is survived (control_paths.h): which path of the two loops the connection belongs to, 0
-  // where there is only one; and which of the path's data connections it is.
+  // `path` is the path of the two loops that the connection belongs to; 0 where there is only one, whose loss is not
+  // survived (control_paths.h). `stream` is the connection's number among the data connections of the path.
   std::uint16_t path = 0;
   std::uint16_t stream = 0;
   static constexpr void fields(auto& io, auto& m) { io(m.node, m.client_loop, m.server_loop); }
@@ -87,7 +87,7 @@ class HandshakeError : public Error {
   HandshakeError(Refusal refusal, ErrorCode code, const std::string& what, std::string hint, bool is_foreign = false)
       : Error(code, what, std::move(hint)), refusal_(refusal), is_foreign_(is_foreign) {}
   Refusal refusal() const { return refusal_; }
-  // Another program listens there.
+  // Returns true when another program listens there.
   bool is_foreign() const { return is_foreign_; }
 
  private:
@@ -100,19 +100,19 @@ class HandshakeError : public Error {
 // Throws the HandshakeError of a client whose server did not prove that it knows the secret.
 [[noreturn]] void throw_secret(const std::string& whom);
 
-// The outcome of a handshake.
+// Holds the outcome of a handshake.
 struct Session {
-  Digest key{};   // of this connection alone
-  ViewId view{};  // of the server
+  Digest key{};   // that of this connection alone
+  ViewId view{};  // that of the server
 };
 
-// The client's side; blocks up to `deadline`. Throws HandshakeError: kVersion, kAuthentication (wrong secret, or the
-// server belongs to another job), kUnreachable (closed or silent); `whom` names the server in the message.
+// Runs the client's side, and blocks up to `deadline`. Throws HandshakeError with kVersion, with kAuthentication (wrong
+// secret, or a server of another job), or with kUnreachable (closed or silent). `whom` names the server in the message.
 Session client_handshake(int fd, const Hello& hello, const Credentials& credentials, const Deadline& deadline,
                          const std::string& whom);
 
-// The same on a socket that `connect` makes. A server gives up a client that is silent for two seconds; one that was
-// stopped for so long meanwhile connects again, as long as its deadline allows it.
+// Does the same on a socket that `connect` makes. A server gives up a client that is silent for two seconds. A client
+// that was stopped for so long meanwhile connects again, as long as its deadline allows it.
 struct GreetedSocket {
   Fd socket;
   Session session;
@@ -120,21 +120,21 @@ struct GreetedSocket {
 GreetedSocket connect_and_shake(const std::function<Fd()>& connect, const Hello& hello, const Credentials& credentials,
                                 const Deadline& deadline, const std::string& whom);
 
-// A client that has proved to belong to the job.
+// Holds the connection of a client that has proved to belong to the job.
 struct AuthenticatedSocket {
   Fd socket;
   Hello hello;
-  Digest key;  // of this connection
+  Digest key;  // that of this connection
   JobId job{};
 };
 
-// Returns what a server with clients of several jobs expects of one that says it is of this job. Credentials that
-// nobody can have keep a client out who is of none of them, and do not tell it apart from one with a wrong secret.
+// Returns what a server with clients of several jobs expects of a client of this job. A client of none of them gets
+// credentials that nobody can have. It is refused in the same way as a client with a wrong secret.
 using CredentialsOf = std::function<Credentials(const JobId&)>;
 
-// The server's side, without blocking: call advance() whenever the descriptor is readable. A client that is refused
-// stays pending until it closes the connection, because closing a socket with unread bytes discards the reason that is
-// on its way; the owner bounds how long that may take.
+// Runs the server's side without blocking: call advance() whenever the descriptor is readable. A refused client stays
+// pending until it closes the connection, because closing a socket with unread bytes discards the reason that is on its
+// way. The owner bounds how long that may take.
 class ServerHandshake {
  public:
   enum class State : std::uint8_t { kPending, kAccepted, kRefused };
@@ -143,8 +143,8 @@ class ServerHandshake {
   State advance();
   int fd() const { return fd_.get(); }
   const Hello& hello() const { return hello_; }
-  bool has_heard() const { return have_ > 0 || step_ != Step::kHello; }  // a first byte
-  AuthenticatedSocket take();                                            // once accepted
+  bool has_heard() const { return have_ > 0 || step_ != Step::kHello; }  // the first byte has come
+  AuthenticatedSocket take();                                            // to be called once accepted
 
  private:
   enum class Step : std::uint8_t { kHello, kProof, kDrain };
@@ -158,7 +158,7 @@ class ServerHandshake {
   bool send_all(std::span<const std::byte> bytes);
 
   Fd fd_;
-  Credentials credentials_;  // as they were when the client came, or said who it is
+  Credentials credentials_;  // set when the client came, or when it said of which job it is
   const CredentialsOf choose_;
   Hello hello_;
   std::array<std::byte, 52> hello_bytes_{};

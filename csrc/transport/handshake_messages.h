@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Both sides of a handshake send these, over sockets and inside the connection manager's messages of RDMA.
+// Defines the messages of a handshake. They travel over sockets, and inside the connection manager's messages of RDMA.
 //
 // Every message has a fixed size, so that nothing from an unauthenticated peer is ever used as a length. Each starts
 // with a preamble that is the same in all versions of the protocol, so that two versions recognise each other.
@@ -23,8 +23,8 @@ inline constexpr std::uint32_t kRdmaMagic = 0x44'53'50'42;    // "BPSD"
 enum class HandshakeKind : std::uint8_t { kHello = 1, kChallenge = 2, kWelcome = 3, kRefusal = 4 };
 enum class RdmaKind : std::uint8_t { kRequest = 1, kReply = 2, kRefusal = 3 };
 
-// Valid with any content: the receiver looks at magic, kind and version in turn, so that it can name the reason when it
-// refuses. `detail` is the plane of a hello or request, and the reason of a refusal.
+// A preamble is valid with any content. The receiver looks at magic, kind and version in turn, and so can name the
+// reason when it refuses. `detail` is the plane of a hello or request, and the reason of a refusal.
 struct Preamble {
   std::uint32_t magic = 0;
   std::uint16_t version = kProtocolVersion;
@@ -39,14 +39,14 @@ struct Preamble {
     detail = static_cast<std::uint8_t>(with);
   }
 
-  // A message of this kind, in any version.
+  // Returns true for a message of this kind, in any version.
   constexpr bool is(auto of) const { return magic == Preamble(of).magic && kind == Preamble(of).kind; }
   constexpr bool is_current(auto of) const { return is(of) && version == kProtocolVersion; }
 
   static constexpr void fields(auto& io, auto& m) { io(m.magic, m.version, m.kind, m.detail); }
 };
 
-// Client to server: which node asks for a connection, from which of its loops, and to which loop of the server.
+// The client sends this: which node asks for a connection, from which of its loops, and to which loop of the server.
 struct ClientHello {
   Preamble preamble{};  // detail: the plane
   Hello hello{};
@@ -58,7 +58,7 @@ struct ClientHello {
   }
 };
 
-// Server to client: the server's random bytes, its view, and its proof that it knows the key.
+// The server sends this: its random bytes, its view, and its proof that it knows the key.
 struct Challenge {
   Preamble preamble{};
   Nonce nonce{};
@@ -70,13 +70,13 @@ struct Challenge {
   }
 };
 
-// Client to server: the client's proof.
+// The client sends this: its proof that it knows the key.
 struct Proof {
   Mac mac{};
   static constexpr void fields(auto& io, auto& m) { io(m.mac); }
 };
 
-// Server to client: a Welcome or a Refusal is a preamble alone.
+// A Welcome or a Refusal, which the server sends, is a preamble alone.
 
 static_assert(codec::kSize<Preamble> == 8 && codec::kSize<ClientHello> == 52, "part of the protocol");
 static_assert(codec::kSize<Challenge> == 68 && codec::kSize<Proof> == 32, "part of the protocol");

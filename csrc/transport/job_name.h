@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The name of a job, as a server tells it to a client of another job: so that both can be named where two meet by
-// mistake. It is encrypted by a key that follows from the secret alone, so that only who has the same secret reads it.
+// Tells a client the name of the server's job when it is of another job, so that an error can name both. The name is
+// encrypted by a key that follows from the secret alone, so that only a client with the same secret reads it.
 #pragma once
 
 #include <array>
@@ -15,7 +15,7 @@
 
 namespace bps::transport {
 
-// Server to client, after a refusal with Refusal::kJob.
+// The server sends this after a refusal with Refusal::kJob.
 struct SealedName {
   Nonce nonce{};
   std::array<std::byte, 64> text{};  // encrypted; zeros follow the name, and a longer one is cut
@@ -25,7 +25,7 @@ struct SealedName {
 static_assert(codec::kSize<SealedName> == 112, "part of the protocol");
 
 SealedName seal_name(const Credentials& credentials, std::span<const std::byte> hello);
-// Nothing where the server has another secret.
+// Returns nothing where the server has another secret.
 std::optional<std::string> open_name(const Credentials& credentials, std::span<const std::byte> hello,
                                      const SealedName& sealed);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The transports there are. Their names appear where people and other processes see them: in settings, in published
+// Lists the transports. Their names appear where people and other processes see them: in settings, in published
 // addresses, in logs and in metrics().
 #pragma once
 

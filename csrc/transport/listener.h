@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// A listening socket that accepts connections, runs their handshakes without blocking, and hands over those that have
-// proved to belong to the job. A pending connection that is refused, or whose handshake is not finished within two
-// seconds, is closed and counted.
+// Accepts connections on a listening socket, runs their handshakes without blocking, and hands over those that have
+// proved to belong to the job. A connection is closed and counted when it is refused, or when its handshake is not
+// finished within two seconds.
 //
-// Unauthenticated peers cost little, however many come: at most kMostPending descriptors (fewer where the process may
-// open few), and the listener's loop is one of its own (ListenerLoop), on which neither heartbeats nor data depend.
-// When there is no room, the pending connection that has been silent for longest makes room: members of the job say
-// hello at once. On a local socket, processes of other users are rejected before a byte is read.
+// Unauthenticated peers cost little, however many come. At most kMostPending descriptors are open for them, fewer where
+// the process may open few. The listener has a loop of its own (ListenerLoop), on which neither heartbeats nor data
+// depend. When there is no room, the pending connection that has been silent for longest makes room: members of the job
+// say hello at once. On a local socket, processes of other users are rejected before a byte is read.
 //
-// Threading: belongs to the thread of its event loop, except refused(). `enter` must not destroy the listener.
+// A listener belongs to the thread of its event loop, except refused(). `enter` must not destroy the listener.
 #pragma once
 
 #include <atomic>
@@ -30,10 +30,10 @@ class Listener {
  public:
   using Enter = std::function<void(AuthenticatedSocket&&)>;
 
-  // TCP on `address` ("" = every interface, IPv6 and IPv4) and `port` (0 = any). Throws kPortTaken, or
+  // Listens by TCP on `address` ("": every interface, IPv6 and IPv4) and `port` (0: any). Throws kPortTaken, or
   // kInvalidArgument when the address is not one of this machine's.
   static Fd listen_tcp(const std::string& address, std::uint16_t port);
-  // A Unix stream socket in the abstract namespace: nothing is left in the file system, whatever ends the process.
+  // Listens on a Unix stream socket in the abstract namespace: nothing is left in the file system afterwards.
   static Fd listen_local(const std::string& name);
   static std::uint16_t port_of(int fd);
 
@@ -47,7 +47,7 @@ class Listener {
 
   // Stops listening, which frees the port, and closes the pending connections.
   void close();
-  // Connections that were refused; from any thread.
+  // Returns how many connections were refused. May be called from any thread.
   std::uint64_t refused() const { return refused_; }
 
  private:
@@ -78,11 +78,11 @@ class Listener {
   const std::size_t most_pending_;
   Pending pending_;
   std::atomic<std::uint64_t> refused_{0};
-  Timer expiry_;                  // while connections are pending
-  Clock::time_point expired_at_;  // when it came last, or was set
+  Timer expiry_;                  // set while connections are pending
+  Clock::time_point expired_at_;  // when expiry_ came last, or was set
 };
 
-// An event loop with a thread of its own, for the listeners of a process.
+// Runs an event loop on a thread of its own, for the listeners of a process.
 class ListenerLoop {
  public:
   ListenerLoop();
@@ -91,7 +91,7 @@ class ListenerLoop {
   ListenerLoop& operator=(const ListenerLoop&) = delete;
 
   EventLoop& loop() { return loop_; }
-  // Runs `task` on the loop and waits for it; exceptions come back to the caller. Not from the loop's own thread.
+  // Runs `task` on the loop and waits for it. Its exceptions come back to the caller, which must be another thread.
   void call(std::function<void()> task);
 
  private:
@@ -102,21 +102,21 @@ class ListenerLoop {
   std::thread thread_;
 };
 
-// A name that leads nowhere, as far as is known at this moment.
+// Means that a name leads nowhere, as far as is known at this moment.
 class UnresolvedError : public Error {
  public:
   using Error::Error;
 };
 
-// Connects a blocking TCP socket (TCP_NODELAY) within the deadline; name or IPv4/IPv6 address. One attempt per address
-// of the host. `from`: the numeric address of this host to connect from, "" for that of the route. Throws kUnreachable.
+// Connects a blocking TCP socket (TCP_NODELAY) to a name or an IPv4/IPv6 address within the deadline, and tries each
+// address of the host once. `from` is this host's numeric address, "" for that of the route. Throws kUnreachable.
 Fd connect_tcp(const std::string& host, std::uint16_t port, const Deadline& deadline, const std::string& from = "");
 Fd connect_local(const std::string& name, const Deadline& deadline);
 
-// True when the host at the other end of a TCP connection has acknowledged nothing for half a second although bytes
-// were sent to it again twice. False for other sockets.
+// Returns true when the other end of a TCP connection has acknowledged nothing for half a second although bytes were
+// sent to it again twice. Returns false for other sockets.
 bool is_network_silent(int socket);
-// True when bytes that were written to it have not reached the peer's system; of a local socket, have not been read.
+// Returns true when bytes that were written have not reached the peer's system, or, on a local socket, were not read.
 bool has_unacknowledged(int socket);
 
 }  // namespace bps::transport

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory that takes part in transfers: regions of this process, and spans of a peer's. Threading: a region belongs to
-// the loop whose transport has registered it.
+// Defines memory that takes part in transfers: regions of this process, and spans of a peer's. A region belongs to the
+// thread of the loop whose transport has registered it.
 #pragma once
 
 #include <cstddef>
@@ -14,15 +14,15 @@
 
 namespace bps::transport {
 
-// Memory of a peer, in the peer's own notation: the key it told us, and an address that counts from the region's
-// origin.
+// Names memory of a peer in the peer's own notation: by the key that it told us, and an address that counts from the
+// region's origin.
 struct RemoteSpan {
   std::uint64_t key = 0;
   std::uint64_t address = 0;
   std::uint64_t length = 0;
 };
 
-// Memory of this process that a transport has registered. It stays registered for as long as the object lives.
+// Holds memory of this process that a transport has registered. It stays registered for as long as the object lives.
 class Region {
  public:
   explicit Region(std::span<std::byte> bytes) : bytes_(bytes) {}
@@ -31,17 +31,17 @@ class Region {
   Region& operator=(const Region&) = delete;
 
   std::span<std::byte> bytes() const { return bytes_; }
-  // The part [offset, offset + length) as the peer has to name it on a connection that comes in by `rail`.
+  // Returns the part [offset, offset + length) as the peer has to name it on a connection that comes in by `rail`.
   RemoteSpan remote(std::uint64_t offset, std::uint64_t length, std::size_t rail = 0) const {
     return {rail == 0 || other_keys_.empty() ? key_ : other_keys_[rail - 1], origin_ + offset, length};
   }
   std::uint64_t key() const { return key_; }
-  // Takes the watch of memory that is the caller's and that a device uses directly.
+  // Takes the watch of memory that is the caller's, and that a device uses directly.
   void watch_by(std::unique_ptr<MemoryWatch> watch) { watch_ = std::move(watch); }
   const MemoryWatch* watch() const { return watch_.get(); }
-  // True when the device has the pages that the process has. See core/memory_watch.h.
+  // Returns true when the device has the pages that the process has. See core/memory_watch.h.
   bool is_current() const { return watch_ == nullptr || watch_->is_intact(); }
-  // The keys on the rails after the first, where each rail has one of its own; else none.
+  // Returns the keys on the rails after the first, where each rail has a key of its own; else none.
   const std::vector<std::uint64_t>& other_keys() const { return other_keys_; }
 
  protected:

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Authenticates the messages of one connection: each carries a code over its number, its length and its bytes.
 //
-// Each direction has a key of its own, and messages are counted on both sides, so that none can be changed, left out,
-// repeated, reordered or sent back. Their content is not encrypted.
+// Each direction has a key of its own, and both sides count the messages. So no message can be changed, left out,
+// repeated, reordered or sent back. The content of messages is not encrypted.
 //
-// The code of a message of more than kSignedWhole bytes is one over its SHA-256, so that what the scheduler tells
+// A message of more than kSignedWhole bytes is hashed, and its code is over its SHA-256. So what the scheduler tells
 // thousands of members is hashed once.
 #pragma once
 
@@ -25,7 +25,7 @@ using MessageMac = std::array<std::byte, 16>;  // half of an HMAC-SHA-256, as IP
 
 constexpr std::size_t kSignedWhole = 256;
 
-// One direction of a connection.
+// Signs one direction of a connection.
 class MessageSigner {
  public:
   MessageSigner(const Digest& connection, std::string_view direction)
@@ -36,7 +36,7 @@ class MessageSigner {
     if (length_and_bytes.size() > kSignedWhole) return sign(sha256(length_and_bytes));
     return sign_parts({next_number(), length_and_bytes});
   }
-  // The same, of more than kSignedWhole bytes. No length of a message reads as the word does.
+  // Does the same for more than kSignedWhole bytes, given their digest. No length of a message reads as the word does.
   MessageMac sign(const Digest& of_length_and_bytes) {
     return sign_parts({next_number(), as_bytes("digest"), of_length_and_bytes});
   }
@@ -54,11 +54,11 @@ class MessageSigner {
   }
 
   HmacKey key_;
-  std::uint64_t number_ = 0;  // of the last message
+  std::uint64_t number_ = 0;  // that of the last message
   std::uint64_t next_ = 0;
 };
 
-// Both directions, as one side sees them. `key` is that of the connection (Session::key).
+// Holds the keys of both directions, as one side sees them. `key` is that of the connection (Session::key).
 struct MessageKeys {
   MessageSigner sent;
   MessageSigner received;

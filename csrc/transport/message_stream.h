@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Short messages over a stream socket, without blocking: a 32-bit length, the bytes, and an authentication code
-// (message_mac.h). A stream without keys has no codes: between processes of one host the kernel vouches for the peer.
+// Carries short messages over a stream socket, without blocking: a 32-bit length, the bytes, and an authentication code
+// (message_mac.h). A stream without keys has no codes: on one host the kernel vouches for the peer.
 //
-// Threading: belongs to the thread of its loop. Errors: a closed socket, a length beyond the limit, or a wrong code is
-// reported once through on_closed; after that send() answers kPeerLost. So is a peer that leaves tens of megabytes
-// unread. Fairness: a peer that sends without end has its budget (core/turn_budget.h) in each turn of the loop.
+// A stream belongs to the thread of its loop. A closed socket, a length beyond the limit or a wrong code is reported
+// once through on_closed, and so is a peer that leaves tens of megabytes unread. After that send() returns kPeerLost. A
+// peer that sends without end has its budget (core/turn_budget.h) in each turn of the loop.
 #pragma once
 
 #include <cstdint>
@@ -37,16 +37,16 @@ class MessageStream {
   MessageStream& operator=(const MessageStream&) = delete;
 
   void start(EventLoop& loop, Events events);
-  // Copied; goes out now or as soon as the socket takes it.
+  // Copies the message. It goes out now or as soon as the socket takes it.
   Status send(std::span<const std::byte> message);
-  // The same, without a copy.
+  // Does the same without a copy.
   Status send(const std::shared_ptr<const SharedMessage>& message);
-  // Closes without on_closed.
+  // Closes the stream without calling on_closed.
   void close();
-  // True when the peer's system has all of it.
+  // Returns true when the peer's system has all that was sent.
   bool is_flushed() const;
   int fd() const { return socket_.get(); }
-  // A message with a wrong code has come, which is why the stream was closed.
+  // Returns true when the stream was closed because a message with a wrong code came.
   bool was_forged() const { return was_forged_; }
 
  private:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rails: the NICs, or ports of NICs, by which a process reaches others. A pair of loops has data connections over each
-// of them, and their traffic is shared in proportion to the speeds.
+// Describes rails: the NICs, or ports of NICs, by which a process reaches others. A pair of loops has data connections
+// over each of them, and shares its traffic among them in proportion to their speeds.
 #pragma once
 
 #include <algorithm>
@@ -10,17 +10,17 @@
 
 namespace bps::transport {
 
-inline constexpr std::size_t kMostRails = 8;  // of a process; a host with more NICs has more processes as well
+inline constexpr std::size_t kMostRails = 8;  // those of a process; a host with more NICs has more processes as well
 
-// The rails of one connection, as the two processes number their own.
+// Names the rails of one connection, as the two processes number their own.
 struct Rails {
   std::uint8_t here = 0;
   std::uint8_t there = 0;
-  std::uint32_t speed = 0;  // of the slower one in Mbit/s; 0: unknown
+  std::uint32_t speed = 0;  // the speed of the slower one in Mbit/s; 0: unknown
 };
 
-// Connection number n of a pair of loops takes rail n of both sides, and begins again at the side that has fewer, so
-// that no rail of either stays unused.
+// Connection number n of a pair of loops takes rail n of both sides. The side that has fewer rails begins again at its
+// first, so that no rail of either side stays unused.
 inline Rails rails_of(std::size_t connection, std::size_t here, std::size_t there) {
   return {.here = static_cast<std::uint8_t>(connection % std::max<std::size_t>(here, 1)),
           .there = static_cast<std::uint8_t>(connection % std::max<std::size_t>(there, 1))};

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// One event loop, the transports on it, the actors that work with them, and a thread that drives them.
+// Drives one event loop, the transports on it, and the actors that work with them, by a thread of its own.
 //
-// A turn looks at descriptors, polls the transports, lets the actors step, and, when none of that found work, spins a
-// learnt short while and then sleeps until something rings. Everything an actor owns belongs to the holder of the
-// progress lock, which is the thread or a caller in its place (progress.h); others reach it by post() and call().
+// A turn looks at descriptors, polls the transports, and lets the actors step. When none of that finds work, the loop
+// spins a learnt short while, and then sleeps until something rings. Everything an actor owns belongs to the holder of
+// the progress lock: the thread, or a caller in its place (progress.h). Others reach it by post() and call().
 //
-// A watchdog on another thread sees that turns() goes on, also while there is no work: a sleep ends by itself after a
-// quarter of a second. It must not call a turn stuck that is_in_set_up().
+// A watchdog on another thread sees that turns() goes on. It does so also without work, since a sleep ends by itself
+// after a quarter of a second. The watchdog must not call a turn stuck that is_in_set_up().
 #pragma once
 
 #include <algorithm>
@@ -29,15 +29,15 @@ namespace bps::transport {
 class Actor {
  public:
   virtual ~Actor() = default;
-  virtual bool step() = 0;             // true when it did something
-  virtual bool arm() { return true; }  // before sleep: from now on, wake() wakes the loop; false: there is work
-  // True: there is work that no event will announce, so the loop sleeps for a millisecond at most.
+  virtual bool step() = 0;             // returns true when it did something
+  virtual bool arm() { return true; }  // comes before sleep: from now on wake() wakes the loop; false: there is work
+  // Returns true when there is work that no event announces. The loop then sleeps for a millisecond at most.
   virtual bool blocked() const { return false; }
 };
 
-// Microseconds that a loop looks for work before it sleeps; 0 where cores are scarce.
+// Tells for how many microseconds a loop looks for work before it sleeps; 0 where cores are scarce.
 struct Spin {
-  int thread_us = 0;  // at most: it learns
+  int thread_us = 0;  // at most: the loop learns
   int caller_us = 0;
 };
 
@@ -47,7 +47,7 @@ class LearntSpin {
   explicit LearntSpin(Duration limit) : limit_(limit) {}
   bool is_allowed() const { return limit_ > Duration::zero(); }
   Duration now() const { return now_; }
-  // A mean gap that fits the limit is worth spinning for, a longer one is not worth spinning at all.
+  // Spinning is worth while for a mean gap that fits the limit, and not at all for a longer one.
   void learn(Duration gap) {
     mean_gap_ = (mean_gap_ * 7 + std::min<Duration>(gap, std::chrono::milliseconds(1))) / 8;
     now_ = mean_gap_ * 2 <= limit_ ? mean_gap_ * 2 : Duration::zero();
@@ -70,7 +70,7 @@ class Reactor {
   Counters& counters() { return counters_; }
   const std::shared_ptr<ProgressLock>& progress() const { return progress_; }
 
-  // Before start(), or under the progress lock.
+  // Is called before start(), or under the progress lock.
   void add(std::unique_ptr<Transport> transport) { transports_.push_back(std::move(transport)); }
   void add(Actor* actor) { actors_.push_back(actor); }
   void remove(Actor* actor) { std::erase(actors_, actor); }
@@ -82,7 +82,7 @@ class Reactor {
   const std::string& name() const { return name_; }
   std::uint64_t turns() const { return turns_.get(); }
   bool is_in_set_up() const { return in_set_up_.load(std::memory_order_relaxed); }
-  // On the reactor's thread, or that of a caller in its place: work that takes as long as somebody's memory is large.
+  // Marks work that takes as long as somebody's memory is large, on the thread that makes progress.
   class SetUp {
    public:
     explicit SetUp(Reactor* reactor) : reactor_(reactor) { set(true); }
@@ -94,10 +94,10 @@ class Reactor {
     void set(bool on) {
       if (reactor_ != nullptr) reactor_->in_set_up_.store(on, std::memory_order_relaxed);
     }
-    Reactor* reactor_;  // none in some tests
+    Reactor* reactor_;  // null in some tests
   };
 
-  // Runs `task` under the progress lock; before start() at once. A loop that hangs answers late, or never: what the
+  // Runs `task` under the progress lock; before start() at once. A loop that hangs answers late or never, so what the
   // task refers to must live as long as the loop. Where the loop ends before, the promise is broken.
   template <typename F>
   auto ask(F task) -> std::future<decltype(task())> {
@@ -111,8 +111,8 @@ class Reactor {
     }
     return result;
   }
-  // The same, and waits for it; exceptions come back to the caller. Throws kNotInitialized when the loop has ended, or
-  // ends before. The caller may hold no lock that a task of this loop, or whoever ends it, takes.
+  // Does the same, and waits for the result; exceptions come back to the caller. Throws kNotInitialized when the loop
+  // has ended, or ends before. The caller may hold no lock that a task of this loop, or the thread that ends it, takes.
   template <typename F>
   auto call(F task) -> decltype(task()) {
     try {
@@ -125,14 +125,14 @@ class Reactor {
  private:
   friend class ProgressLock;
   class Asleep;
-  // The caller that holds the progress lock.
+  // Describes the caller that holds the progress lock.
   struct Caller {
     const Duration spin;
     std::atomic<std::thread::id> id{};
-    unsigned polls = 0;              // since it came
-    Clock::time_point idle_since{};  // of these polls; none: they found work
+    unsigned polls = 0;              // how many, since it came
+    Clock::time_point idle_since{};  // since when these polls have found no work; zero: the last one found work
     Duration stays{0};
-    Clock::time_point leaves{};  // at the latest, as of its first sleep
+    Clock::time_point leaves{};  // when it leaves at the latest, set after its first sleep
   };
 
   [[noreturn]] void throw_ended() const;
@@ -144,7 +144,7 @@ class Reactor {
   void let_caller_go(std::unique_lock<std::mutex>& progress);
   void sleep(std::unique_lock<std::mutex>& progress);
   bool relies_on_descriptors() const;
-  // For ProgressLock.
+  // Are called by ProgressLock.
   void begin_progress(Duration at_most);
   bool progress_once(std::unique_lock<std::mutex>& progress, ProgressLock::Outcome& outcome);
   bool sleep_in_stead(std::unique_lock<std::mutex>& progress);
@@ -163,7 +163,7 @@ class Reactor {
   LearntSpin spin_;
   Caller caller_;
   const std::shared_ptr<ProgressLock> progress_;
-  bool blocked_ = false;  // as of arm()
+  bool blocked_ = false;  // as the last arm() found
   std::thread thread_;
 };
 

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// Registrations by block of memory: shared, bounded, and never taken for those of another block.
+// Keeps registrations by block of memory. They are shared, bounded, and never taken for those of another block.
 //
 // A device that was told of a block goes on using its pages when the block has been freed and its addresses belong to
-// another one. So blocks are known by an identity that is never used twice, not by their addresses. And it goes on
-// using them when the block's owner has given them back, and got others in their place. So a device gets memory that we
-// have allocated, and memory that is watched (core/memory_watch.h), which is registered anew when its pages have
-// changed; of all other memory the cache notes that it is to be staged. So is a block from which pages were discarded
-// once: their end may be still to come.
+// another one. So blocks are known by an identity that is never used twice, not by their addresses. The device also
+// goes on using the pages when the block's owner has given them back, and got others in their place. So a device gets
+// memory that we have allocated, and memory that is watched (core/memory_watch.h), which is registered anew when its
+// pages have changed. All other memory is staged, which the cache notes, and so is a block from which pages were
+// discarded once: the end of that may be still to come.
 //
-// The cache holds at most `limit` regions; those not used for longest go first, but none that somebody holds.
-// Threading: one thread.
+// The cache holds at most `limit` regions. Those not used for longest go first, but none that somebody holds. It
+// belongs to one thread.
 #pragma once
 
 #include <cstdint>
@@ -31,17 +31,17 @@ class RegionCache {
   RegionCache(Transport& transport, std::size_t limit)
       : transport_(transport), limit_(limit), watches_(transport.callers_memory() == CallersMemory::kWatched) {}
 
-  // The region of the whole block; null: it has to be staged. Where the cache watches(), drop_changed() comes first.
-  // Throws what register_memory() throws.
+  // Returns the region of the whole block, or null when it has to be staged. Where the cache watches(), drop_changed()
+  // must be called before. Throws what register_memory() throws.
   RegionPtr find(const Allocation& block);
   bool watches() const { return watches_; }
   // Lets go of all blocks of which pages have been given back, whether they are used again or not: as long as a device
-  // knows these pages, nobody else gets them. Returns how many these are.
+  // knows these pages, nobody else gets them. Returns how many blocks these are.
   std::size_t drop_changed();
-  // The block is gone.
+  // Is called when the block is gone.
   void forget(std::uint64_t identity);
 
-  // The sum over all regions. Walks through them.
+  // Returns the sum over all regions. Walks through them.
   std::uint64_t bytes() const;
 
  private:
@@ -55,8 +55,8 @@ class RegionCache {
   Transport& transport_;
   const std::size_t limit_;
   const bool watches_;
-  std::uint32_t changes_ = 0;  // MemoryWatch::changes(), of which all is known
-  std::list<Entry> by_use_;    // the last used first
+  std::uint32_t changes_ = 0;  // MemoryWatch::changes() when drop_changed() looked last
+  std::list<Entry> by_use_;    // the one used last comes first
   std::unordered_map<std::uint64_t, std::list<Entry>::iterator> regions_;
 };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A backlog keeps what a stream has still to send: its own bytes, and between them messages that others send, too.
-// Threading: the stream's.
+// Keeps what a stream has still to send: its own bytes, and between them messages that other streams send, too. Belongs
+// to the thread of the stream.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@
 
 namespace bps::transport {
 
-// A message that goes to many peers: it is kept, and hashed, once.
+// Holds a message that goes to many peers. It is kept, and hashed, once.
 class SharedMessage {
  public:
   explicit SharedMessage(std::span<const std::byte> message);
@@ -33,14 +33,14 @@ class SendBacklog {
   std::size_t size() const { return own_.size() - begin_ + shared_bytes_; }
   void add(std::span<const std::byte> bytes) { own_.insert(own_.end(), bytes.begin(), bytes.end()); }
   void add(const std::shared_ptr<const SharedMessage>& message);
-  // The last bytes of its own that were added.
+  // Returns the last bytes of its own that were added.
   std::span<const std::byte> last(std::size_t size) const { return std::span(own_).last(size); }
-  // The bytes that go out next, of which so many are out.
+  // Returns the bytes that go out next. note_sent() tells how many of them are out.
   std::span<const std::byte> next() const;
   void note_sent(std::size_t bytes);
 
  private:
-  // Goes out when so much of own_ has.
+  // Holds a shared message, which goes out when `at` bytes of own_ are out.
   struct Shared {
     std::size_t at;
     std::shared_ptr<const SharedMessage> message;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A control endpoint over a stream socket: the control plane of tcp and shm, and every connection of the van.
+// Implements a control endpoint over a stream socket: the control plane of tcp and shm, and the whole van.
 #pragma once
 
 #include <memory>

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// A decorator that makes any transport misbehave within its contract, and sometimes beyond it.
+// Decorates a transport so that it misbehaves within its contract, and sometimes beyond it.
 //
-// Within: it accepts only part of a batch, refuses for a while, holds writes back and delivers them in another order.
-// Beyond: it loses a data endpoint after so many writes. What is built on a transport must bear the former without a
-// trace and turn the latter into an error. It promises less than what it decorates may: because writes overtake each
-// other, they do not land in order, and paths cannot be lost one by one (Transport::fails_over). Deterministic for a
-// seed. For tests; BPS_FAULT switches it on in a process.
+// Within its contract it accepts only part of a batch, refuses for a while, and holds writes back and delivers them in
+// another order. What is built on a transport must bear that without a trace. Beyond its contract it loses a data
+// endpoint after a number of writes. What is built on it must turn that into an error. It promises less than what it
+// decorates: because writes overtake each other they do not land in order, and paths cannot be lost one by one
+// (Transport::fails_over). The same seed gives the same faults. It is for tests; BPS_FAULT switches it on in a process.
 #pragma once
 
 #include <cstdint>
@@ -20,13 +20,13 @@ namespace bps::transport::fault {
 
 struct FaultPlan {
   std::uint32_t seed = 1;
-  double refuse = 0;             // chance that a post accepts nothing
-  double partial = 0;            // chance that it accepts a random prefix
-  double hold = 0;               // chance that an accepted write or post is held back and overtaken
+  double refuse = 0;             // the chance that a post accepts nothing
+  double partial = 0;            // the chance that it accepts a random prefix
+  double hold = 0;               // the chance that an accepted write or post is held back and overtaken
   std::uint64_t lose_after = 0;  // data writes and postings after which an endpoint is lost; 0: never
 
   bool any() const { return refuse > 0 || partial > 0 || hold > 0 || lose_after > 0; }
-  // "refuse=0.1,hold=0.5,seed=7"; empty: none. Throws kInvalidArgument.
+  // Reads "refuse=0.1,hold=0.5,seed=7"; empty text means no faults. Throws kInvalidArgument.
   static FaultPlan parse(const std::string& text);
 };
 

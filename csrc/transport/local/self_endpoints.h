@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The ends of a connection within one process. What one end posts is queued at the other one and delivered by the next
-// poll(), so that callbacks never nest.
+// Implements both ends of a connection within one process. What one end posts is queued at the other one, and delivered
+// by the next poll(), so that callbacks never nest.
 #pragma once
 
 #include <array>
@@ -13,7 +13,7 @@
 
 namespace bps::transport::local {
 
-// Two ends that know each other, until one of them is destroyed.
+// Joins two ends, which know each other until one of them is destroyed.
 template <typename Half>
 class Paired {
  public:
@@ -92,7 +92,7 @@ class SelfData final : public DataEndpoint, public DirectAccess, public Paired<S
 
   bool peer_reaches(const Region&) const override { return true; }
   bool peer_maps(const Region&) const override { return true; }
-  // Same process: addresses are pointers that this process itself wrote, so there is no wire to distrust.
+  // Addresses are pointers that this same process wrote, so there is no wire to distrust.
   std::byte* map(const RemoteSpan& span) override { return to_pointer(span.address); }
   Status get(const RemoteSpan& span, std::byte* into) override {
     std::memcpy(into, to_pointer(span.address), span.length);
@@ -141,7 +141,7 @@ class SelfData final : public DataEndpoint, public DirectAccess, public Paired<S
     std::vector<Written> writes;
     std::vector<std::uint64_t> written;
   };
-  // What is queued meanwhile is for the next poll.
+  // Delivers what is queued. What is queued meanwhile is for the next poll.
   template <typename T>
   static int deliver(std::vector<T>& queued, std::vector<T>& delivering, auto to) {
     if (queued.empty()) return 0;
@@ -155,8 +155,8 @@ class SelfData final : public DataEndpoint, public DirectAccess, public Paired<S
   void sever() override {}  // a process that gave itself up has nothing to cut
 
   Counters& counters_;
-  Queues queued_;      // for the next poll
-  Queues delivering_;  // by the running poll
+  Queues queued_;      // those for the next poll
+  Queues delivering_;  // those that the running poll delivers
 };
 
 }  // namespace bps::transport::local

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// A process's way to its own server: both ends live on one loop, so a posting is a pointer in a queue and nothing
-// more.
+// Connects a process to its own server: both ends live on one loop, so a posting is only a pointer in a queue.
 //
-// connect_control() and connect_data() return the caller's end and leave the other one in incoming(), from where it is
-// accepted like any other connection. Threading: one thread. Memory: queues keep their capacity, so that steady traffic
-// allocates nothing.
+// connect_control() and connect_data() return the caller's end, and leave the other end in incoming(), from where it is
+// accepted like any other connection. The transport belongs to one thread. Queues keep their capacity, so that steady
+// traffic allocates nothing.
 #pragma once
 
 #include <memory>
@@ -22,7 +21,7 @@ class SelfTransport : public Transport {
   explicit SelfTransport(Counters& counters);
   ~SelfTransport() override;
 
-  // The other end of the connection that was made last; nullptr when it has been taken.
+  // Returns the other end of the connection that was made last, or null when it has been taken.
   std::unique_ptr<IncomingConnection> incoming();
 
   Kind kind() const override { return Kind::kSelf; }

@@ -5,9 +5,9 @@
 
 namespace bps::transport::rdma {
 
-// Tells whether the device of the peer acknowledges what is sent, as far as it shows at regular looks at the number of
-// requests that are finished. Looks are counted and not the time, so that a process which was stopped, and sees nothing
-// of what has come in meanwhile, takes nobody for silent.
+// Tells whether the peer's device acknowledges what is sent, by regular looks at the number of requests that are
+// finished. It counts looks and not the time: a process that was stopped, and sees nothing of what has come in
+// meanwhile, takes nobody for silent.
 class Acknowledgements {
  public:
   void look(std::uint64_t posted, std::uint64_t completed) {
@@ -18,7 +18,7 @@ class Acknowledgements {
     }
     completed_ = completed;
   }
-  // For how many looks requests have been under way of which none has finished.
+  // Returns for how many looks requests have been under way of which none has finished.
   std::uint32_t missed() const { return missed_; }
 
  private:

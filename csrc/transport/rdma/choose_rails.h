@@ -11,15 +11,15 @@
 namespace bps::transport::rdma {
 
 struct RailCandidate {
-  std::size_t place = 0;  // in BPS_RDMA_HCA
+  std::size_t place = 0;  // its place in BPS_RDMA_HCA
   std::uint32_t speed = 0;
   int numa_node = -1;
-  std::vector<GidEntry> gids;  // of one port
+  std::vector<GidEntry> gids;  // those of one port
 };
 
 struct RailWish {
   GidWish gid;
-  bool named = false;             // the user listed the ports, and gets them all, in that order
+  bool named = false;             // the user listed the ports, and gets all of them in that order
   std::vector<int> near_nodes{};  // the NUMA nodes that this process is bound to; empty: it is not
 };
 
@@ -28,9 +28,9 @@ struct RailChoice {
   std::string why_not;  // when there are none
 };
 
-// The best port first, then the others, in the order of the candidates, that can work beside it: active, of the same
-// kind of network, with an address of the same family. If the process is bound to some NUMA nodes and there are ports
-// at these, only those; if BPS_INTERFACE names interfaces that have ports, only those.
+// Chooses the best port first. Then it adds, in the order of the candidates, the others that can work beside it: active
+// ones, of the same kind of network, with an address of the same family. If the process is bound to NUMA nodes that
+// have ports, it takes only those. If BPS_INTERFACE names interfaces that have ports, it takes only those.
 RailChoice choose_rails(const std::vector<RailCandidate>& candidates, const RailWish& wish);
 
 }  // namespace bps::transport::rdma

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The connection manager's events and errors, made easy to handle.
+// Makes the connection manager's events and errors easy to handle.
 #pragma once
 
 #include <netinet/in.h>
@@ -13,24 +13,24 @@
 
 namespace bps::transport::rdma {
 
-// One event, copied and acknowledged: an identifier can be destroyed only when all its events are.
+// Holds one event, copied and acknowledged: an identifier can be destroyed only when all its events are acknowledged.
 struct CmEvent {
   rdma_cm_event_type type{};
   int status = 0;
   rdma_cm_id* id = nullptr;
-  rdma_cm_id* listener = nullptr;  // that a request came to
+  rdma_cm_id* listener = nullptr;  // the listener that a request came to; else null
   Bytes private_data;
 };
 
-// A channel that never blocks. Throws kUnreachable where the kernel has no connection manager.
+// Makes a channel that never blocks. Throws kUnreachable where the kernel has no connection manager.
 CmChannel make_cm_channel();
 CmId make_cm_id(rdma_event_channel* channel);
-// False when there is none.
+// Returns false when there is no event.
 bool next_event(rdma_event_channel* channel, CmEvent& event);
 // Tells what happened, and what it may mean.
 std::string in_words(const CmEvent& event);
 
-// An address of an RDMA network: numeric, IPv4 or IPv6. Link-local addresses need the interface.
+// Holds a numeric address of an RDMA network, IPv4 or IPv6. A link-local address needs the interface.
 class CmAddress {
  public:
   CmAddress(const std::string& host, std::uint16_t port, const std::string& interface);

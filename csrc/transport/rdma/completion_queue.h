@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// A completion queue that cannot overflow: a queue pair reserves its entries when it is made, and the queue grows with
-// them, or refuses.
+// Keeps a completion queue from overflowing. A queue pair reserves its entries when it is made, and the queue grows
+// with them, or refuses.
 //
-// Threading: reserve() and the end of a reservation on any thread; everything else on the loop's. Errors: reserve()
+// A reservation may be made and ended on any thread; everything else belongs to the thread of the loop. reserve()
 // throws Error.
 #pragma once
 
@@ -19,8 +19,8 @@ namespace bps::transport::rdma {
 
 class CompletionQueue {
  public:
-  // The entries of one queue pair. When they end, its completions may still lie in the queue: they count until
-  // settle().
+  // Holds the entries of one queue pair. When it ends, completions of the queue pair may still lie in the queue, so its
+  // entries count until settle().
   class Reservation {
    public:
     Reservation() = default;
@@ -42,7 +42,7 @@ class CompletionQueue {
     std::uint32_t entries_ = 0;
   };
 
-  // `reserved`: entries taken for good; `size`: of the queue at first; `limit`: of the device.
+  // `reserved` entries are taken for good. `size` is that of the queue at first, and `limit` that of the device.
   CompletionQueue(const Rail& rail, ibv_context* device, ibv_comp_channel* channel, std::uint32_t reserved,
                   std::uint32_t size, std::uint32_t limit);
   ~CompletionQueue();
@@ -51,7 +51,7 @@ class CompletionQueue {
 
   ibv_cq* get() const { return cq_.get(); }
   Reservation reserve(std::uint32_t entries);
-  // The queue has just been seen empty: what belonged to queue pairs that are gone can be used again.
+  // Is called when the queue has just been seen empty. Frees the entries of queue pairs that are gone.
   void settle() {
     if (has_returns_.load(std::memory_order_relaxed)) take_returns();
   }
@@ -61,7 +61,7 @@ class CompletionQueue {
     if (!armed_) armed_ = ibv_req_notify_cq(cq_.get(), 0) == 0;
   }
   bool is_armed() const { return armed_; }
-  // The channel has brought an event of this queue.
+  // Takes the event of this queue that the channel has brought.
   void take_event();
 
  private:
@@ -69,13 +69,13 @@ class CompletionQueue {
   void take_returns();
 
   const Rail& rail_;
-  std::mutex mutex_;  // the budget: connections are made on their callers' threads
+  std::mutex mutex_;  // guards the budget: connections are made on their callers' threads
   QueueBudget budget_;
   std::uint32_t returned_ = 0;
   std::atomic<bool> has_returns_{false};
   Cq cq_;
-  bool armed_ = false;   // no event has come since; asking again would be a system call for nothing
-  unsigned events_ = 0;  // seen; they have to be acknowledged before the queue can go
+  bool armed_ = false;   // no event has come since arm(); to ask again would be a system call for nothing
+  unsigned events_ = 0;  // how many were seen; they must be acknowledged before the queue can go
 };
 
 }  // namespace bps::transport::rdma

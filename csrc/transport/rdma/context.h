@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// One loop's share of a device: a verbs context of its own, a protection domain, completion queues and a shared receive
-// queue. Connections that were made of it hold on to it, so that it ends after all of them.
+// Holds one loop's share of a device: a verbs context of its own, a protection domain, completion queues and a shared
+// receive queue. Connections that were made of it hold on to it, so that it ends after all of them.
 //
-// Sent and received requests complete on different queues. Arrivals wake the loop; of what it sent it hears when it
-// polls, and is woken only while somebody waits for it (a token, or room in a window).
+// Sent and received requests complete on different queues. Arrivals wake the loop. The loop sees the end of what it
+// sent when it polls, and is woken by it only while somebody waits for it (a token, or room in a window).
 //
-// Threading: a QueuePair is made, and own memory registered, from any thread; everything else on the loop's. Errors:
-// set-up throws.
+// Any thread may make a QueuePair or register memory of our own; everything else belongs to the thread of the loop.
+// Set-up throws.
 #pragma once
 
 #include <span>
@@ -26,7 +26,7 @@ class Context {
   Context(const Context&) = delete;
   Context& operator=(const Context&) = delete;
 
-  // Memory of our own, for headers and messages: peers cannot reach it.
+  // Registers memory of our own, for headers and messages. Peers cannot reach it.
   Mr register_own(std::span<std::byte> bytes);
   Mr register_for_peers(std::span<std::byte> bytes);
 
@@ -36,7 +36,7 @@ class Context {
   const Rail& rail() const { return rail_; }
   const RdmaOptions& options() const { return options_; }
 
-  // Both completion queues have just been seen empty.
+  // Is called when both completion queues have just been seen empty.
   void settle() {
     sent.settle();
     received.settle();
@@ -44,14 +44,14 @@ class Context {
   }
   // From now on a completion makes the channel readable: an arrival in any case, the end of a request if `sends`.
   void arm(bool sends);
-  // The channel is readable.
+  // Is called when the channel is readable.
   void take_completion_events();
 
  private:
   const Rail rail_;
   const RdmaOptions options_;
   VerbsContext device_;
-  const std::uint32_t most_completions_;  // in one queue
+  const std::uint32_t most_completions_;  // those that one queue can hold
   Pd pd_;
   CompChannel channel_;
 
@@ -62,7 +62,7 @@ class Context {
   RetiredQueuePairs retired;
 };
 
-// Throws kTransport with errno in words and what to do.
+// Throws kTransport with errno in words, and with what to do.
 [[noreturn]] void fail_making(const char* what, const Rail& rail);
 
 }  // namespace bps::transport::rdma

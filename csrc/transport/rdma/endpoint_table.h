@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The endpoints of an RDMA transport: found by their queue pairs, told of their losses in the order of these, and kept
-// for as long as a callback of theirs can be running. Threading: the loop's.
+// Holds the endpoints of an RDMA transport. It finds them by their queue pairs, tells their losses in order, and keeps
+// each for as long as a callback of it can be running. Belongs to the thread of the loop.
 #pragma once
 
 #include <cstdint>
@@ -18,12 +18,12 @@ class EndpointTable {
   explicit EndpointTable(TransportState& state) : state_(state) {}
 
   void add(std::unique_ptr<RcEndpoint> endpoint);
-  // No callbacks after this. Without effect on an endpoint that is not here.
+  // Calls nothing of the endpoint after this. Has no effect on an endpoint that is not here.
   void close(const Endpoint* endpoint);
-  // To be called where no callback of an endpoint can be running.
+  // Must be called where no callback of an endpoint can be running.
   void destroy_closed() { closed_.clear(); }
 
-  // Null: of a queue pair that is gone.
+  // Returns null when the queue pair is gone.
   RcEndpoint* by_number(std::uint32_t queue_pair) const {
     const auto found = by_number_.find(queue_pair);
     return found == by_number_.end() ? nullptr : found->second;
@@ -33,12 +33,12 @@ class EndpointTable {
   bool awaits_completions() const;
   int begin_turn();
 
-  // Paths that may be lost one by one: asks those that have acknowledged nothing for a while for a sign of life.
+  // For paths that may be lost one by one: asks those that have acknowledged nothing for a while for a sign of life.
   void look_for_silence();
   void lose_all(const std::string& why);
-  // Tells what was noted since; `detail` is added to each. Returns how many.
+  // Tells the losses that were noted since. `detail` is added to each. Returns how many it told.
   int tell_losses(const std::string& detail);
-  // The device goes: ends all connections, and releases all memory.
+  // Ends all connections and releases all memory, because the device goes.
   void drop_all();
 
  private:
@@ -48,7 +48,7 @@ class EndpointTable {
   std::vector<std::unique_ptr<RcEndpoint>> open_;
   std::vector<std::unique_ptr<RcEndpoint>> closed_;
   std::unordered_map<std::uint32_t, RcEndpoint*> by_number_;
-  std::vector<RcEndpoint*> turning_;  // in begin_turn()
+  std::vector<RcEndpoint*> turning_;  // those that begin_turn() goes through
 };
 
 }  // namespace bps::transport::rdma

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// libibverbs and librdmacm, which this program opens at run time, once, and never closes: it starts where they are not
-// installed, and says so. Their functions are defined in verbs_dl.cc, hidden, under their own names; what calls them
+// Opens libibverbs and librdmacm at run time, once, and never closes them. So this program starts where they are not
+// installed, and says so. Their functions are defined in verbs_dl.cc, hidden, under their own names: what calls them
 // looks as if it were linked with the libraries.
 #pragma once
 
@@ -10,9 +10,9 @@ namespace bps::transport::rdma {
 
 struct RdmaLibraries {
   bool ready = false;
-  std::string why_not;  // when not ready
+  std::string why_not;  // "" when ready
   std::string hint;
-  std::string verbs;  // file names, which carry the versions: "libibverbs.so.1.14.44.0"
+  std::string verbs;  // names of files, which carry the versions: "libibverbs.so.1.14.44.0"
   std::string cm;
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The address that an RDMA listener publishes so that others can connect: its nonce, and where each rail is.
+// Describes the address that an RDMA listener publishes so that others can connect: its nonce, and where each rail is.
 #pragma once
 
 #include <cstdint>
@@ -35,7 +35,7 @@ struct ListenerAddress {
   }
   bool operator==(const ListenerAddress&) const = default;
 
-  // For the log: the nonce in hexadecimal digits, then hosts and ports.
+  // Writes for the log: the nonce in hexadecimal digits, then hosts and ports.
   std::string describe() const {
     constexpr char kDigits[] = "0123456789abcdef";
     std::string text;

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// The speed of a port, from the two codes by which verbs tell it.
+// Computes the speed of a port from the two codes by which verbs tell it.
 #pragma once
 
 #include <cstdint>
 
 namespace bps::transport::rdma {
 
-// In Mbit/s; 0 for codes that are not known. `width`: a bit for each number of lanes; `speed`: one for each generation
-// of InfiniBand, from SDR to NDR. Ethernet ports tell what comes nearest.
+// Returns Mbit/s; 0 for unknown codes. `width` has a bit for each number of lanes, `speed` one for each generation of
+// InfiniBand, from SDR to NDR. Ethernet ports tell what comes nearest.
 constexpr std::uint32_t port_speed(std::uint8_t width, std::uint8_t speed) {
   const auto lanes = [&]() -> std::uint32_t {
     switch (width) {

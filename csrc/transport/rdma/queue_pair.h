@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A reliable queue pair, with its entries in the completion queues. Threading: made by the thread that connects, then
-// the loop's.
+// Owns a reliable queue pair and its entries in the completion queues. It is made by the thread that connects, and then
+// belongs to that of the loop.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@ class QueuePair {
   QueuePair& operator=(QueuePair&& other) noexcept;
   ~QueuePair() { reset(); }
 
-  // From the return on the device touches no memory for it.
+  // After the return the device touches no memory for it.
   void reset();
   explicit operator bool() const { return qp_ != nullptr; }
   ibv_qp* get() const { return qp_.get(); }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The user's settings of the fabric, and the port that a transport works on.
+// Holds the user's settings of the fabric, and describes the port that a transport works on.
 #pragma once
 
 #include <cstdint>
@@ -28,20 +28,20 @@ struct RdmaOptions {
   static RdmaOptions from(const RdmaSettings& settings);
 };
 
-// One port of one device, with the address it is reached at. Each loop works on all rails.
+// Describes one port of one device, with the address at which it is reached. Each loop works on all rails.
 struct Rail {
   std::string device;
   unsigned port = 1;
   unsigned gid_index = 0;
-  bool gid_forced = false;  // by the user: then it is used even where the connection manager would take another
+  bool gid_forced = false;  // by the user: it is used even where the connection manager would take another
   GidType type = GidType::kRoceV2;
   std::string address;      // numeric
   std::string interface;    // "" when unknown
   std::uint32_t speed = 0;  // in Mbit/s; 0: unknown
-  std::string reason;       // why this one
+  std::string reason;       // why this rail was chosen, for people
 };
 
-// "mlx5_0 port 1 (100 Gbit/s), GID 3: RoCE v2, ...", for people.
+// Writes "mlx5_0 port 1 (100 Gbit/s), GID 3: RoCE v2, ...", for people.
 std::string describe(const Rail& rail);
 
 }  // namespace bps::transport::rdma

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Several rails as one transport: an RdmaTransport for each of them, on the same loop.
+// Makes one transport of several rails: it has an RdmaTransport for each of them, on the same loop.
 //
-// Memory is registered with all of them, and has a key for each; an endpoint belongs to one.
+// Memory is registered with all of them, and has a key for each. An endpoint belongs to one.
 #pragma once
 
 #include <memory>
@@ -13,7 +13,7 @@ namespace bps::transport::rdma {
 
 class RailsTransport final : public Transport {
  public:
-  // At least one. `transports[i]` is that of rail i.
+  // `transports[i]` is that of rail i. There must be one at least.
   explicit RailsTransport(std::vector<std::unique_ptr<RdmaTransport>> transports)
       : transports_(std::move(transports)) {}
 

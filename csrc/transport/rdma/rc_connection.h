@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// A queue pair with the identifier that the connection manager connects it by.
+// Connects a queue pair, by an identifier of the connection manager.
 //
-// The states are ours to change (the connection manager knows the numbers, but not the queue pair), so that the
-// settings of the user apply and the verbs context is our own. The calling side makes a connection and sends its
-// request() on the caller's thread, and establish() on the loop's, from where on bytes move. The called side makes it
-// and accepts it on the loop's thread. From the return of break_off() on the device touches no memory for this
+// This class changes the states of the queue pair. (The connection manager knows its number, but not the queue pair.)
+// So the settings of the user apply, and the verbs context is our own. The calling side makes a connection and sends
+// its request() on the caller's thread, and calls establish() on the loop's, from where on bytes move. The called side
+// makes and accepts it on the loop's thread. After the return of break_off() the device touches no memory for this
 // connection.
 #pragma once
 
@@ -20,15 +20,15 @@ namespace bps::transport::rdma {
 
 class RcConnection {
  public:
-  RcConnection(std::shared_ptr<Context> context, CmId id, Plane plane);  // in state INIT: receives can be posted
+  RcConnection(std::shared_ptr<Context> context, CmId id, Plane plane);  // its state is INIT: receives can be posted
   RcConnection(RcConnection&&) = default;
   RcConnection& operator=(RcConnection&&) = default;
 
-  // Called side.
+  // The called side accepts by this.
   void accept(const ReplyData& reply);
-  // Calling side: sends the request. What comes back is an event.
+  // The calling side sends the request by this. The answer comes as an event.
   void request(const RequestData& data);
-  // Calling side, after the reply: from now on events come by `channel`, and bytes.
+  // The calling side does this after the reply. From now on events come by `channel`, and bytes move.
   void establish(rdma_event_channel* channel);
   void break_off();
 
@@ -37,7 +37,7 @@ class RcConnection {
   QueuePair& queue_pair() { return queue_pair_; }
   const QueuePair& queue_pair() const { return queue_pair_; }
 
-  CmChannel caller_channel;  // of the calling side, until establish()
+  CmChannel caller_channel;  // that of the calling side until establish(); else null
 
  private:
   void advance(ibv_qp_state state);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// RDMA as the rest of the program sees it, in builds with and without it; no header of verbs comes in here.
+// Shows RDMA to the rest of the program, in builds with and without it. It includes no header of verbs.
 //
-// A transport works on all rails of the process. Connections are made by the connection manager (librdmacm):
-// RdmaListener lets callers in, RdmaTransport calls. Each is a reliable queue pair, of which a pair of loops has one
-// for control messages and several for data.
+// A transport works on all rails of the process. The connection manager (librdmacm) makes connections: RdmaTransport
+// calls, and RdmaListener lets callers in. Each connection is a reliable queue pair. A pair of loops has one for
+// control messages and several for data.
 #pragma once
 
 #include <functional>
@@ -18,14 +18,14 @@
 
 namespace bps::transport::rdma {
 
-// This machine offers these rails under its settings, or says why there are none and what to do about it.
+// Lists the rails of this machine under its settings, or says why there are none and what to do about it.
 struct RdmaRails {
   std::vector<Rail> rails;
   std::string why_not;
   std::string hint;
   bool usable() const { return !rails.empty(); }
 };
-// `wish.index` is taken from the options.
+// Finds them; `wish.index` is taken from the options.
 RdmaRails find_rdma(const RdmaOptions& options, GidWish wish);
 
 class RailError final : public Error {
@@ -37,16 +37,15 @@ class RailError final : public Error {
 std::unique_ptr<Transport> make_rdma_transport(EventLoop& loop, const Credentials& credentials, Counters& counters,
                                                const std::vector<Rail>& rails, const RdmaOptions& options);
 
-// Listens on every rail, at ports of that range. Callers who prove that they belong to the job are handed to `enter`,
-// on the loop's thread; the transport that was made for the same rails accepts them. The others are refused and
-// counted.
+// Listens on every rail, at ports of that range. `enter` gets callers who prove that they belong to the job, on the
+// loop's thread; the transport that was made for the same rails accepts them. The others are refused and counted.
 class RdmaListener {
  public:
   using Enter = std::function<void(std::unique_ptr<IncomingConnection>)>;
   virtual ~RdmaListener() = default;
   // Returns what callers need: this listener's nonce, and the address, port and speed of each rail.
   virtual Bytes address() const = 0;
-  virtual std::uint64_t refused() const = 0;  // from any thread
+  virtual std::uint64_t refused() const = 0;  // may be called from any thread
 };
 std::unique_ptr<RdmaListener> open_rdma_listener(EventLoop& loop, const Credentials& credentials,
                                                  const std::vector<Rail>& rails, const PortRange& ports,

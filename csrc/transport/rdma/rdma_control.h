@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The control endpoint of rdma: messages as sends into the peer's posted buffers.
+// Implements the control endpoint of rdma. Messages are sends into the peer's posted buffers.
 //
-// Buffers of 4 KiB, registered once with the endpoint, on both sides; longer messages are cut, and put together again
-// in the order in which a queue pair delivers. What finds no free buffer waits in ordinary memory, as it would in a
-// socket. No payload and no remote memory: the queue pair allows neither.
+// Both sides have buffers of 4 KiB, registered once with the endpoint. Longer messages are cut, and put together again
+// in the order in which a queue pair delivers. A message that finds no free buffer waits in ordinary memory, as it
+// would in a socket. No payload and no remote memory are possible: the queue pair allows neither.
 //
 // In a turn of the loop a peer may say as much as TurnBudget allows. What has arrived beyond that stays in its buffers,
-// which are not posted again meanwhile; so the peer's device waits when they are full.
+// which are not posted again meanwhile. So the peer's device waits when they are full.
 #pragma once
 
 #include <deque>
@@ -24,10 +24,10 @@ class RdmaControl final : public RdmaEndpoint<ControlEndpoint> {
   RdmaControl(const Hello& made_by, TransportState& state, RcConnection connection);
 
   Status send(std::span<const std::byte> message) override;
-  // Sends what the peer drops: what counts is whether its device acknowledges it. Not while something else is under way
-  // that shows the same.
+  // Sends an empty message, which the peer drops: what counts is whether its device acknowledges it. Sends none while
+  // something else is under way that shows the same.
   void probe();
-  // Requests that are posted have not been acknowledged for so long. (A peer that is stopped has buffers left.)
+  // Returns true when nothing posted has been acknowledged for a while. (A peer that is stopped has buffers left.)
   bool is_silent() const override { return state.port_down || acknowledgements.missed() >= kSilentLooks; }
   bool is_flushed() const override { return is_lost() || (completed_ == posted_ && waiting_.empty()); }
 
@@ -41,7 +41,7 @@ class RdmaControl final : public RdmaEndpoint<ControlEndpoint> {
   void drop() override;
 
  private:
-  static constexpr std::uint32_t kSilentLooks = 5;  // of kPathCheck_s
+  static constexpr std::uint32_t kSilentLooks = 5;  // at intervals of kPathCheck_s
   static constexpr std::size_t kRoom = kControlBuffer - sizeof(Fragment);
 
   std::byte* receive_buffer(std::uint64_t number) const { return buffers_.get() + number * kControlBuffer; }
@@ -50,9 +50,9 @@ class RdmaControl final : public RdmaEndpoint<ControlEndpoint> {
     Bytes message;
     std::size_t offset;
   };
-  // Posts pieces from `offset` on while there are buffers; true when the whole message is on its way.
+  // Posts pieces from `offset` on while there are buffers. Returns true when the whole message is on its way.
   bool transmit(std::span<const std::byte> message, std::size_t& offset);
-  // One piece, or, without bytes, a probe.
+  // Posts one piece, or, without bytes, a probe.
   void post_send(std::span<const std::byte> piece);
   bool post_receive(std::uint64_t buffer);
   struct Arrived {
@@ -70,10 +70,10 @@ class RdmaControl final : public RdmaEndpoint<ControlEndpoint> {
   std::uint64_t posted_ = 0;
   std::uint64_t completed_ = 0;
   std::deque<Waiting> waiting_;
-  std::optional<TurnBudget> budget_;  // of this turn, once something has arrived in it
+  std::optional<TurnBudget> budget_;  // that of this turn, once something has arrived in it
   bool is_spent_ = false;
   std::deque<Arrived> held_;  // at most kControlReceives
-  Bytes partial_;             // of a message that arrives in pieces
+  Bytes partial_;             // the pieces so far of a message that arrives in several
   std::size_t expected_ = 0;  // its whole size; 0: none has begun
 };
 

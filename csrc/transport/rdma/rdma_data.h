@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// The data endpoint of rdma: a window of write requests on one queue pair. Hot part in rdma_data_path.cc.
+// Implements the data endpoint of rdma: a window of write requests on one queue pair. rdma_data_path.cc is hot.
 //
 // A write is one request, RDMA WRITE WITH IMMEDIATE, of up to two pieces of memory: the header, from a small ring that
-// is registered with the endpoint, and the payload from where it lies. Only what is longer than kLongestPiece
-// takes more, of which the last carries the immediate; a queue pair keeps their order. A batch is a chain that
-// costs one doorbell. What fits travels within the request itself (inline).
+// is registered with the endpoint, and the payload from where it lies. A write longer than kLongestPiece takes several
+// requests, the last of which carries the immediate; a queue pair keeps their order. A batch is a chain that costs one
+// doorbell. What is small enough travels within the request itself (inline).
 //
-// Signalling: the last request of a batch, and every 16th in a long one, asks for a completion, which stands for those
-// before it. So a completion comes soon for every write, as tokens, windows and registrations want it, and a batch of
-// 16 partitions costs one.
+// The last request of a batch, and every 16th in a long one, asks for a completion, which stands for those before it.
+// So a completion comes soon for every write, as tokens, windows and registrations want it, and a batch of 16
+// partitions costs one.
 //
-// Threading: the loop's.
+// Belongs to the thread of the loop.
 #pragma once
 
 #include <array>
@@ -46,10 +46,10 @@ class RdmaData final : public RdmaEndpoint<DataEndpoint> {
   bool build(const WriteOp& op);
   void ring(std::uint64_t first);
 
-  std::uint64_t posted_ = 0;  // requests ever; number n is in place n % kDataWindow
+  std::uint64_t posted_ = 0;  // how many requests ever; number n is in place n % kDataWindow
   std::uint64_t completed_ = 0;
-  std::uint64_t signalled_ = 0;  // requests up to and with the last that asked for a completion
-  std::uint32_t tokens_ = 0;     // on the way
+  std::uint64_t signalled_ = 0;  // how many requests up to the last one that asked for a completion
+  std::uint32_t tokens_ = 0;     // how many are on the way
   bool wants_room_ = false;
   std::array<ibv_send_wr, kDataWindow> requests_{};
   std::array<std::array<ibv_sge, 2>, kDataWindow> pieces_{};

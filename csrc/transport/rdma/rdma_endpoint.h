@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Both kinds of RDMA endpoint have a connection, and lose it in one way.
+// Gives both kinds of RDMA endpoint their connection, and one way to lose it.
 //
-// RcEndpoint is what the transport works with, whichever the plane; RdmaEndpoint joins it to the plane's interface. A
-// loss is told only after the queue pair is gone, so that nothing reads or writes the user's memory any more.
-// Threading: the loop's.
+// The transport works with RcEndpoint, whichever the plane; RdmaEndpoint joins it to the plane's interface. A loss is
+// told only after the queue pair is gone, so that nothing reads or writes the user's memory any more. Endpoints belong
+// to the thread of the loop.
 #pragma once
 
 #include <string>
@@ -19,16 +19,16 @@ namespace bps::transport::rdma {
 
 class RcEndpoint;
 
-// The parts of the transport that the endpoints use.
+// Holds the parts of the transport that the endpoints use.
 struct TransportState {
   Context& context;
   Registrations& registrations;
   Counters& counters;
   const std::uint8_t rail;   // its number in this process
-  std::uint64_t losses = 0;  // noted so far
+  std::uint64_t losses = 0;  // how many have been noted so far
   bool losses_due = false;   // some of them are yet to be told
   bool port_down = false;
-  std::vector<RcEndpoint*> in_turn{};  // those to which begin_turn() matters with the next poll()
+  std::vector<RcEndpoint*> in_turn{};  // those whose begin_turn() the next poll() calls
 };
 
 class RcEndpoint {
@@ -36,24 +36,24 @@ class RcEndpoint {
   RcEndpoint(TransportState& of, RcConnection by) : state(of), connection(std::move(by)) {}
   virtual ~RcEndpoint() = default;
 
-  // A request of ours is finished, and all before it.
+  // Is called when request `number` of ours is finished, and all before it.
   virtual void on_sent(std::uint64_t number) = 0;
   virtual void on_arrived(const ibv_wc& completion) = 0;
-  // A turn of the loop begins. Returns how many messages of the turns before it has handled, and still holds.
+  // Begins a turn of the loop. Returns how many messages of earlier turns it has handled, and still holds.
   virtual int begin_turn() { return 0; }
-  // True: messages have arrived and wait for a later turn. A loss is told after them.
+  // Returns true when messages have arrived and wait for a later turn. A loss is told after them.
   virtual bool holds_messages() const { return false; }
-  // Somebody waits for a request to be finished.
+  // Returns true when somebody waits for a request to be finished.
   virtual bool awaits_completions() const = 0;
   // See EndpointTable::look_for_silence().
   virtual void look() = 0;
 
-  // After the connection is broken off, from the transport's poll(): what was posted is over, one way or the other.
+  // Is called by poll() after the connection is broken off: what was posted is over, one way or the other.
   virtual void give_up_sends() = 0;
-  // After that, or when closed: releases all memory.
+  // Is called after that, or when the endpoint is closed. Releases all memory.
   virtual void drop() = 0;
 
-  // The loss of the peer; see endpoint.h.
+  // These are about the loss of the peer; see endpoint.h.
   virtual void lose(const std::string& why) = 0;
   virtual void tell_loss(const std::string& detail) = 0;
   virtual bool is_lost() const = 0;
@@ -62,10 +62,10 @@ class RcEndpoint {
 
   TransportState& state;
   RcConnection connection;
-  bool closed = false;    // by its user: no callbacks any more
-  bool finished = false;  // lost, and everything given back
+  bool closed = false;    // by its user: nothing is called any more
+  bool finished = false;  // lost, and all memory given back
   Acknowledgements acknowledgements;
-  std::uint64_t loss = 0;  // losses are told in this order: the first one is the likely cause of the others
+  std::uint64_t loss = 0;  // its number: losses are told in this order, as the first is the likely cause of the others
 };
 
 template <typename Plane>
@@ -90,7 +90,7 @@ class RdmaEndpoint : public Plane, public RcEndpoint {
   }
 };
 
-// "remote access error: ...": what a failed completion means, and what to do.
+// Says what a failed completion means, and what to do: "remote access error: ...".
 std::string in_words(ibv_wc_status status);
 
 }  // namespace bps::transport::rdma

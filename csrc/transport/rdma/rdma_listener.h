@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// RdmaListener has a listening identifier per rail, and keeps the callers that it lets in.
+// Has a listening identifier per rail, and keeps the callers that it lets in.
 #pragma once
 
 #include <memory>
@@ -12,7 +12,7 @@
 
 namespace bps::transport::rdma {
 
-// Somebody whose request has been checked, and not yet answered.
+// Holds a caller whose request has been checked, and not yet answered.
 class RdmaIncoming final : public IncomingConnection {
  public:
   RdmaIncoming(std::shared_ptr<rdma_event_channel> at, std::size_t by_rail, CmId by, const Hello& who,

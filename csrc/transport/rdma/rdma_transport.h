@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Processes anywhere, by RDMA over one rail: a reliable queue pair for the control plane, several for data, between two
-// loops. See rails_transport.h for several rails.
+// Connects processes anywhere, by RDMA over one rail: two loops have one reliable queue pair for the control plane and
+// several for data. See rails_transport.h for several rails.
 //
 // Each transport has a context of its own: a loop shares nothing of the device with another loop. Receives of data are
-// shared by all queue pairs and are empty, since a write brings its own address; what wakes us is the immediate. Bytes
+// shared by all queue pairs and are empty, since a write brings its own address; the immediate wakes the loop. Bytes
 // are looked at only after that completion, so that writes may land in any order.
 //
-// rdma_transport.cc: connections; rdma_events.cc: what goes wrong; rdma_data_path.cc: the hot part.
+// Connections are in rdma_transport.cc, what goes wrong in rdma_events.cc, the hot part in rdma_data_path.cc.
 #pragma once
 
 #include <memory>
@@ -31,7 +31,7 @@ class RdmaTransport final : public Transport {
   const std::shared_ptr<Registrations>& registrations() const { return registrations_; }
   std::size_t rail_pairs(std::span<const std::byte> address) const override;
   bool fails_over() const override { return true; }
-  // `address`: what RdmaListener says.
+  // `address` is what RdmaListener::address() returns.
   std::unique_ptr<ControlEndpoint> connect_control(const ConnectRequest& request) override;
   std::unique_ptr<DataEndpoint> connect_data(const ConnectRequest& request) override;
   ControlEndpoint* attach(std::unique_ptr<ControlEndpoint> endpoint, ControlSink& sink) override;
@@ -64,7 +64,7 @@ class RdmaTransport final : public Transport {
 
   EventLoop& loop_;
   const Credentials& credentials_;
-  mutable std::mutex context_mutex_;  // callers on other threads take a share while the loop's may let go of its own
+  mutable std::mutex context_mutex_;  // callers on other threads take a share while the loop may let go of its own
   std::shared_ptr<Context> context_;  // null once the device is gone
   std::shared_ptr<Registrations> registrations_;
   const CallersMemory callers_memory_;
@@ -72,10 +72,10 @@ class RdmaTransport final : public Transport {
   CmChannel channel_;
   CmId anchor_;  // bound to our address: shows that the connection manager knows it, and holds its view of the device
   std::string removal_;       // what the connection manager said when the device went
-  std::string port_trouble_;  // the last bad news of the port, for the reports of losses
+  std::string port_trouble_;  // the last bad news of the port, for reports of losses; "" when there is none
   EndpointTable endpoints_{state_};
   Timer device_check_;
-  std::optional<Timer> silence_check_;  // once there are paths
+  std::optional<Timer> silence_check_;  // set once there are paths
 };
 
 }  // namespace bps::transport::rdma

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The memory of this process that one context knows.
+// Holds the memory of this process that one context knows.
 //
-// A registration lives as long as its Region, and as the writes from it that are unfinished: until a write is
-// acknowledged the device may have to send it again, and the answer that told us that the bytes have arrived can be
-// faster than the acknowledgement. When the device goes, all go. Threading: the loop's.
+// A registration lives as long as its Region, and as the unfinished writes from it. Until a write is acknowledged the
+// device may have to send it again, and the answer that tells us that the bytes have arrived can be faster than the
+// acknowledgement. When the device goes, all registrations go. They belong to the thread of the loop.
 #pragma once
 
 #include <memory>
@@ -28,7 +28,7 @@ class Registrations {
 
   Registration* add(std::span<std::byte> bytes);
   void release(Registration* registration);
-  // The device goes: gives all memory back. Regions that are left name nothing any more.
+  // Gives all memory back, because the device goes. Regions that are left name nothing any more.
   void drop_all();
   bool has_device() const { return context_ != nullptr; }
 
@@ -39,7 +39,7 @@ class Registrations {
 
 class RdmaRegion final : public Region {
  public:
-  // `by`: the registrations of each rail. A rail whose device is gone has none; throws when no rail is left.
+  // `by` has the registrations of each rail. A rail whose device is gone has none. Throws when no rail is left.
   RdmaRegion(std::span<std::byte> bytes, std::span<const std::shared_ptr<Registrations>> by);
 
   std::uint32_t local_key(std::size_t rail) const { return of_rails_[rail].local_key; }

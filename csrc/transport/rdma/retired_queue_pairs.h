@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Queue pairs that the device has stopped working for, on their way back to the kernel.
+// Gives queue pairs back to the kernel that the device has stopped working for.
 //
-// The kernel gives a queue pair back when nothing of it is under way any more. That can last: rxe waits for packets
-// that wait for an address which nobody answers for, 3 s after a link was set down. No loop waits for that: a thread
-// does, which runs while there is something to give back.
+// The kernel takes a queue pair back when nothing of it is under way any more. That can last: after a link was set
+// down, rxe waits 3 s for packets to an address for which nobody answers. No loop waits for that. A thread does, which
+// runs while there is something to give back.
 //
-// Threading: any thread.
+// May be used from any thread.
 #pragma once
 
 #include <mutex>
@@ -22,14 +22,14 @@ class RetiredQueuePairs {
   RetiredQueuePairs() = default;
   RetiredQueuePairs(const RetiredQueuePairs&) = delete;
   RetiredQueuePairs& operator=(const RetiredQueuePairs&) = delete;
-  ~RetiredQueuePairs();  // when all are given back
+  ~RetiredQueuePairs();  // returns when all are given back
 
   struct Retired {
     CompletionQueue::Reservation sends;
     CompletionQueue::Reservation receives;
     Qp qp;  // goes first
   };
-  // One that touches no memory any more.
+  // Takes one that touches no memory any more.
   void add(Retired one);
 
  private:

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The receive requests that all data queue pairs of a loop share. They are empty, since a write brings its own address:
-// each stands for one immediate.
+// Holds the receive requests that all data queue pairs of a loop share. They are empty, since a write brings its own
+// address: each stands for one immediate.
 //
-// Threading: the loop's. Errors: the constructor throws Error.
+// Belongs to the thread of the loop. The constructor throws Error.
 #pragma once
 
 #include <array>
@@ -24,9 +24,9 @@ class SharedReceiveQueue {
   void repost() {
     if (missing_ >= kRepostBatch) post_missing();
   }
-  // The queue runs low, perhaps because queue pairs that broke took receives with them that nobody counted.
+  // Notes that the queue runs low, perhaps because queue pairs that broke took receives with them that nobody counted.
   void note_shortage() { shortage_ = true; }
-  // The completion queue has just been seen empty: it then holds whatever a full queue can bring.
+  // Is called when the completion queue has just been seen empty: it then holds whatever a full queue can bring.
   void settle() {
     if (shortage_) refill();
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Verbs objects that release themselves. Each must go before what it was made from: a class holds them in the order of
-// their making.
+// Makes verbs objects release themselves. Each must go before what it was made from: a class holds them in the order in
+// which they are made.
 #pragma once
 
 #include <infiniband/verbs.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The integers of RDMA as types: the ids of work requests, immediates, and what precedes each piece of a control
+// Makes types of the integers of RDMA: the ids of work requests, immediates, and what precedes each piece of a control
 // message.
 #pragma once
 
@@ -13,7 +13,7 @@
 
 namespace bps::transport::rdma {
 
-// Names a work request in its completion. The upper byte says what kind it is, the rest counts within the kind.
+// Names a work request in its completion. The upper byte says of what kind it is, the rest counts within the kind.
 class WrId {
  public:
   enum class Kind : std::uint8_t { kSend = 1, kControlReceive = 2, kEmptyReceive = 3 };
@@ -41,11 +41,11 @@ inline std::uint32_t from_wire(std::uint32_t immediate) {
   return ntohl(immediate);
 }
 
-// In front of each piece of a control message. Pieces of one message follow each other on one queue pair, which keeps
+// Precedes each piece of a control message. Pieces of one message follow each other on one queue pair, which keeps
 // their order.
 struct Fragment {
-  std::uint32_t total;   // bytes of the whole message
-  std::uint32_t offset;  // of this piece
+  std::uint32_t total;   // the number of bytes of the whole message
+  std::uint32_t offset;  // that of this piece
 
   static constexpr void fields(auto& io, auto& m) {
     io(m.total, m.offset);

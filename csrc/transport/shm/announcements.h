@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The regions of this process, and which of them a peer has been told of, by the socket between the two. Threading: the
-// loop's.
+// Tells a peer of the regions of this process, by the socket between the two, and knows which of them it has told.
+// Belongs to the thread of the loop.
 #pragma once
 
 #include <cstddef>
@@ -26,7 +26,7 @@ class ShmRegion final : public Region {
     key_ = key;
   }
   ~ShmRegion() override { withdraw_(); }
-  const std::shared_ptr<SharedMemory> piece;  // null: plain memory
+  const std::shared_ptr<SharedMemory> piece;  // null for plain memory
 
  private:
   std::function<void()> withdraw_;
@@ -34,13 +34,13 @@ class ShmRegion final : public Region {
 
 class Announcements {
  public:
-  // `peer`: its process, for people. The socket outlives the object.
+  // `peer` is the number of its process, for messages to people. The socket outlives the object.
   Announcements(int socket, int peer) : socket_(socket), peer_(peer) {}
 
-  // The peer must know a region before an entry names it: its socket holds the record by the time it sees the entry. As
-  // send_record(): kAgain for now, or kPeerLost with errno.
+  // Tells the peer of a region before an entry names it: its socket holds the record by the time it sees the entry.
+  // Returns what send_record() returns: kAgain for now, or kPeerLost with errno.
   Status announce(const Region& region) { return known_.contains(region.key()) ? Status::kOk : send(region); }
-  // The same; keys are never used twice. kAgain only means that the peer keeps a mapping until it closes.
+  // Tells that a region is gone. No key comes twice, so kAgain only means that the peer keeps a mapping until the end.
   Status withdraw(std::uint64_t key);
 
  private:

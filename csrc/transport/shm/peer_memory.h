@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The regions of a peer's memory that it has announced. Threading: the loop's.
+// Knows the regions of its memory that a peer has announced. Belongs to the thread of the loop.
 //
-// Announcements are also taken in the middle of a sum, which has found other regions before: what is withdrawn then
-// stays mapped until drop_retired().
+// Announcements are also taken in the middle of a sum, which may use regions that it has found before. So a region that
+// is withdrawn stays mapped until drop_retired().
 #pragma once
 
 #include <cstddef>
@@ -20,7 +20,7 @@ namespace bps::transport::shm {
 class PeerMemory {
  public:
   struct Region {
-    std::shared_ptr<SharedMemory> piece;  // null: plain
+    std::shared_ptr<SharedMemory> piece;  // null for plain memory
     std::byte* mapped = nullptr;
     std::uint64_t base = 0;
     std::uint64_t size = 0;
@@ -40,7 +40,7 @@ class PeerMemory {
     regions_.erase(found);
   }
   void drop_retired() { retired_.clear(); }
-  // Null: the peer has not announced it.
+  // Returns null when the peer has not announced the region.
   const Region* find(std::uint64_t key) const {
     const auto found = regions_.find(key);
     return found == regions_.end() ? nullptr : &found->second;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// A bounded ring of postings in shared memory: one producer process, one consumer process.
+// Implements a bounded ring of postings in shared memory, for one producer process and one consumer process.
 //
 // The consumer says when it goes to sleep; the producer then knows that it has to ring the consumer's doorbell. Both
 // use a full fence between their store and their load, so that at least one of them sees the other. The consumer trusts
-// nothing in here: indices are checked, and postings are copied out before they are looked at.
+// nothing in the ring: it checks indices, and copies postings out before it looks at them.
 #pragma once
 
 #include <array>
@@ -21,7 +21,7 @@ enum class EntryKind : std::uint32_t { kWrite = 1, kPosting = 2 };
 struct RingEntry {
   EntryKind kind;
   std::uint32_t immediate;
-  RemoteSpan span;  // postings: what is posted; writes: its length is that of the bytes that the producer has put
+  RemoteSpan span;  // a posting: what is posted; a write: its length is the number of bytes that the producer has put
   std::uint32_t header_size;
   std::uint32_t reserved;
   std::array<std::byte, kMaxHeader> header;
@@ -34,9 +34,9 @@ struct PostingRing {
     RingEntry entry;
   };
 
-  alignas(kCacheLine) std::atomic<std::uint32_t> tail;      // producer
-  alignas(kCacheLine) std::atomic<std::uint32_t> head;      // consumer
-  alignas(kCacheLine) std::atomic<std::uint32_t> sleeping;  // consumer sets, either clears
+  alignas(kCacheLine) std::atomic<std::uint32_t> tail;      // written by the producer
+  alignas(kCacheLine) std::atomic<std::uint32_t> head;      // written by the consumer
+  alignas(kCacheLine) std::atomic<std::uint32_t> sleeping;  // the consumer sets it, either clears it
   std::array<Cell, kSize> cells;
 };
 static_assert(std::atomic<std::uint32_t>::is_always_lock_free, "the ring is shared between processes");
@@ -54,7 +54,7 @@ class RingProducer {
     }
     return used <= PostingRing::kSize ? PostingRing::kSize - used : 0;  // a lying consumer gets nothing more
   }
-  // Needs room(); publish() makes what was added visible and says whether the consumer sleeps. If it does, it sleeps
+  // Needs room(). publish() makes what was added visible, and returns true when the consumer sleeps. It then sleeps
   // until somebody rings; see has_sleeper() and claim_sleeper().
   RingEntry& add() { return ring_->cells[tail_++ % PostingRing::kSize].entry; }
   bool publish() {
@@ -64,7 +64,7 @@ class RingProducer {
   }
   bool has_sleeper() const { return ring_->sleeping.load(std::memory_order_relaxed) != 0; }
   bool is_drained() const { return ring_->head.load(std::memory_order_acquire) == tail_; }
-  // True for the one who has to ring.
+  // Returns true for the one caller that has to ring.
   bool claim_sleeper() { return has_sleeper() && ring_->sleeping.exchange(0, std::memory_order_relaxed) != 0; }
 
  private:
@@ -78,7 +78,7 @@ class RingConsumer {
   explicit RingConsumer(PostingRing* ring) : ring_(ring) {}
 
   bool empty() const { return ring_->tail.load(std::memory_order_acquire) == head_; }
-  // Copies the next entry out; false when there is none. A tail that jumps too far means a broken peer.
+  // Copies the next entry out, or returns false when there is none. A tail that jumps too far means a broken peer.
   bool take(RingEntry& out, bool& broken) {
     const std::uint32_t waiting = ring_->tail.load(std::memory_order_acquire) - head_;
     if (waiting == 0) return false;
@@ -90,7 +90,7 @@ class RingConsumer {
     ring_->head.store(++head_, std::memory_order_release);
     return true;
   }
-  // Announces sleep; false when something arrived meanwhile.
+  // Announces that the consumer sleeps. Returns false when something arrived meanwhile.
   bool sleep() {
     ring_->sleeping.store(1, std::memory_order_relaxed);
     std::atomic_thread_fence(std::memory_order_seq_cst);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The records that the two sides of a data endpoint send each other over its Unix socket, with descriptors attached.
+// Defines the records that the two sides of a data endpoint send over its Unix socket, with descriptors attached.
 #pragma once
 
 #include <array>
@@ -21,10 +21,10 @@ struct ShmRecord {
   };
   Kind kind;
   std::uint32_t reaches_plain;      // kReply: 1 when the sender can copy from the receiver's plain memory
-  std::uint64_t key;                // kMapped, kPlain, kWithdrawn, kRefused: of the region
-  std::uint64_t base;               // kMapped: offset in the file; kPlain, kSetup, kReply: virtual address
-  std::uint64_t size;               // of the region, or of the rings
-  std::uint64_t file_size;          // kMapped
+  std::uint64_t key;                // kMapped, kPlain, kWithdrawn, kRefused: that of the region
+  std::uint64_t base;               // kMapped: the offset in the file; kPlain, kSetup, kReply: a virtual address
+  std::uint64_t size;               // the size of the region, or of the rings
+  std::uint64_t file_size;          // kMapped: the size of the file
   std::array<std::byte, 16> probe;  // kSetup, kReply: what the receiver finds at `base` if it can read it
 
   static constexpr void fields(auto& io, auto& m) {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The ring to a peer, and the doorbell that wakes the peer when it sleeps. Threading: the loop's.
+// Writes to the ring of a peer, and rings the doorbell that wakes the peer when it sleeps. Belongs to the thread of the
+// loop.
 //
-// A peer that sleeps is not woken at once: between two calls of a caller that makes progress itself (progress.h) it
+// A peer that sleeps is not woken at once. Between two calls of a caller that makes progress itself (progress.h) it
 // sleeps for a few microseconds only, and waking its thread costs both processes more than that. It is woken when this
 // process has nothing left to do, or a moment later.
 #pragma once
@@ -23,13 +24,12 @@ class RingOut {
   std::uint32_t room() { return ring_.room(); }
   RingEntry& add() { return ring_.add(); }  // needs room()
   bool is_drained() const { return ring_.is_drained(); }
-  // Makes what was added visible.
   void publish() {
     if (!ring_.publish() || is_due_) return;
     is_due_ = true;
     due_since_ = Clock::now();
   }
-  // True when the peer slept as something was published.
+  // Returns true when the peer slept as something was published.
   bool is_due() const { return is_due_; }
   void ring_if_late() {
     if (!ring_.has_sleeper() || ring_.is_drained()) {

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory that other processes of the host can map: what bps_rdma.empty() returns.
+// Makes memory that other processes of the host can map, which bps_rdma.empty() returns.
 //
-// Each piece is an anonymous memory file; nothing has a name, so nothing can be left behind. Its size is sealed, so
-// that no process can make the memory of another one vanish. The process that made a piece keeps the file open, to
-// announce it to peers, and a table of its pieces, so that a transport can find the file behind a pointer; the others
-// keep only the mapping. Thread-safe (set-up path).
+// Each piece is an anonymous memory file. No piece has a name, so none can be left behind. Its size is sealed, so that
+// no process can make the memory of another one vanish. The process that made a piece keeps the file open, to announce
+// it to peers, and lists its pieces, so that a transport can find the file behind a pointer. The others keep only the
+// mapping. Its functions may be called from any thread, and belong to set-up.
 //
-// A process that is forked inherits the pieces as copies, like all memory: what it writes stays in its own. (Pages that
-// it has not written itself show what the parent writes; the kernel has no copy of shared memory that is both lazy and
-// exact.) In the child they are plain memory.
+// A process that is forked inherits the pieces as copies, like all memory: what it writes stays in its own. In the
+// child they are plain memory. (Pages that it has not written itself show what the parent writes; the kernel has no
+// copy of shared memory that is both lazy and exact.)
 #pragma once
 
 #include <cstddef>
@@ -23,15 +23,15 @@ namespace bps::transport::shm {
 
 class SharedMemory {
  public:
-  // 0, or the errno of memfd_create on a system without it: then no process shares memory with this one.
+  // Returns 0, or the errno of memfd_create on a system without it: then no process shares memory with this one.
   static int why_unavailable();
-  // Zeroed pages, readable and writable; ordinary memory where none can be shared. Throws kTransport when memory, files
-  // or address space are short.
+  // Returns zeroed pages, readable and writable; ordinary memory where none can be shared. Throws kTransport when
+  // memory, files or address space are short.
   static std::shared_ptr<SharedMemory> create(std::size_t size);
-  // Maps a file that a peer sent, and closes it. `size` is what the peer claims; a file that is smaller, or could
-  // become so, is refused (throws).
+  // Maps a file that a peer sent, and closes it. `size` is what the peer claims. Throws when the file is smaller, or
+  // could become so.
   static std::shared_ptr<SharedMemory> map(Fd file, std::size_t size);
-  // The piece that contains all of `bytes`, if there is one.
+  // Returns the piece that contains all of `bytes`, or null.
   static std::shared_ptr<SharedMemory> find(std::span<const std::byte> bytes);
 
   ~SharedMemory();
@@ -39,7 +39,7 @@ class SharedMemory {
   SharedMemory& operator=(const SharedMemory&) = delete;
 
   std::span<std::byte> bytes() const { return bytes_; }
-  int fd() const { return file_.get(); }                  // of a piece that was created here
+  int fd() const { return file_.get(); }                  // the file of a piece that was created here
   bool shared() const { return forks_ == fork_count(); }  // false in a child of the process that made it
 
  private:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The data endpoint of shm. Set-up is in shm_transport.cc, the hot part in shm_data_path.cc. Threading: the loop's.
+// Implements the data endpoint of shm. Set-up is in shm_transport.cc, the hot part in shm_data_path.cc.
 #pragma once
 
 #include <memory>
@@ -27,8 +27,8 @@ class ShmData final : public DataEndpoint, public DirectAccess {
   ShmData(Fd socket, const Hello& made_by, EventLoop& loop, Counters& counters, const ShmOptions& options);
   ~ShmData() override;
 
-  void connect(const Deadline& deadline, const std::string& whom);  // the connecting side's set-up
-  void start();                                                     // watch the socket
+  void connect(const Deadline& deadline, const std::string& whom);  // is the set-up of the connecting side
+  void start();                                                     // watches the socket
   int poll();
   bool arm();
   void disarm();

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Processes of one host: control messages over a Unix socket, data as postings in shared rings.
+// Connects processes of one host: control messages go over a Unix socket, data as postings in shared rings.
 //
-// A data endpoint is a ring of postings in each direction, and the knowledge of the peer's regions. Regions in
-// SharedMemory are mapped by the peer on first use; other regions the peer reads and writes by cross-memory copies
-// (process_vm_readv) where the kernel allows it, which a probe at set-up finds out. The endpoint's Unix socket carries
-// the announcements of regions and shows when the peer is gone. Before a lost peer's mappings of our memory may be
-// forgotten it must be fenced: it has closed its socket, or it is ended through a pidfd that was opened at set-up.
+// A data endpoint is a ring of postings in each direction, and the knowledge of the peer's regions. The peer maps
+// regions in SharedMemory on first use. It reads and writes other regions by cross-memory copies (process_vm_readv)
+// where the kernel allows it, which a probe at set-up finds out. The endpoint's Unix socket carries the announcements
+// of regions and shows when the peer is gone. Before a lost peer's mappings of our memory may be forgotten it must be
+// fenced: it has closed its socket, or it is ended through a pidfd that was opened at set-up.
 //
-// Threading: the loop's, but for connect_control() and connect_data().
+// The transport belongs to the thread of the loop, except connect_control() and connect_data().
 #pragma once
 
 #include <memory>

@@ -13,9 +13,9 @@ struct TcpFrame {
   static constexpr std::uint64_t kMostBytes = std::uint64_t{1} << 40;
   std::uint32_t magic;
   std::uint32_t immediate;
-  std::uint64_t key;  // of the receiver's region, and the offset there
+  std::uint64_t key;  // that of the receiver's region; `address` is the offset there
   std::uint64_t address;
-  std::uint64_t length;  // header and payload
+  std::uint64_t length;  // that of header and payload together
 
   static constexpr void fields(auto& io, auto& m) {
     io(m.magic, m.immediate, m.key, m.address, m.length);

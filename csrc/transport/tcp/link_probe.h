@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Measures how many bytes per second a link carries. A client writes some to a listener of a process on another host,
-// which throws them away and confirms each round of them by one byte.
+// Measures how many bytes per second a link carries. A client writes some bytes to a listener of a process on another
+// host, which throws them away and confirms each round by one byte.
 //
 // The connection belongs to the job, as all others do; a host opens one when it joins.
 #pragma once
@@ -17,11 +17,11 @@ namespace bps::transport::tcp {
 inline constexpr std::size_t kProbeBytes = 512 << 10;
 inline constexpr int kProbeRounds = 3;
 
-// The fastest round, bytes per second, by the first rail of the peer that published `request.address`. Blocks. Throws
-// as connecting does.
+// Returns the bytes per second of the fastest round, by the first rail of the peer that published `request.address`.
+// Blocks. Throws what connecting throws.
 double measure_link(const ConnectRequest& request, const Credentials& credentials);
 
-// The other side. Belongs to the thread of `loop`.
+// Runs the side that receives. Belongs to the thread of `loop`.
 class ProbeSink {
  public:
   explicit ProbeSink(EventLoop& loop) : loop_(loop) {}

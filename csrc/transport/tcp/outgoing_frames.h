@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The writes that a tcp connection has accepted and not sent wholly, the oldest first. Threading: the loop's.
+// Keeps the writes that a tcp connection has accepted and not sent wholly, the oldest first. Belongs to the loop.
 #pragma once
 
 #include <sys/uio.h>
@@ -15,21 +15,21 @@ namespace bps::transport::tcp {
 
 class OutgoingFrames {
  public:
-  // Small enough that a full queue of 4 MB partitions is drained by one round trip of acknowledgements; a caller that
-  // has more to say keeps it, where it can still be overtaken by something more urgent.
+  // A full queue of 4 MB partitions is drained by one round trip of acknowledgements. A caller that has more to send
+  // keeps it, where something more urgent can still overtake it.
   static constexpr std::size_t kMost = 32;
-  static constexpr std::size_t kAtOnce = 8;  // frames per system call
+  static constexpr std::size_t kAtOnce = 8;  // how many frames go out by one system call
   using Pieces = std::array<iovec, 3 * kAtOnce>;
 
   bool is_empty() const { return count_ == 0; }
   bool is_full() const { return count_ == kMost; }
-  // A write that fits, while there is room.
+  // Takes a write that fits. There must be room.
   void add(const WriteOp& op);
-  // Sets what goes out next, and returns how many pieces that are.
+  // Sets what goes out next, and returns how many pieces these are.
   std::size_t next_pieces(Pieces& pieces) const;
-  // Takes so many bytes as sent, and notes the writes whose source is read no more.
+  // Takes this many bytes as sent, and notes the writes whose source is read no more.
   void note_sent(std::uint64_t bytes, WrittenTokens& written);
-  // Nothing is sent any more, and so no source is read.
+  // Is called when nothing is sent any more, and so no source is read.
   void give_up(WrittenTokens& written);
 
  private:
@@ -40,7 +40,7 @@ class OutgoingFrames {
     const std::byte* payload;
     std::uint64_t length;
     std::uint64_t token;
-    std::uint64_t sent;  // of frame, header and payload together
+    std::uint64_t sent;  // how many bytes of frame, header and payload together are out
     std::uint64_t total() const { return sizeof frame + header_size + length; }
   };
   void drop_oldest(WrittenTokens& written);

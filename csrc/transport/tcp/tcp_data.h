@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The data endpoint of tcp: one connection, a bounded queue of frames out, and frames in. Threading: the loop's.
+// Implements the data endpoint of tcp: one connection, a bounded queue of frames out, and frames in.
 #pragma once
 
 #include "core/event_loop.h"
@@ -40,7 +40,7 @@ class TcpData final : public DataEndpoint {
   Counters& counters_;
   bool watched_ = false;
   bool want_write_ = false;
-  Carried carried_;  // when it was asked last
+  Carried carried_;  // what take_carried() read last
   OutgoingFrames outgoing_;
   WrittenTokens written_;
   IncomingFrames incoming_;

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Processes anywhere: control messages over one connection, data over others.
+// Connects processes anywhere: control messages go over one connection, data over others.
 //
 // A data endpoint is one TCP connection. A write is a frame: 32 bytes that name the region, then the bytes, which go
-// straight from the source into the peer's region. The receiver checks every frame against the regions it registered;
-// keys are random, so a region that was withdrawn is never mistaken for another.
+// straight from the source into the peer's region. The receiver checks every frame against the regions that it
+// registered. Keys are random, so a region that was withdrawn is never mistaken for another one.
 //
-// Threading: the loop's, but for connect_control() and connect_data().
+// The transport belongs to the thread of the loop, except connect_control() and connect_data().
 #pragma once
 
 #include <memory>
@@ -23,22 +23,22 @@ namespace bps::transport::tcp {
 class TcpData;
 
 struct TcpOptions {
-  std::string congestion;  // control of it on each data socket; empty for the system's default
-  // After which the system asks the peer of a quiet data connection for a sign of life, which its system gives, also of
-  // a process that is stopped. Without one for as long again the connection ends. 0: never.
+  std::string congestion;  // the congestion control of each data socket; "": the system's default
+  // After this time the system asks the peer of a quiet data connection for a sign of life, which the peer's system
+  // gives even for a stopped process. When none comes for as long again the connection ends. 0: it never asks.
   double quiet_s = 0;
 };
 
 class TcpTransport final : public Transport {
  public:
-  // `rails`: where connections leave this host, if they are several.
+  // `rails` says where connections leave this host, if there are several.
   TcpTransport(EventLoop& loop, const Credentials& credentials, Counters& counters, TcpOptions options,
                std::vector<TcpRail> rails = {});
   ~TcpTransport() override;
 
   Kind kind() const override { return Kind::kTcp; }
   RegionPtr register_memory(std::span<std::byte> bytes) override;
-  // `address`: see to_text(TcpAddress).
+  // `address` is a text of to_text(TcpAddress).
   std::size_t rail_pairs(std::span<const std::byte> address) const override;
   bool fails_over() const override { return true; }
   bool lands_in_order() const override { return true; }
