@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A number that counts below a limit. Messages carry one wherever their receiver keeps a table by that number: a number
-// beyond the limit does not decode, so that whoever holds one may use it as an index or as a size.
+// Holds a number that counts below a limit. Messages carry one wherever their receiver keeps a table by that number. A
+// number beyond the limit does not decode, so the holder of one may use it as an index or as a size.
 #pragma once
 
 namespace bps {
@@ -11,7 +11,7 @@ class Below {
   static constexpr T kEnd = kLimit;
 
   constexpr Below() = default;
-  // A number of this process. It must be below the limit, since the peer refuses one that is not.
+  // Takes a number of this process. It must be below the limit, since the peer refuses one that is not.
   explicit constexpr Below(T value) : value_(value) {}
   constexpr operator T() const { return value_; }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bytes as the rest of the library passes them around, and the few helpers that the standard library lacks.
+// Defines bytes as the rest of the library passes them around, and the few helpers that the standard library lacks.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,8 @@ namespace bps {
 
 using Bytes = std::vector<std::byte>;
 
-// memcpy for spans. memcpy itself requires valid pointers even for zero bytes, and an empty span has none.
+// Does for spans what memcpy does. memcpy itself requires valid pointers even for zero bytes, and an empty span has
+// none.
 inline void copy_bytes(std::span<const std::byte> from, void* to) {
   if (!from.empty()) std::memcpy(to, from.data(), from.size());
 }

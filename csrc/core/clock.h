@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Monotonic time and deadlines. Every wait of the library takes a Deadline.
+// Defines monotonic time and deadlines. Every wait of the library takes a Deadline.
 #pragma once
 
 #include <time.h>
@@ -13,7 +13,7 @@ namespace bps {
 using Clock = std::chrono::steady_clock;
 using Duration = std::chrono::nanoseconds;
 
-// A longer time is forever: this one fits into nanoseconds, added to any time of the clock. A negative time is none.
+// A longer time counts as this one, which any time of the clock can add as nanoseconds. A negative time is zero.
 inline constexpr double kForever_s = 1e9;
 inline Duration to_duration(double seconds) {
   return std::chrono::duration_cast<Duration>(std::chrono::duration<double>(std::clamp(seconds, 0.0, kForever_s)));
@@ -28,7 +28,7 @@ class Deadline {
   }
   static Deadline never() { return Deadline(Clock::time_point::max()); }
   bool passed() const { return Clock::now() >= at_; }
-  // Time left, never negative, in whole milliseconds rounded up (what poll(2) takes).
+  // Returns the time left, never negative, in whole milliseconds rounded up (what poll(2) takes).
   int left_ms() const {
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(at_ - Clock::now()).count();
     return static_cast<int>(std::clamp<std::int64_t>(left, 0, 1'000'000'000));
@@ -47,7 +47,7 @@ inline std::uint64_t now_ns() {
   return to_ns(Clock::now());
 }
 
-// The same clock as of its last tick, some milliseconds ago at most: a load from memory, and no look at a timer.
+// Returns that clock's last tick, some milliseconds ago at most. It costs a load from memory, and no look at a timer.
 inline std::uint64_t coarse_now_ns() {
   timespec now{};
   (void)::clock_gettime(CLOCK_MONOTONIC_COARSE, &now);

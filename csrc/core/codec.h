@@ -72,14 +72,14 @@ std::optional<T> decode(std::span<const std::byte> bytes) {
   if (!io.done()) message.reset();
   return message;
 }
-// For bytes that somebody has padded: only the first kSize<T> of them count.
+// Decodes bytes that somebody has padded: only the first kSize<T> of them count.
 template <Fixed T>
 std::optional<T> decode_front(std::span<const std::byte> bytes) {
   return bytes.size() < kSize<T> ? std::nullopt : decode<T>(bytes.first(kSize<T>));
 }
 
-// True when the struct lies in memory as its list writes it: a struct whose bytes are 1, 2, 3, ... encodes to 1, 2, 3,
-// ...
+// Returns true when the struct lies in memory as its list writes it: a struct whose bytes are 1, 2, 3, ... encodes to
+// 1, 2, 3, ...
 template <Fixed T>
 consteval bool is_plain() {
   if constexpr (!std::has_unique_object_representations_v<T> || kSize<T> != sizeof(T)) {
@@ -97,7 +97,7 @@ template <Plain T>
 std::span<const std::byte, sizeof(T)> bytes_of(const T& message) {
   return std::as_bytes(std::span<const T, 1>(&message, 1));
 }
-// After bytes from a peer have been written here, accepts() says whether they are a valid message.
+// Returns where to write bytes from a peer. Afterwards accepts() says whether they are a valid message.
 template <Plain T>
 std::span<std::byte, sizeof(T)> writable_bytes_of(T& message) {
   return std::as_writable_bytes(std::span<T, 1>(&message, 1));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The walkers behind codec.h: what happens to each field of a message when it is measured, written, read or checked.
+// Defines the walkers behind codec.h: they measure, write, read or check each field of a message.
 #pragma once
 
 #include <algorithm>
@@ -150,7 +150,7 @@ class Take {
   template <typename T>
   void list(std::vector<T>& items) {
     const std::size_t size = count();
-    if (size > left_.size() / size_of_message(T{})) good_ = false;  // so many cannot be there
+    if (size > left_.size() / size_of_message(T{})) good_ = false;  // there cannot be that many
     if (!good_) return;
     items.resize(size);
     for (T& item : items) {
@@ -174,7 +174,7 @@ class Take {
     require([&] { return message.unpack(packed); });
   }
   constexpr void require(auto condition) { good_ = good_ && condition(); }
-  // Everything was valid, and nothing is left.
+  // Returns true when everything was valid, and nothing is left.
   bool done() const { return good_ && left_.empty(); }
 
  private:
@@ -195,7 +195,7 @@ class Take {
   bool good_ = true;
 };
 
-// Checks a message that is there already.
+// Checks a message that is in memory already.
 class Check {
  public:
   constexpr void operator()(const auto&... field) { (walk(*this, field), ...); }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A number that one thread adds to and any thread reads: a relaxed atomic without read-modify-write, so that counting
-// costs a plain add.
+// Holds a number that one thread adds to and any thread reads. It is a relaxed atomic without read-modify-write, so
+// that counting costs a plain add.
 #pragma once
 
 #include <atomic>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The counters of core/metrics.h under the names and in the units of Prometheus. Threading: pure.
+// Gives the counters of core/metrics.h the names and units of Prometheus. A pure function.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace bps {
 
-// `counters`: as Counters::list() names them. A counter that has no name here is left out; a test asserts that none is.
+// `counters` are what Counters::list() returns. One that has no name here is left out; a test asserts that none is.
 MetricFamilies counter_families(const std::vector<std::pair<std::string, std::uint64_t>>& counters);
 
 }  // namespace bps

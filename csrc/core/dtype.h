@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Element types on the wire. The numbers are part of the protocol.
+// Numbers the element types and operations on the wire. The numbers are part of the protocol.
 #pragma once
 
 #include <cstddef>
@@ -26,16 +26,16 @@ enum class ReduceOp : std::uint8_t {
   kMin = 2,
   kMax = 3,
   kProduct = 4,
-  // Sums of floating-point numbers, which are rounded once, at the end: server/exact_sum.h.
+  // These are sums of floating-point numbers that are rounded once, at the end: server/exact_sum.h.
   kExactSum = 5,
   kExactAverage = 6,
-  kExactSumToOdd = 7,  // of float64, for a caller that rounds it again
+  kExactSumToOdd = 7,  // only for float64, for a caller that rounds it again
 };
 constexpr bool is_exact(ReduceOp op) {
   return op >= ReduceOp::kExactSum;
 }
 
-// 0 for a value that names no type: the one check for bytes off the wire.
+// Returns 0 for a value that names no type. Bytes off the wire need no other check.
 constexpr std::size_t size_of(Dtype dtype) {
   switch (dtype) {
     case Dtype::kFloat64:
@@ -55,7 +55,7 @@ constexpr bool is_floating(Dtype dtype) {
   return dtype == Dtype::kFloat32 || dtype == Dtype::kFloat64 || dtype == Dtype::kFloat16 || dtype == Dtype::kBfloat16;
 }
 
-// The types that compress/ takes.
+// Returns true for the types that compress/ takes.
 constexpr bool is_compressible(Dtype dtype) {
   return is_floating(dtype) && dtype != Dtype::kFloat64;
 }

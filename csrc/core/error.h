@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The two error regimes of the library, never mixed.
+// Defines the two error regimes of the library, which are never mixed.
 //
 // Set-up and bad input throw Error: a code (one Python exception class each), what went wrong, and a hint that is an
-// action. The data path returns Status and throws nothing to its callers. The one thing that ends the process there is
-// a defect of this program: a change of state that has no arrow (core/state.h).
+// action. The data path returns Status and throws nothing to its callers. Only a defect of this program ends the
+// process there: a change of state that has no arrow (core/state.h).
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ enum class ErrorCode : std::uint8_t {
   kNotInitialized,
   kUnknownHandle,
   kPortTaken,
-  kAuthentication,  // wrong secret or another job
+  kAuthentication,  // the secret is wrong, or it is another job
   kVersion,
   kUnreachable,
   kPeerLost,
@@ -44,19 +44,19 @@ class Error : public std::runtime_error {
   std::string hint_;
 };
 
-// The hint where nothing of the job can be saved.
+// These are hints for errors after which nothing of the job can be saved.
 inline constexpr const char* kDeclareAlike = "declare the tensor with the same dtype and shape everywhere";
 inline constexpr const char* kRestartJob = "restart the job from its last checkpoint";
-// The hint where an operation has not ended in time.
+// This is the hint for an operation that has not ended in time.
 inline constexpr const char* kRaiseTimeout = "check that every rank of the group calls it, or raise BPS_TIMEOUT";
 
-// The outcome of a data-path call.
+// Is the outcome of a data-path call.
 enum class [[nodiscard]] Status : std::uint8_t {
   kOk,
   kAgain,     // a window is full; retry after the next poll
   kPeerLost,  // the peer is gone, or its memory is
   kProtocol,  // the peer sent what it may not send
-  kNoMemory,  // of this process
+  kNoMemory,  // this process has no memory left
   kOverflow,  // a sum does not fit its type
   kCodec,     // a codec of the program has failed
 };
@@ -75,7 +75,7 @@ inline const char* to_string(Status status) {
 }
 
 // Throws kTransport with errno in words. Where a limit of the system is behind it (core/limits.h), the error names the
-// limit and its value, and the hint tells how to raise it; `hint` is for everything else.
+// limit and its value, and the hint tells how to raise it. `hint` is for everything else.
 [[noreturn]] void throw_errno(const std::string& what, const std::string& hint = "");
 
 }  // namespace bps

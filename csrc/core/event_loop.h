@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// One epoll loop: descriptors, timers, and functions posted by other threads.
+// Runs one epoll loop: it serves descriptors, timers, and functions posted by other threads.
 //
-// Threading: everything but post() and wake() belongs to the thread that calls turn(). doorbell() is an eventfd that
-// another process may hold a copy of and write to in order to wake this loop.
-// Ordering:  functions run in the order in which they were posted.
+// Everything but post() and wake() belongs to the thread that calls turn(). doorbell() is an eventfd: another process
+// may hold a copy of it, and write to it in order to wake this loop. Functions run in the order in which they were
+// posted.
 #pragma once
 
 #include <sys/epoll.h>
@@ -22,24 +22,24 @@
 
 namespace bps {
 
-// A function that a loop calls at a given time, for as long as this object lives: destroying it, or assigning another
-// one, cancels it, also from within that function. Belongs to the loop's thread; may outlive the loop.
+// Holds a function that a loop calls at a given time while this object lives. Destroying it, or assigning another
+// timer, cancels the function, also from within it. Belongs to the loop's thread, and may outlive the loop.
 class Timer {
  public:
   Timer() = default;
-  // True from the assignment of a timer that a loop has made to that of an empty one, also when it has been called.
+  // Returns true from the assignment of a loop's timer to that of an empty one, even after the function was called.
   bool is_set() const { return entry_ != nullptr; }
 
  private:
   friend class EventLoop;
   struct Entry {
     Clock::time_point due;
-    Duration period;  // zero: once
+    Duration period;  // zero: it is called once
     std::function<void()> task;
   };
   explicit Timer(std::shared_ptr<Entry> entry) : entry_(std::move(entry)) {}
 
-  std::shared_ptr<Entry> entry_;  // the loop only watches it
+  std::shared_ptr<Entry> entry_;  // the loop holds only a weak reference to it
 };
 
 class EventLoop {
@@ -50,12 +50,12 @@ class EventLoop {
   EventLoop(const EventLoop&) = delete;
   EventLoop& operator=(const EventLoop&) = delete;
 
-  // Calls `ready` with the epoll events of `fd` until forget(fd). Level-triggered. `ready` may forget any descriptor.
+  // Calls `ready` with the epoll events of `fd` until forget(fd). Level-triggered. `ready` may forget any of them.
   void watch(int fd, std::uint32_t events, Ready ready);
   void change(int fd, std::uint32_t events);
   void forget(int fd);
-  // Tells nothing of `fd` for a while: its system call lacks what the system is short of (is_shortage()), and being
-  // level-triggered it would be told of again and again meanwhile.
+  // Reports nothing of `fd` for a while. Its system call lacks what the system is short of (is_shortage()), and as it
+  // is level-triggered it would be reported again and again.
   void rest(int fd, double seconds = kRest_s);
   static constexpr double kRest_s = 0.001;
 
@@ -65,21 +65,21 @@ class EventLoop {
   [[nodiscard]] Timer after(double delay_s, std::function<void()> task);
 
   // Runs what was posted, and the timers that are due, without a look at descriptors. It is for a loop that somebody
-  // else wakes, as a simulation does; next_due() says when the next timer is, max() if there is none.
+  // else wakes, as a simulation does. next_due() returns when the next timer is due, max() if there is none.
   int run_due() { return run_posted() + run_timers(Clock::now()) + run_posted(); }
   Clock::time_point next_due() const;
 
-  // May be called from any thread: run `task` on the loop soon. False, and the task is dropped, once the loop is
+  // Runs `task` on the loop soon. May be called from any thread. Returns false, and drops the task, once the loop is
   // closed.
   bool post(std::function<void()> task);
-  // On the loop's thread, after its last turn: drops what was posted, and what is posted from now on.
+  // Comes on the loop's thread, after its last turn. Drops what was posted, and what is posted from now on.
   void close();
-  // May be called from any thread: make a sleeping turn() return.
+  // Makes a sleeping turn() return. May be called from any thread.
   void wake();
   int doorbell() const { return doorbell_.get(); }
 
-  // Dispatches what is ready, sleeping up to `wait` (zero: not at all) when nothing is. Returns the number of things
-  // run. `while_asleep` is unlocked for the time of the sleep: others who hold it may then call turn(), too.
+  // Dispatches what is ready, and sleeps up to `wait` (zero: not at all) when nothing is. Returns how many functions it
+  // ran. `while_asleep` is unlocked during the sleep: others who hold it may then call turn(), too.
   int turn(Duration wait, std::unique_lock<std::mutex>* while_asleep = nullptr);
 
  private:
@@ -98,9 +98,9 @@ class EventLoop {
   Fd epoll_;
   Fd doorbell_;
   std::unordered_map<int, std::shared_ptr<Watch>> watches_;
-  std::vector<std::weak_ptr<Timer::Entry>> timers_;  // those of destroyed timers are dropped as they are met
+  std::vector<std::weak_ptr<Timer::Entry>> timers_;  // those of destroyed timers are dropped when they are met
   unsigned turns_ = 0;
-  std::mutex posted_mutex_;  // set-up and rare events only; the data path uses rings
+  std::mutex posted_mutex_;  // for set-up and rare events; the data path uses rings
   std::vector<std::function<void()>> posted_;
   bool closed_ = false;  // guarded by posted_mutex_
   std::atomic<bool> has_posted_{false};

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Metrics as Prometheus reads them: families of samples, and their text ("text exposition format", version 0.0.4).
+// Writes metrics for Prometheus: families of samples, and their text ("text exposition format", version 0.0.4).
 //
 // Names follow Prometheus' conventions: a prefix, base units (bytes, seconds) as a suffix, and `_total` at the end of
-// what only grows. Threading: pure. Errors: none; the values of labels are escaped.
+// what only grows. These are pure functions, which throw nothing and escape the values of labels.
 #pragma once
 
 #include <cstdint>
@@ -18,13 +18,13 @@ using Labels = std::vector<std::pair<std::string, std::string>>;
 struct MetricFamily {
   enum class Type : std::uint8_t { kCounter, kGauge, kHistogram };
   struct Sample {
-    std::string suffix;  // of a histogram: "_bucket", "_sum", "_count"
+    std::string suffix;  // that of a sample of a histogram: "_bucket", "_sum", "_count"; else ""
     Labels labels;
     double value = 0;
   };
 
   Type type;
-  std::string name;  // of a counter: with its "_total"
+  std::string name;  // the name of a counter includes its "_total"
   std::string help;
   std::vector<Sample> samples{};
 
@@ -37,11 +37,11 @@ struct MetricFamily {
 using MetricFamilies = std::vector<MetricFamily>;
 
 std::string_view name_of(MetricFamily::Type type);
-// The shortest text that reads back as the same number, as samples and the bounds of buckets have it.
+// Returns the shortest text that reads back as the same number, as samples and the bounds of buckets have it.
 std::string to_text(double value);
 // Puts these labels in front of those of each sample.
 void label_all(MetricFamilies& families, const Labels& labels);
-// Families without samples are left out, and families of one name are joined: each name is described once.
+// Leaves families without samples out, and joins families of one name, so that each name is described once.
 std::string to_text(const MetricFamilies& families);
 
 }  // namespace bps

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A file descriptor that closes itself. A process that is forked does not get it: see fork.h.
+// Owns a file descriptor, and closes it. A process that is forked does not get it: see fork.h.
 #pragma once
 
 #include <unistd.h>
@@ -40,7 +40,7 @@ class Fd {
 
  private:
   int fd_ = -1;
-  std::uint32_t forks_ = 0;  // when it was made
+  std::uint32_t forks_ = 0;  // the number of forks when it was made
 };
 
 // Makes an eventfd readable. Signal handlers may call it, too.
@@ -49,7 +49,7 @@ inline void ring(int doorbell) {
   [[maybe_unused]] const auto n = ::write(doorbell, &one, sizeof one);
 }
 
-// The eventfd is not readable any more. Returns whether it was; it does not block.
+// Makes the eventfd unreadable. Returns true when it was readable, and does not block.
 inline bool take_rings(int doorbell) {
   std::uint64_t count = 0;
   return ::read(doorbell, &count, sizeof count) == sizeof count;

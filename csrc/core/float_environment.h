@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Each thread sets for itself how the processor rounds: torch.set_flush_denormal() makes subnormal numbers zero, and
-// fesetround() rounds elsewhere than to nearest. Sums must not depend on it: a caller that waits makes progress itself,
-// and a new thread begins with what its maker has set.
+// Makes the processor round as sums need it. Each thread sets that for itself: torch.set_flush_denormal() makes
+// subnormal numbers zero, and fesetround() rounds otherwise than to nearest. Sums must not depend on it, but a caller
+// that waits makes progress itself, and a new thread begins with what its maker has set.
 //
-// Threading: of the thread that it is made on, and for as long as it lives. Costs a few instructions where nothing is
-// set, and nothing is written then.
+// An object acts on the thread that makes it, while it lives. Where nothing is set it costs a few instructions, and
+// writes nothing.
 #pragma once
 
 #include <cstdint>
@@ -28,8 +28,8 @@ class DefaultFloatEnvironment {
   }
 
  private:
-  static constexpr std::uint32_t kFlags = 0x3f;      // what has happened so far, which is no setting
-  static constexpr std::uint32_t kDefault = 0x1f80;  // to nearest, subnormal numbers as they are, no exceptions
+  static constexpr std::uint32_t kFlags = 0x3f;      // flags of what has happened so far, which are no setting
+  static constexpr std::uint32_t kDefault = 0x1f80;  // rounds to nearest, keeps subnormal numbers, raises no exceptions
   const std::uint32_t before_;
 #elif defined(__aarch64__)
   DefaultFloatEnvironment() {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A histogram of durations, kept like a Counter: written by one thread, read by any, a plain add per observation.
+// Counts durations. As with a Counter, one thread writes, any thread reads, and an observation is a plain add.
 //
-// Bounds are powers of two from 32 us to 134 s: the shortest operation, and the longest that a person waits for.
+// Bounds are powers of two from 32 us to 134 s: from the shortest operation to the longest that a person waits for.
 #pragma once
 
 #include <array>
@@ -29,7 +29,7 @@ class DurationHistogram {
     sum_ns_.add(ns);
   }
 
-  // The number of durations up to bound i, and above the one before; [kBounds]: of those above all.
+  // Returns the number of durations up to bound i, and above the one before; for kBounds, of those above all bounds.
   std::uint64_t count(std::size_t i) const { return counts_[i].get(); }
   std::uint64_t sum_ns() const { return sum_ns_.get(); }
 

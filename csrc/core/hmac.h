@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// SHA-256 and HMAC-SHA-256 (FIPS 180-4, RFC 2104), and random bytes from the kernel.
+// Computes SHA-256 and HMAC-SHA-256 (FIPS 180-4, RFC 2104), and takes random bytes from the kernel.
 //
-// Own lines, against the rule, because the wheel must not carry or need a crypto library: the platform's is not on the
-// list of libraries that wheels may link, and a second copy of it in torch's process is a version war. Checked with the
-// NIST and RFC 4231 vectors. Used for connection set-up and control messages, never for payload.
+// These are our own lines, against the rule, because the wheel must not carry or need a crypto library: the platform's
+// is not on the list of libraries that wheels may link, and a second copy of it in torch's process is a version war.
+// They are checked with the NIST and RFC 4231 vectors, and used for set-up and control messages, never for payload.
 #pragma once
 
 #include <array>
@@ -16,14 +16,14 @@ namespace bps {
 
 using Digest = std::array<std::byte, 32>;
 
-// A message that comes in parts.
+// Hashes a message that comes in parts.
 class Sha256 {
  public:
   static constexpr std::size_t kBlock = 64;
 
   Sha256();
   void update(std::span<const std::byte> bytes);
-  Digest finish();  // once
+  Digest finish();  // is called once
 
  private:
   std::array<std::uint32_t, 8> state_;
@@ -31,11 +31,11 @@ class Sha256 {
   std::uint64_t size_ = 0;
 };
 
-// A key that signs many messages: what depends on the key alone is computed once. Copying it is cheap.
+// Holds a key that signs many messages: what depends on the key alone is computed once. Copying it is cheap.
 class HmacKey {
  public:
   explicit HmacKey(std::span<const std::byte> key);
-  // The code of all parts, one after the other. Allocates nothing.
+  // Returns the code of all parts, one after the other. Allocates nothing.
   Digest sign(std::initializer_list<std::span<const std::byte>> parts) const;
 
  private:
@@ -46,10 +46,10 @@ class HmacKey {
 Digest sha256(std::span<const std::byte> message);
 Digest hmac_sha256(std::span<const std::byte> key, std::initializer_list<std::span<const std::byte>> parts);
 
-// Takes the same time wherever the two differ. Unequal lengths are unequal.
+// Takes the same time wherever the two differ. Spans of unequal length are unequal.
 bool equal_constant_time(std::span<const std::byte> a, std::span<const std::byte> b);
 
-// Throws when the kernel gives none.
+// Throws when the kernel gives no random bytes.
 void random_bytes(std::span<std::byte> out);
 
 }  // namespace bps

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Writing JSON. Threading: pure. Errors: none; bytes from 0x80 on are taken to be UTF-8.
+// Writes JSON. These are pure functions that throw nothing. They take bytes from 0x80 on to be UTF-8.
 #pragma once
 
 #include <concepts>
@@ -11,7 +11,7 @@ namespace bps {
 
 std::string json_string(std::string_view text);
 
-// An object, field by field.
+// Writes an object, field by field.
 class JsonObject {
  public:
   JsonObject& add(std::string_view name, const std::string& value) { return add_raw(name, json_string(value)); }
@@ -21,7 +21,7 @@ class JsonObject {
   JsonObject& add(std::string_view name, T value) {
     return add_raw(name, std::to_string(value));
   }
-  // The value is JSON already.
+  // Adds a value that is JSON already.
   JsonObject& add_raw(std::string_view name, std::string_view json) {
     text_ += text_.size() == 1 ? "" : ",";
     text_ += json_string(name);
@@ -35,7 +35,7 @@ class JsonObject {
   std::string text_ = "{";
 };
 
-// A list, item by item.
+// Writes a list, item by item.
 class JsonList {
  public:
   JsonList& add(const std::string& value) { return add_raw(json_string(value)); }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One line per event on standard error: "bps WARNING [rank 1] text". Levels from BPS_LOG_LEVEL; the data path
+// Writes one line per event on standard error: "bps WARNING [rank 1] text". BPS_LOG_LEVEL sets the level; the data path
 // logs nothing above DEBUG. A library must not bring a logging framework into a training process.
 #pragma once
 
@@ -12,7 +12,7 @@ namespace bps {
 enum class LogLevel : unsigned char { kError, kWarning, kInfo, kDebug };
 
 void set_log(LogLevel level, std::string who);
-// ERROR, WARNING, INFO or DEBUG in either case, and BytePS's FATAL and TRACE; nothing for any other text.
+// Takes ERROR, WARNING, INFO or DEBUG in either case, and BytePS's FATAL and TRACE. Returns nothing for other text.
 std::optional<LogLevel> parse_log_level(std::string_view text);
 bool log_enabled(LogLevel level);
 void log_line(LogLevel level, const std::string& text);

@@ -7,8 +7,8 @@
 
 namespace bps {
 
-// True when all of `bytes` is memory of this process alone, without a file behind it. Reads /proc/self/maps: some 0.3
-// us for each mapping before its end. False where that cannot be read.
+// Returns true when all of `bytes` is memory of this process alone, without a file behind it. Reads /proc/self/maps,
+// some 0.3 us for each mapping before the end of `bytes`. Returns false where that cannot be read.
 bool is_private_anonymous(std::span<const std::byte> bytes);
 
 }  // namespace bps

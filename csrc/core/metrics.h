@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Counts what the data path does where it happens. Each loop has its Counters.
+// Counts what the data path does, in the place where it happens. Each loop has its Counters.
 #pragma once
 
 #include <cstdint>
@@ -17,24 +17,24 @@ struct Counters {
   // Transport
   Counter data_writes;       // writes with immediate posted on data endpoints, whatever their length
   Counter data_bytes;        // bytes those put into peers' memory, or posted to peers that read them in place
-  Counter received_bytes;    // of contributions that servers here took, and of results that workers here got
+  Counter received_bytes;    // bytes of contributions that servers here took, and of results that workers here got
   Counter control_messages;  // messages sent on control endpoints
   Counter control_bytes;
   Counter forged;  // control messages whose authentication code was wrong; each ended its connection
   Counter copies;  // extra copies of payload (staging, cross-memory blocks); none on mapped memory
   Counter copied_bytes;
-  Counter device_bytes;      // that GPUs copied from tensors and to them
-  Counter unwatched_bytes;   // of tensors that were staged because nobody tells when their memory is given back
+  Counter device_bytes;      // bytes that GPUs copied from tensors and to them
+  Counter unwatched_bytes;   // bytes of tensors that were staged because nobody tells when their memory is given back
   Counter given_back;        // blocks whose pages had changed since their last use: each was registered anew, or staged
-  Counter compressed_bytes;  // of payloads and results that this process sent or took compressed
-  Counter uncompressed_bytes;  // what the same would have been
+  Counter compressed_bytes;  // bytes of payloads and results that this process sent or took compressed
+  Counter uncompressed_bytes;  // how many bytes the same would have been
   // Worker
   Counter partitions;       // partitions finished
   Counter operations;       // operations finished
-  Counter operation_bytes;  // bytes of the tensors of those
+  Counter operation_bytes;  // bytes of the tensors of finished operations
   Counter failed;           // operations failed
   Counter credit_stalls;    // times a worker loop could not send yet what it had to push: see Sender
-  Counter pace_stalls;      // the same, where the pace of the operation was why: see Pace
+  Counter pace_stalls;      // times the pace of the operation was the reason: see Pace
   // Server
   Counter pushes;          // arrivals accepted
   Counter rounds;          // rounds summed and answered
@@ -44,14 +44,14 @@ struct Counters {
   Counter excess;          // workers lost because they kept more open than a worker can wait for
   Counter overflow_slots;  // slots granted beyond the window to break a deadlock
   // Both
-  Counter paths_lost;  // of connections that have others
+  Counter paths_lost;  // paths lost of connections that have others
   Counter repeated;    // pushes and answers that a lost path had not delivered
   // Loop
   Counter wakeups;  // returns from sleep
 
-  // From the start to the end of complete operations; nothing unless somebody wants it (Tensor::is_timed).
+  // Times complete operations from start to end. It stays empty unless somebody wants it (Tensor::is_timed).
   DurationHistogram operation_times;
-  // Where the loop notes what happens; null unless it is traced. Set before it starts.
+  // The loop notes here what happens. It is null unless the loop is traced, and set before the loop starts.
   TraceRing* trace = nullptr;
 
   std::vector<std::pair<std::string, std::uint64_t>> list() const {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The TCP ports that a process may listen on, as BPS_PORTS names them for a firewall.
+// Describes the TCP ports that a process may listen on, as BPS_PORTS names them for a firewall.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace bps {
 
-// Both ends belong to it. Both are 0 where the system chooses a port.
+// Both ends belong to the range. Both are 0 where the system chooses a port.
 struct PortRange {
   std::uint16_t first = 0;
   std::uint16_t last = 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bounded rings between threads. Fixed memory, no locks, no allocation.
+// Passes values between threads by bounded rings, with fixed memory, no locks and no allocation.
 #pragma once
 
 #include <atomic>
@@ -12,7 +12,7 @@ namespace bps {
 
 inline constexpr std::size_t kCacheLine = 64;
 
-// Many producers, one consumer. Each cell carries the ticket of the turn it is free for (D. Vyukov's bounded queue).
+// Has many producers and one consumer. Each cell carries the ticket of its next turn (D. Vyukov's bounded queue).
 template <typename T>
 class MpscRing {
  public:
@@ -22,7 +22,7 @@ class MpscRing {
     for (std::size_t i = 0; i <= mask_; ++i) cells_[i].turn.store(i, std::memory_order_relaxed);
   }
 
-  // False when full; `value` is then untouched.
+  // Returns false when the ring is full; `value` is then untouched.
   bool push(T&& value) {
     std::size_t ticket = tail_.load(std::memory_order_relaxed);
     for (;;) {

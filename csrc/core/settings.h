@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The settings of the library: one typed struct, filled once from one declarative table (settings_table.cc).
+// Holds the settings of the library in a typed struct, filled once from one declarative table (settings_table.cc).
 //
 // SettingValues collects the text of every setting and where the text comes from: an argument of init(), a BPS_*
-// variable, an alias that BytePS, torchrun or NCCL users know, or the default. parse() turns all texts into a Settings
-// and throws kInvalidArgument for the first one outside its range, naming variable, value and range. Code that works
+// variable, an alias that BytePS, torchrun or NCCL users know, or the default. parse() turns all texts into a Settings.
+// It throws kInvalidArgument for the first one outside its range, naming variable, value and range. Code that works
 // with settings takes a Settings, or a part of it, and never looks up a name.
 #pragma once
 
@@ -22,7 +22,7 @@ namespace bps {
 
 struct JobSettings {
   std::string role;
-  std::optional<std::uint32_t> machines;  // with workers
+  std::optional<std::uint32_t> machines;  // how many hosts have workers
   std::optional<std::uint32_t> servers;
   std::optional<std::uint32_t> worker_id;
   std::optional<std::uint32_t> local_rank;
@@ -45,7 +45,7 @@ struct JobSettings {
 
 struct TransportSettings {
   std::string host_id;
-  std::optional<double> link_gbps;  // of this host
+  std::optional<double> link_gbps;  // the speed of this host's link
   std::string allowed;              // see van::allowed_transports()
   std::string interface;
   std::string node_host;
@@ -54,7 +54,7 @@ struct TransportSettings {
   std::string tcp_congestion;
   bool shm_cma = false;
   std::string shm_fence;
-  std::optional<std::uint32_t> spin_us;  // nothing: as the number of cores suggests
+  std::optional<std::uint32_t> spin_us;  // nothing: it follows from the number of cores
   std::string fault;
 };
 
@@ -72,7 +72,7 @@ struct RdmaSettings {
 
 struct WorkerSettings {
   std::uint64_t partition_bytes = 0;
-  bool partition_given = false;  // by the user: otherwise slow links get smaller ones
+  bool partition_given = false;  // the user gave it: otherwise slow links get smaller ones
   std::uint64_t min_partition_bytes = 0;
   std::uint64_t scheduling_credit = 0;
   std::uint32_t loops = 0;  // 0: see BPS_PUSH_THREAD
@@ -88,7 +88,7 @@ struct WorkerSettings {
   std::uint64_t staging_bytes = 0;
   std::uint64_t gpu_chunk_bytes = 0;
   std::uint32_t gpu_chunks = 0;
-  bool device_route = false;  // this and the next: read by the Python face
+  bool device_route = false;  // this and the next are read by the Python face
   std::string cuda_library;
 };
 
@@ -99,17 +99,17 @@ struct ServerSettings {
   std::optional<double> sum_gbps;
 };
 
-// Pools of servers that jobs share; see csrc/pool.
+// These are about pools of servers that jobs share; see csrc/pool.
 struct PoolSettings {
-  std::string names{};  // of the pools that a job asks
+  std::string names{};  // the pools that a job asks
   std::string key_file{};
-  std::string host{};  // this and the rest: of a pool itself
+  std::string host{};  // this and the rest are a pool's own
   std::uint16_t port = 0;
   std::uint32_t cores = 0;   // 0: all that the process may use
   std::uint64_t memory = 0;  // 0: three quarters of what there is
   std::uint32_t jobs = 0;
   std::uint32_t user_jobs = 0;  // 0: no other limit than that of all jobs
-  std::uint32_t job_cores = 0;  // 0: no other limit than that of the pool; so is the next
+  std::uint32_t job_cores = 0;  // 0: no other limit than that of the pool; the same for the next
   std::uint64_t job_memory = 0;
 };
 
@@ -118,7 +118,7 @@ struct Deadlines {  // seconds
   double join = 0;
   double shutdown = 0;
   double heartbeat = 0;
-  std::uint32_t scheduler = 0;  // for another one, in the place of a lost one
+  std::uint32_t scheduler = 0;  // for another scheduler, in the place of a lost one
   std::uint32_t resume = 0;     // for workers that resume a suspended job
 };
 
@@ -129,7 +129,7 @@ struct MetricsSettings {
 
 struct TraceSettings {
   std::string folder;
-  bool as_byteps = false;  // BytePS's variables: on, and where
+  bool as_byteps = false;  // BytePS's variables say whether, and where
   std::string byteps_folder;
   std::optional<std::uint32_t> first_round;
   std::optional<std::uint32_t> last_round;
@@ -151,19 +151,19 @@ struct Settings {
   std::string dump_dir;
 };
 
-// The values that a setting may have.
+// Describes the values that a setting may have.
 struct Range {
   enum class Kind : std::uint8_t { kText, kWords, kFlag, kWhole, kNumber, kSeconds, kPorts };
   Kind kind = Kind::kText;
   std::int64_t lowest = 0;
   std::int64_t highest = 0;
-  std::string_view words{};       // separated by spaces: one of these
-  std::string_view list_words{};  // or several of these, separated by commas
+  std::string_view words{};       // the value is one of these, which are separated by spaces
+  std::string_view list_words{};  // or it is several of these, separated by commas
 
   std::string describe() const;  // "a whole number from 1 to 64"
 };
 
-// One row of the table.
+// Describes one row of the table.
 struct Setting {
   std::string_view name;      // BPS_SOMETHING
   std::string_view aliases;   // separated by spaces, the first that is set counts
@@ -175,15 +175,15 @@ struct Setting {
 };
 
 std::span<const Setting> settings_table();
-// nullptr when there is no setting of that name.
+// Returns null when there is no setting of that name.
 const Setting* find_setting(std::string_view name);
 
 class SettingValues {
  public:
   using Lookup = std::function<std::optional<std::string>(const std::string& variable)>;
 
-  SettingValues();                        // from the environment of this process
-  explicit SettingValues(Lookup lookup);  // from anything else, for tests
+  SettingValues();                        // takes them from the environment of this process
+  explicit SettingValues(Lookup lookup);  // takes them from anything else, for tests
 
   // Throws kInvalidArgument for a name that is not, or no longer, a setting.
   void set(const std::string& name, const std::string& value, const std::string& source);
@@ -194,7 +194,7 @@ class SettingValues {
     std::string source;  // "default", "argument", or the variable's name
   };
   const Value& value(std::string_view name) const;
-  // For the settings page and for Python: one value, checked against its range.
+  // Returns one value, checked against its range, for the settings page and for Python.
   std::int64_t integer(std::string_view name) const;
   double seconds(std::string_view name) const;
 
@@ -204,7 +204,7 @@ class SettingValues {
   std::map<std::string, Value, std::less<>> values_;
 };
 
-// For the readers of Range::Kind in the table: each returns false for a text outside the range.
+// These read values of each Range::Kind for the table. They return false for a text outside the range.
 bool read_whole(const Range& range, std::string_view text, std::int64_t& into);
 bool read_value(const Range& range, std::string_view text, std::string& into);
 bool read_value(const Range& range, std::string_view text, bool& into);

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// A state that changes along the arrows of its diagram only; docs/internals.md lists them.
+// Holds a state that changes only along the arrows of its diagram; docs/internals.md lists the diagrams.
 //
 // A change without an arrow is a defect of this program. It ends the process with a line that names both states,
 // because a round in a wrong state could deliver a wrong sum in silence. The check is one test of a constant.
 //
 // Beside an enum stand arrows_of(), which has for each state those that may follow it, and name_of(), which names what
-// is in that state. Threading: the owner's; of a State<Enum, std::atomic<Enum>> other threads may ask for the state.
+// is in that state. A state belongs to its owner; other threads may read a State<Enum, std::atomic<Enum>>.
 #pragma once
 
 #include <array>
@@ -14,12 +14,12 @@
 
 namespace bps {
 
-// States that may follow, as bits.
+// Returns the states that may follow, as bits.
 constexpr std::uint16_t arrows_to(auto... states) {
   return static_cast<std::uint16_t>(((1U << static_cast<unsigned>(states)) | ... | 0U));
 }
 
-// The same the other way round: for each state, those that it may follow.
+// Turns them round: returns for each state those that it may follow.
 template <std::size_t states>
 constexpr std::array<std::uint16_t, states> arrows_from(const std::array<std::uint16_t, states>& to) {
   std::array<std::uint16_t, states> from{};

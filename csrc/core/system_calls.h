@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// System calls that are younger than glibc 2.28, which wheels are built with (manylinux_2_28): it has no functions, and
-// no numbers, for them. The numbers are the same on every architecture. A kernel that lacks one sets ENOSYS.
-// Any thread may call them; none throws.
+// Makes system calls that are younger than glibc 2.28, which wheels are built with (manylinux_2_28). It has no
+// functions, and no numbers, for them. The numbers are the same on every architecture. A kernel that lacks a call sets
+// ENOSYS. Any thread may call these; none throws.
 #pragma once
 
 #include <sys/epoll.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Starting threads. Where the system allows no more of them, the error is kTransport and names the limit, instead of
+// Starts threads. Where the system allows no more of them, it throws kTransport and names the limit, instead of
 // std::system_error with nothing but "Resource temporarily unavailable".
 #pragma once
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The processor's own counter, which takes a third of the time of a look at the clock, and its relation to now_ns().
+// Reads the processor's own counter, which takes a third of the time of a look at the clock, and turns it to now_ns().
 //
-// Threading: pure. Errors: none.
 #pragma once
 
 #include <cstdint>
@@ -12,18 +11,18 @@
 
 namespace bps {
 
-// True when the kernel keeps its time by that counter: it then runs evenly, and the same on all processors.
+// Returns true when the kernel keeps its time by that counter: it then runs evenly, and the same on all processors.
 bool tick_counter_is_trusted();
 
 inline std::uint64_t tick_counter() {
 #if defined(__x86_64__)
-  return __builtin_ia32_rdtsc();  // without x86intrin.h, which takes half a second to read
+  return __builtin_ia32_rdtsc();  // avoids x86intrin.h, which takes half a second to read
 #else
   return now_ns();
 #endif
 }
 
-// A reading of the counter and of the clock, at the same moment.
+// Holds a reading of the counter and of the clock at the same moment.
 struct TickSample {
   std::uint64_t ticks = 0;
   std::uint64_t ns = 0;
@@ -33,8 +32,8 @@ struct TickSample {
 };
 static_assert(codec::Plain<TickSample>);
 
-// From ticks to nanoseconds, between the latest two samples; before the first one ticks are nanoseconds. A counter that
-// goes backwards has begun anew: the machine slept.
+// Turns ticks into nanoseconds, between the latest two samples; before the first one ticks are nanoseconds. A counter
+// that goes backwards has begun anew, as the machine slept.
 class TickTimes {
  public:
   void add(const TickSample& sample);

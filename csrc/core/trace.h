@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The loops note what happens to each partition, and when, and one thread reads it (trace_writer.h).
+// Keeps what the loops note about each partition, and when. One thread reads it (trace_writer.h).
 //
 // A loop that is not traced has no ring, so that each place where something is noted costs one predictable branch. A
-// ring that is full drops what comes, and counts that: nothing waits for the reader.
+// full ring drops what comes, and counts that: nothing waits for the reader.
 //
-// Threading: of a ring, record() and record_at() belong to the loop's thread, noted() and free() to the reader's;
-// dropped() to any.
+// record() and record_at() of a ring belong to the loop's thread, noted() and free() to the reader's, and dropped() to
+// any.
 #pragma once
 
 #include <algorithm>
@@ -30,17 +30,17 @@ enum class TraceStage : std::uint8_t {
   kSent,       // handed to the transport
   kLanded,     // its answer is in the caller's memory
   kAborted,    // it will have no answer
-  kOperation,  // of an operation, which is complete: TraceEvent::value is how long it took, in nanoseconds
+  kOperation,  // an operation is complete: TraceEvent::value is how long it took, in nanoseconds
   // On a server
   kPushed,   // a contribution has come
-  kSummed,   // all have, and they are summed
+  kSummed,   // all contributions have come, and they are summed
   kReplied,  // all answers are on their way
 };
 constexpr bool is_valid(TraceStage stage) {
   return stage <= TraceStage::kReplied;
 }
 
-// A partition in a round. Of an operation the partition is 0.
+// Names a partition in a round. The partition of an operation is 0.
 struct TraceKey {
   std::uint32_t group = 0;
   std::uint32_t tensor = 0;
@@ -51,7 +51,7 @@ struct TraceKey {
   bool operator==(const TraceKey&) const = default;
 };
 
-// As it lies in the rings and in the file (trace_file.h): small, and every byte of it said.
+// Is laid out as in the rings and in the file (trace_file.h): small, and with every byte named.
 struct TraceEvent {
   std::uint64_t time = 0;   // TraceRing::now()
   std::uint64_t value = 0;  // bytes
@@ -72,7 +72,7 @@ struct TraceEvent {
 };
 static_assert(codec::Plain<TraceEvent> && sizeof(TraceEvent) == 40);
 
-// The program did this meanwhile, as it says itself: "forward", "wait". Times are those of now_ns().
+// Says what the program did meanwhile, in its own words: "forward", "wait". Times are those of now_ns().
 struct TraceSpan {
   std::uint64_t begin = 0;
   std::uint64_t end = 0;
@@ -83,7 +83,7 @@ struct TraceSpan {
 };
 static_assert(codec::Plain<TraceSpan>);
 
-// The rounds to be noted, the last one included.
+// Tells which rounds are noted, the last one included.
 struct TracedRounds {
   std::uint32_t first = 0;
   std::uint32_t last = ~std::uint32_t{0};
@@ -93,21 +93,21 @@ struct TracedRounds {
 
 class TraceRing {
  public:
-  // Enough for a second at some ten thousand partitions, which is many.
+  // This is enough for a second at some ten thousand partitions, which is many.
   static constexpr std::size_t kEvents = 1 << 15;
   using Noted = std::array<std::span<const TraceEvent>, 2>;  // the second part is from the start of the memory
 
-  // `by_counter`: times are those of tick_counter(), and not of now_ns().
+  // Times are those of tick_counter() if `by_counter`, else those of now_ns().
   explicit TraceRing(TracedRounds rounds, bool by_counter = false)
       : rounds_(rounds), by_counter_(by_counter), events_(kEvents) {}
 
   std::uint64_t now() const { return by_counter_ ? tick_counter() : now_ns(); }
-  // True when it is worth a look at the clock.
+  // Returns true when it is worth a look at the clock.
   bool wants(std::uint32_t round) const { return rounds_.contain(round); }
   void record(TraceStage stage, const TraceKey& key, std::uint32_t peer, std::uint64_t value) {
     if (wants(key.round)) add(now(), stage, key, peer, value);
   }
-  // The same at a time by now() that is known already.
+  // Does the same at a time by now() that is known already.
   void record_at(std::uint64_t time, TraceStage stage, const TraceKey& key, std::uint32_t peer, std::uint64_t value) {
     if (wants(key.round)) add(time, stage, key, peer, value);
   }
@@ -118,7 +118,7 @@ class TraceRing {
     const std::size_t first = std::min(count, kEvents - head % kEvents);
     return {std::span(events_).subspan(head % kEvents, first), std::span(events_).first(count - first)};
   }
-  // The oldest ones have been read.
+  // Frees the oldest ones, which have been read.
   void free(std::size_t count) {
     head_.store(head_.load(std::memory_order_relaxed) + count, std::memory_order_release);
   }
@@ -146,10 +146,10 @@ class TraceRing {
   const TracedRounds rounds_;
   const bool by_counter_;
   std::vector<TraceEvent> events_;
-  alignas(kCacheLine) std::atomic<std::size_t> tail_{0};  // of the loop
+  alignas(kCacheLine) std::atomic<std::size_t> tail_{0};  // written by the loop
   std::size_t seen_head_ = 0;
   Counter dropped_;
-  alignas(kCacheLine) std::atomic<std::size_t> head_{0};  // of the reader
+  alignas(kCacheLine) std::atomic<std::size_t> head_{0};  // written by the reader
 };
 
 }  // namespace bps

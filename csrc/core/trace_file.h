@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// TraceWriter appends frames while a process runs, each with a kind, a number and bytes. format_trace() makes the trace
-// that people open from them (trace_format.h).
+// Defines the file of a trace while a process runs: TraceWriter appends frames, each with a kind, a number and bytes.
+// format_trace() makes the trace that people open from them (trace_format.h).
 //
 // The first frame says whose trace it is. A name stands before the first frame that uses it. A process that is killed
 // leaves the last frame cut short. Numbers are those of the machine, little-endian.
 //
-// Threading: one thread. Errors: kInvalidArgument, with the file's name, for what no TraceWriter has written: nothing
-// in a file is trusted. kTransport where it cannot be read.
+// It belongs to one thread. It throws kInvalidArgument, with the file's name, for what no TraceWriter has written,
+// since nothing in a file is trusted, and kTransport where the file cannot be read.
 #pragma once
 
 #include <cstdint>
@@ -23,13 +23,13 @@ namespace bps {
 
 enum class TraceFrameKind : std::uint32_t {
   kProcess,     // TraceProcess
-  kTensorName,  // of a tensor by its number; likewise the next two
+  kTensorName,  // the name of a tensor by its number; the next two are alike
   kNodeName,
   kSpanName,
-  kEvents,   // TraceEvent, of the ring of that number
+  kEvents,   // TraceEvents of the ring of that number
   kSpans,    // TraceSpan
   kDropped,  // TraceDropped
-  kClock,    // TickSample: times of events are by the processor's counter; one before the events, and one at their end
+  kClock,  // TickSample: events are timed by the processor's counter; one comes before the events, and one at their end
 };
 constexpr bool is_valid(TraceFrameKind kind) {
   return kind <= TraceFrameKind::kClock;
@@ -42,7 +42,7 @@ struct TraceFrameHeader {
   std::uint32_t magic = kMagic;
   TraceFrameKind kind = TraceFrameKind::kProcess;
   std::uint32_t number = 0;
-  std::uint32_t size = 0;  // of what follows, in bytes
+  std::uint32_t size = 0;  // the bytes that follow
 
   static constexpr void fields(auto& io, auto& m) {
     io(m.magic, m.kind, m.number, m.size);
@@ -52,7 +52,7 @@ struct TraceFrameHeader {
 static_assert(codec::Plain<TraceFrameHeader>);
 
 struct TraceProcess {
-  static constexpr std::size_t kMostText = 4096;  // also of a name
+  static constexpr std::size_t kMostText = 4096;  // the limit of a name as well
   static constexpr std::uint32_t kMostRings = 4096;
 
   std::string version;
@@ -74,7 +74,7 @@ struct TraceProcess {
   }
 };
 
-// Events that all rings together have dropped so far.
+// Counts the events that all rings together have dropped so far.
 struct TraceDropped {
   std::uint64_t events = 0;
   static constexpr void fields(auto& io, auto& m) { io(m.events); }
@@ -85,15 +85,15 @@ void append_frame(Bytes& to, TraceFrameKind kind, std::uint32_t number, std::spa
 struct TraceFrame {
   TraceFrameKind kind;
   std::uint32_t number;
-  std::span<const std::byte> content;  // until the next frame is read
+  std::span<const std::byte> content;  // valid until the next frame is read
 };
 
 class TraceFrames {
  public:
-  // `file`: open for reading; read from its start, whatever its position.
+  // `file` is open for reading. It is read from its start, whatever its position.
   TraceFrames(int file, std::string name) : file_(file), name_(std::move(name)) {}
 
-  // Nothing at the end of the file, or where the last frame is cut short.
+  // Returns nothing at the end of the file, or where the last frame is cut short.
   std::optional<TraceFrame> next();
   // Throws an error that says what is wrong with the frame that was read last.
   [[noreturn]] void refuse(const std::string& why) const;
@@ -103,7 +103,7 @@ class TraceFrames {
 
   const int file_;
   const std::string name_;
-  std::uint64_t begin_ = 0;  // of the frame that was read last
+  std::uint64_t begin_ = 0;  // where the frame begins that was read last
   std::uint64_t at_ = 0;
   Bytes content_;
 };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The files of a trace: events are appended to one while the process runs, from which the other one is made at the end.
+// Keeps the two files of a trace: one gets events while the process runs; the other is made from it.
 #pragma once
 
 #include <array>
@@ -16,8 +16,8 @@ class TraceFiles {
  public:
   using Parts = std::array<std::span<const std::byte>, 3>;
 
-  // Makes the folder, and an empty file of events beside `file`, which is removed if it is there: it is that of an
-  // earlier job. Throws kTransport.
+  // Makes the folder, and an empty file of events beside `file`. It removes a `file` of an earlier job. Throws
+  // kTransport.
   void open(const std::string& file);
   // Throws kTransport.
   void append(Parts parts);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// From what TraceWriter has appended (trace_file.h) to a file in the Trace Event Format, which chrome://tracing and
-// Perfetto open.
+// Makes a file in the Trace Event Format, which chrome://tracing and Perfetto open, from what TraceWriter has appended
+// (trace_file.h).
 //
-// Threading: pure; the file may still grow. Errors: as in trace_file.h, and kTransport where `json` cannot be written;
-// it is then what it was before.
+// These are pure functions; the file may still grow. They throw as trace_file.h does, and kTransport where `json`
+// cannot be written, which is then what it was before.
 #pragma once
 
 #include <functional>
@@ -13,7 +13,7 @@
 
 namespace bps {
 
-// `file`: open for reading, and `name` what errors call it. `gives_up`: asked often; true ends it with an Error.
+// `file` is open for reading; errors call it `name`. `gives_up` is called often, and ends it with an Error by true.
 void format_trace(int file, const std::string& name, NewFile& json, const std::function<bool()>& gives_up);
 void format_trace(const std::string& events, const std::string& json);
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The text of a trace, in the Trace Event Format, from names and events in the order in which they come. Each partition
-// is one nestable asynchronous event with its stages inside; what has no beginning or no end is left out. Times are
-// those of the monotonic clock, in microseconds.
+// Writes the text of a trace, in the Trace Event Format, from names and events in the order in which they come. Each
+// partition is one nestable asynchronous event with its stages inside. An event without beginning or end is left out.
+// Times are those of the monotonic clock, in microseconds.
 //
-// Threading: one thread. Errors: none; memory is bounded, whatever the events say.
+// It belongs to one thread and throws nothing. Its memory is bounded, whatever the events say.
 #pragma once
 
 #include <cstdint>
@@ -31,12 +31,12 @@ class TraceJson {
   void name_span(std::uint32_t number, std::string_view name);
   void note_dropped(std::uint64_t events) { dropped_ = events; }
   void add(std::uint32_t ring, const TraceEvent& event);
-  bool add(const TraceSpan& span);  // false: it has no name
+  bool add(const TraceSpan& span);  // returns false for a span that has no name
   void end();
 
  private:
   using OpenKey = std::tuple<std::uint32_t, std::uint32_t, std::uint32_t, std::uint32_t, bool, std::uint32_t>;
-  using Names = std::unordered_map<std::uint32_t, std::string>;  // as JSON
+  using Names = std::unordered_map<std::uint32_t, std::string>;  // names as JSON
   struct OnWorker {
     std::uint64_t queued = 0;
     std::uint64_t stalled = 0;
@@ -70,9 +70,9 @@ class TraceJson {
   Names tensors_;
   Names nodes_;
   Names spans_;
-  std::string name_;        // of the event that is written
+  std::string name_;        // the name of the event that is written
   bool any_ = false;        // events have been written
-  std::uint64_t next_ = 0;  // identity of an asynchronous event within this process
+  std::uint64_t next_ = 0;  // the identity of the next asynchronous event within this process
   std::uint64_t dropped_ = 0;
   std::map<OpenKey, OnWorker> on_worker_;
   std::map<OpenKey, OnServer> on_server_;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Text that is put together from pieces and numbers, at the cost of a copy. Threading: one thread. Errors: none.
+// Puts text together from pieces and numbers, at the cost of a copy. Belongs to one thread.
 #pragma once
 
 #include <array>
@@ -21,7 +21,7 @@ class TraceText {
     const auto end = std::to_chars(digits.data(), digits.data() + digits.size(), number).ptr;
     return add({digits.data(), static_cast<std::size_t>(end - digits.data())});
   }
-  // Nanoseconds, as microseconds with three decimals.
+  // Writes nanoseconds as microseconds with three decimals.
   TraceText& add_microseconds(std::uint64_t ns) {
     const auto rest = ns % 1000;
     add(ns / 1000);

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The trace of one process: a ring for each loop, and a thread that appends what they hold to a file (trace_file.h).
+// Traces one process, by a ring for each loop and a thread that appends what they hold to a file (trace_file.h).
 //
 // The thread shares the processors with what it traces, so it copies bytes and does no more. At the end a file in the
 // Trace Event Format takes the place of that one (trace_format.h); `bps trace` makes it where a process was killed.
 //
-// Threading: add_ring() before the loops start, start() once, name_tensor() and record_span() from any thread, stop()
-// or the destructor when no loop uses its ring any more. Errors: a file that cannot be written ends the trace, with a
-// line in the log.
+// add_ring() comes before the loops start, start() once, and stop() or the destructor when no loop uses its ring any
+// more. Any thread may call name_tensor() and record_span(). A file that cannot be written ends the trace, and the log
+// says so.
 #pragma once
 
 #include <atomic>
@@ -40,15 +40,15 @@ class TraceWriter {
   void name_tensor(std::uint32_t tensor, const std::string& name) { notes_.name_tensor(tensor, name); }
 
   struct Process {
-    std::string file;  // of the end, "comm.json"; its folder is made, and "comm.events" is beside it
+    std::string file;  // the file of the end, "comm.json"; its folder is made, and "comm.events" is beside it
     std::string name;  // "worker 0 and server 0"
     std::string host;
     std::int32_t worker_rank = -1;
     std::int32_t server_rank = -1;
-    std::vector<std::pair<std::uint32_t, std::string>> nodes = {};  // names of all that events can name
+    std::vector<std::pair<std::uint32_t, std::string>> nodes = {};  // the names of all that events can name
   };
   void start(Process process);
-  // No loop uses its ring any more. What is left is written without the caller, for which the destructor waits.
+  // Is called when no loop uses its ring any more. The rest is written without the caller; the destructor waits for it.
   void stop();
   // Stops, and waits until all is written: seconds for millions of events. When the wait is interrupted, the events
   // stay for `bps trace`.
@@ -66,8 +66,8 @@ class TraceWriter {
   const TickSample begin_ = TickSample::take();
   std::deque<TraceRing> rings_;  // a deque: addresses stay
   TraceFiles files_;
-  std::vector<TraceRing::Noted> noted_;  // of each ring
-  Bytes frames_;                         // to be written
+  std::vector<TraceRing::Noted> noted_;  // by ring
+  Bytes frames_;                         // those to be written
   std::uint64_t said_dropped_ = 0;
   TraceNotes notes_;
   std::mutex mutex_;

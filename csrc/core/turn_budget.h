@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bounds what one peer makes a loop do before others have their turn: so many messages and bytes, and as much time as
-// their handling takes. Whoever reads from a peer stops when the budget is used up, and goes on in the loop's next
-// turn, after the timers, heartbeats among them, and after what other peers have sent.
+// Bounds what one peer makes a loop do before others have their turn, in messages, in bytes, and in the time that their
+// handling takes. A reader stops when the budget of a peer is used up, and goes on in the loop's next turn, after the
+// timers, heartbeats among them, and after what other peers have sent.
 //
 // The limits are far beyond what a peer that behaves has to say at one time. Not for the data path: it reads the clock.
 #pragma once
@@ -18,7 +18,7 @@ class TurnBudget {
   static constexpr std::uint64_t kBytes = 256 << 10;
   static constexpr Duration kTime = std::chrono::milliseconds(2);
 
-  // One message of so many bytes has been handled. Whether another one may be in this turn.
+  // Counts a message of this many bytes as handled. Returns true when another one may be handled in this turn.
   bool spend(std::uint64_t bytes) {
     messages_ += 1;
     bytes_ += bytes;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Lists written as one text, such as "shm tcp rdma" or "mlx5_0,mlx5_1", and counted nouns.
+// Reads lists written as one text, such as "shm tcp rdma" or "mlx5_0,mlx5_1", and writes counted nouns.
 #pragma once
 
 #include <algorithm>
@@ -19,7 +19,7 @@ void for_each_part(std::string_view text, char separator, Use use) {
   }
 }
 
-// The same without empty parts.
+// Does the same without empty parts.
 template <typename Use>
 void for_each_word(std::string_view text, char separator, Use use) {
   for_each_part(text, separator, [&](std::string_view part) {
@@ -33,7 +33,7 @@ inline bool has_word(std::string_view words, std::string_view wanted) {
   return found;
 }
 
-// "1 worker", "2 workers".
+// Returns "1 worker", "2 workers".
 inline std::string counted(std::uint32_t number, std::string_view noun) {
   std::string text = std::to_string(number);
   text.append(" ").append(noun);
