@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// A call of a codec that is the program's own (Codec::is_built_in() is false): which one this thread runs, and how the
-// last one failed.
+// Marks a call of a codec that is the program's own (Codec::is_built_in() is false). It tells which one this thread
+// runs, and how the last one failed.
 //
-// A loop makes such calls. So what they call of this library would wait for a loop that waits for them: it is refused.
-// Nothing tells a call of another thread from one of the program itself, unless the loop makes no progress.
-// Threading: any thread; a failure is the calling thread's own.
+// A loop makes such calls. What they call of this library would wait for a loop that waits for them, so it is refused.
+// Nothing tells a call of another thread from one of the program itself, unless the loop makes no progress. Any thread
+// may use this; a failure belongs to the calling thread.
 #pragma once
 
 #include <string>
@@ -23,15 +23,15 @@ class CodecCall {
   // Throws Error (kInvalidArgument) within such a call.
   static void refuse_within();
 
-  // For a loop that is stuck: a clause such as ", which runs the codec 'cut'," of the call that has taken longest; ""
-  // if there is none.
+  // Returns, for a loop that is stuck, a clause about the call that has taken longest, such as ", which runs the codec
+  // 'cut',"; "" if there is none.
   static std::string describe_longest();
-  // Refuses what other threads have called, or will, within calls that have taken so long now: these may wait for them.
+  // Refuses what other threads call within calls that have taken this long: these may wait for them.
   static void refuse_behind(Duration taken);
-  // For a wait of another thread that has begun then: throws Error (kInvalidArgument) if it is refused.
+  // Is called by a wait of another thread that began at `begun`. Throws Error (kInvalidArgument) if it is refused.
   static void check_behind(Clock::time_point begun);
 
-  // The call has failed: a clause such as "encode() of the codec 'cut' raised ValueError: no". The first one counts.
+  // Notes that the call has failed: "encode() of the codec 'cut' raised ValueError: no". The first one counts.
   static void fail(std::string why);
   // Return whether, and how, a call of this thread has failed since the last take_failure(); "" if none has.
   static bool has_failed();

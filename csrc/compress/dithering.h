@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// "dithering": magnitudes are rounded at random to a few levels, so that the expected value is the element (Alistarh et
-// al., "QSGD", 2017; natural levels: Horvath et al., "Natural compression", 2019; as BytePS has them).
+// The method "dithering" rounds magnitudes at random to a few levels, so that the expected value is the element
+// (Alistarh et al., "QSGD", 2017; natural levels: Horvath et al., "Natural compression", 2019; as BytePS has them).
 //
-// k=K (1 to 127, 4 unless given): levels above zero. normalize=max|l2: what the highest level stands for, the largest
-// magnitude or the Euclidean norm (norms.h), as float32. partition=linear: level j is j / K of it; natural: level j > 0
-// is 2^(j - K) of it. An element lies at y = min(|x| / norm, 1), between two levels a <= y <= b, and becomes b if
-// random_unit(seed, its index) < (y - a) / (b - a), else a. All in float32.
+// k=K (1 to 127, 4 unless given) is the number of levels above zero. normalize=max|l2 says what the highest level
+// stands for, the largest magnitude or the Euclidean norm (norms.h), as float32. With partition=linear level j is j / K
+// of it, with natural level j > 0 is 2^(j - K) of it. An element lies at y = min(|x| / norm, 1), between two levels a
+// <= y <= b, and becomes b if random_unit(seed, its index) < (y - a) / (b - a), else a. All is computed in float32.
 //
-// The norm, then the levels, each below its sign, in 2, 4 or 8 bits, whichever is enough, from the lowest bits of each
-// byte. The norm is a NaN, and everything decodes to NaN, when an element is a NaN or infinity, or the norm too large.
+// The code is the norm, then the levels, each below its sign, in 2, 4 or 8 bits as needed, from the lowest bits of each
+// byte. The norm is a NaN, as is all that is decoded, if an element is a NaN or infinity, or the norm too large.
 #pragma once
 
 #include "compress/codec.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// float32 as bits: magnitudes are ordered as integers are, and NaN is above infinity.
+// Treats float32 as bits: magnitudes are ordered as integers are, and NaN is above infinity.
 #pragma once
 
 #include <algorithm>

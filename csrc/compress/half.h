@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// "bf16" and "fp16": each element as a 16-bit float, rounded to nearest even; 2 bytes per element.
+// The methods "bf16" and "fp16" send each element as a 16-bit float, rounded to nearest even; 2 bytes per element.
 //
-// What is too large for the format becomes infinity (fp16: from 65520), NaN stays a NaN of the same sign, and
+// A value too large for the format becomes infinity (fp16: from 65520), NaN stays a NaN of the same sign, and
 // subnormals keep their values. Every string of bytes of the right size is valid.
 #pragma once
 

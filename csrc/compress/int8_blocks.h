@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// "int8": blocks of 256 elements, the last one perhaps shorter, each as a float32 scale and then one signed byte per
-// element; 1.016 bytes per element.
+// The method "int8" sends blocks of 256 elements, the last one perhaps shorter, each as a float32 scale and then one
+// signed byte per element; 1.016 bytes per element.
 //
-// With m the largest magnitude of a block: scale = m / 127 and byte = x * (1 / scale), every operation in float32 and
-// the result rounded to nearest even; an element decodes to scale * byte, within half a scale of what it was. Three
-// blocks are special, so that nothing overflows on the way and no NaN or infinity is lost:
+// With m the largest magnitude of a block, scale = m / 127 and byte = x * (1 / scale). Every operation is in float32,
+// and the result is rounded to nearest even. An element decodes to scale * byte, within half a scale of what it was.
+// Three blocks are special, so that nothing overflows on the way and no NaN or infinity is lost:
 // - m / 127 > kLargestScale: the scale is kLargestScale, at most one unit in the last place less;
 // - m / 127 < 2^-126: scale and bytes are zero;
 // - with a NaN or an infinity: the scale is the NaN 0x7fc00000 and the bytes are zero; all elements decode to NaN.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The 128 bytes in front of a compressed payload: the text that the tensor was declared with (compression.h), filled up
-// with zeros. So a server learns with each push how to read it, and keeps no table of tensors.
+// The label is the 128 bytes in front of a compressed payload: the text of the tensor's declaration (compression.h),
+// filled up with zeros. So a server learns from each push how to read it, and needs no table of tensors.
 #pragma once
 
 #include <algorithm>
@@ -16,7 +16,7 @@
 namespace bps::compress {
 
 inline constexpr std::size_t kLabelBytes = 128;
-// A payload stands for no more than so many times its length, unless its partition is small: what a server does for a
+// A payload stands for at most this many times its length, unless its partition is small. So what a server does for a
 // push is bounded by what it takes to send it.
 inline constexpr std::uint64_t kMostRatio = 4096;
 inline constexpr std::uint64_t kMostFree = 4 << 20;
@@ -33,7 +33,7 @@ inline Label make_label(std::string_view text) {
   return label;
 }
 
-// The text, which lies in `label`. Any bytes will do.
+// Returns the text, which lies in `label`. Any bytes will do.
 inline std::string_view read_label(const Label& label) {
   const auto* text = reinterpret_cast<const char*>(label.data());
   return {text, ::strnlen(text, kMostText)};

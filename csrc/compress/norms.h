@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sums over a partition in an order that does not depend on the instruction set: element i belongs to lane i % 16,
-// lanes add up in float64, and are added from the first to the last.
+// Sums over a partition in an order that does not depend on the instruction set. Element i belongs to lane i % 16.
+// Lanes add up in float64, and are added from the first to the last.
 #pragma once
 
 #include <array>

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// "onebit": the signs (Seide et al., "1-bit stochastic gradient descent", 2014, with one scale, as BytePS has it). It
-// needs feedback=1 to train with.
+// The method "onebit" sends the signs (Seide et al., "1-bit stochastic gradient descent", 2014, with one scale, as
+// BytePS has it). It needs feedback=1 to train with.
 //
-// A float32 scale, then one bit per element, from the lowest bit of each byte: set where the element is negative. An
-// element decodes to scale or -scale. scaling=1 (the default): the scale is the mean magnitude, summed as norms.h says,
-// divided in float64, and rounded; it is a NaN when a magnitude is a NaN or infinity, or the mean is too large.
-// scaling=0: it is 1.
+// The code is a float32 scale, then one bit per element, from the lowest bit of each byte, set where the element is
+// negative. An element decodes to scale or -scale. With scaling=1 (the default) the scale is the mean magnitude, summed
+// as norms.h says, divided in float64, and rounded. It is a NaN when a magnitude is a NaN or infinity, or the mean is
+// too large. With scaling=0 the scale is 1.
 #pragma once
 
 #include "compress/codec.h"

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The parameters of a compression method, as users write them after its name: "k=0.01,seed=7".
+// Reads the parameters of a compression method, as users write them after its name: "k=0.01,seed=7".
 //
-// Whoever knows a parameter takes it; what is left in the end is nobody's, and an error. Values are kept as text, so
-// that all ranks can compare them.
+// The part that knows a parameter takes it; one that is left in the end is an error. Values are kept as text, so that
+// all ranks can compare them.
 #pragma once
 
 #include <cstdint>
@@ -15,11 +15,11 @@ namespace bps::compress {
 class Parameters {
  public:
   Parameters() = default;
-  // "KEY=VALUE,KEY=VALUE"; may be empty. Throws Error (kInvalidArgument) when it has another form, or a key twice.
+  // Reads "KEY=VALUE,KEY=VALUE", or "". Throws Error (kInvalidArgument) when it has another form, or a key twice.
   explicit Parameters(std::string_view text);
 
-  // All of these throw Error (kInvalidArgument), which names key, value and range, for what is no such value;
-  // `otherwise` when the key is absent.
+  // These return `otherwise` when the key is absent. They throw Error (kInvalidArgument) for what is no such value, and
+  // name key, value and range.
   double take_number(const std::string& key, double otherwise, double smallest, double largest);
   std::uint64_t take_integer(const std::string& key, std::uint64_t otherwise, std::uint64_t smallest,
                              std::uint64_t largest);
@@ -30,7 +30,7 @@ class Parameters {
   void end(std::string_view method) const;
 
  private:
-  std::string take(const std::string& key);  // empty when absent
+  std::string take(const std::string& key);  // returns "" when the key is absent
 
   std::map<std::string, std::string> values_;
   std::string known_;

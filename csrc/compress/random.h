@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The random numbers of codecs: number i of a seed, in any order, without state. It is output i of SplitMix64 (Steele,
-// Lea and Flood, "Fast splittable pseudorandom number generators", 2014), started with the seed.
+// Computes the random numbers of codecs: number i of a seed, in any order, without state. It is output i of SplitMix64
+// (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014), started with the seed.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ inline std::uint64_t random_bits(std::uint64_t seed, std::uint64_t i) {
   return bits ^ (bits >> 31);
 }
 
-// In [0, 1), a multiple of 2^-24.
+// Returns a number in [0, 1), a multiple of 2^-24.
 inline float random_unit(std::uint64_t seed, std::uint64_t i) {
   return static_cast<float>(random_bits(seed, i) >> 40) * 0x1p-24F;
 }

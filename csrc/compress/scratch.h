@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Room for one partition's elements, of this thread: it grows to the largest partition and stays.
+// Lends this thread room for one partition's elements, which grows to the largest partition and stays.
 #pragma once
 
 #include <array>
@@ -9,10 +9,10 @@
 
 namespace bps::compress {
 
-// Several may be in use at one time.
+// Rooms for several purposes may be in use at one time.
 enum class Scratch : std::uint8_t { kValues, kSum, kCode, kCount };
 
-// What the last call for the same purpose answered is not valid any more.
+// The span of the last call for the same purpose is not valid any more.
 inline std::span<float> scratch(Scratch purpose, std::size_t elements) {
   thread_local std::array<std::vector<float>, static_cast<std::size_t>(Scratch::kCount)> rooms;
   std::vector<float>& room = rooms[static_cast<std::size_t>(purpose)];

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// "topk" and "randomk": some elements travel as they are, and the others not at all. They need feedback=1 to train
-// with.
+// The methods "topk" and "randomk" send some elements as they are, and the others not at all. They need feedback=1 to
+// train with.
 //
-// k=K: below 1 it is a share of the partition's elements, rounded down, but at least one element; from 1 on a number of
-// elements. All, if there are no more.
+// k=K below 1 is a share of the partition's elements, rounded down, but at least one element. From 1 on it is a number
+// of elements. All are sent if there are no more.
 //
-// topk: the elements of largest magnitude; of equal ones the first; NaN counts as larger than everything. The indices
-// come first, as 32-bit integers in ascending order, then the values as float32: 8 bytes per element that is sent.
-// randomk: the seed as 64 bits, then the values as float32: 4 bytes per element. The partition of n elements is cut
-// into K runs, run j from floor(j * n / K); of each run of r elements the one at (random_bits(seed, j) >> 32) * r >> 32
+// topk sends the elements of largest magnitude. Of equal ones it takes the first, and NaN counts as the largest. The
+// indices come first, as ascending 32-bit integers, then the values as float32: 8 bytes per element that is sent.
+// randomk sends the seed as 64 bits, then values as float32: 4 bytes per element. The partition of n elements is cut
+// into K runs, run j from floor(j * n / K). Of each run of r elements the one at (random_bits(seed, j) >> 32) * r >> 32
 // is sent (random.h). So each element has about the same chance, and none is sent twice.
 #pragma once
 

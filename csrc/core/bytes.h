@@ -12,8 +12,7 @@ namespace bps {
 
 using Bytes = std::vector<std::byte>;
 
-// Does for spans what memcpy does. memcpy itself requires valid pointers even for zero bytes, and an empty span has
-// none.
+// Copies spans. memcpy itself requires valid pointers even for zero bytes, and an empty span has none.
 inline void copy_bytes(std::span<const std::byte> from, void* to) {
   if (!from.empty()) std::memcpy(to, from.data(), from.size());
 }
