@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The user's side of a connection to a pool.
+// Connects a user to a pool.
 //
-// Threading: one thread. Errors: what the pool refuses is the Error that it says; kUnreachable, kAuthentication and
-// kVersion where there is no connection. Waits end at `timeout_s`, and at an interrupt (core/interrupt.h).
+// It belongs to one thread. It throws the Error that the pool gives for a refusal, and kUnreachable, kAuthentication or
+// kVersion without a connection. Waits end at `timeout_s`, and at an interrupt (core/interrupt.h).
 #pragma once
 
 #include <cstdint>
@@ -23,10 +23,10 @@ class Client {
 
   Reserved reserve(const Reserve& request);
   void begin(std::uint64_t lease, const NamedValues& settings, const std::string& secret);
-  // Ends the server of this job. Returns why it had ended already; empty: it had not.
+  // Ends the server of this job. Returns why it had ended already, or "" if it had not.
   std::string end(const std::string& job);
   std::string list();
-  // The address of this host from which the pool is reached, and at which the pool reaches this host.
+  // Returns the address of this host from which the pool is reached, and at which the pool reaches this host.
   const std::string& address() const { return address_; }
 
  private:
@@ -40,7 +40,7 @@ class Client {
   std::string address_;
   std::optional<Reply> reply_;
   std::optional<std::string> closed_;
-  std::unique_ptr<transport::MessageStream> stream_;  // the last: it uses the loop until its end
+  std::unique_ptr<transport::MessageStream> stream_;  // is the last member: it uses the loop until its end
 };
 
 }  // namespace bps::pool

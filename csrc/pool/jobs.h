@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The jobs that a pool serves: one server process for each.
+// Keeps the jobs that a pool serves, with one server process for each.
 //
 //                Begin               ends
 //   reserved ----------> running ----------> ended
@@ -9,10 +9,10 @@
 //      v                    v share            |
 //     gone                ending --------------+
 //
-// A server that was found when the pool started, because an earlier one has left it, is running. Of ended ones the last
-// few are kept for their users to ask why.
+// A server that an earlier pool has left, and this one found at its start, is running. The last few ended jobs are
+// kept, for their users to ask why they ended.
 //
-// Threading: one thread, the pool's. Errors: Error, for the user who asks.
+// It belongs to the pool's thread. It throws Error, for the user who asks.
 #pragma once
 
 #include <array>
@@ -49,8 +49,8 @@ struct Job {
   Assignment assignment;
   State<JobState> state{};
   std::optional<ServerProcess> process{};
-  Clock::time_point since = Clock::now();  // in this state
-  std::string why{};                       // it is ending, or has ended
+  Clock::time_point since = Clock::now();  // when this state began
+  std::string why{};                       // why it is ending, or has ended
   bool was_found = false;                  // an earlier pool has started it
 
   bool is_of(const std::string& user, const std::string& name) const {
@@ -60,20 +60,20 @@ struct Job {
 
 class Jobs {
  public:
-  // `pool`: its name_of_pool(). `cpus`: those that servers may run on. `metrics`: the port of the pool's metrics; those
-  // of servers follow it.
+  // `pool` is its name_of_pool(). `cpus` are those that servers may run on. `metrics` is the port of the pool's
+  // metrics; those of servers follow it.
   Jobs(const Limits& limits, std::vector<int> cpus, std::string pool, std::optional<std::uint16_t> metrics);
 
   // Takes over the servers that run already.
   void find();
   const Job& reserve(const std::string& user, const Reserve& request);
   void begin(const std::string& user, const Begin& request, const std::string& secret);
-  // A reservation; nothing where it has begun.
+  // Cancels a reservation. Has no effect on one that has begun.
   void cancel(std::uint64_t lease);
-  // Ends a job of this user, or, for an operator, of any. Returns why it had ended before, if it had.
+  // Ends a job of this user, or, for an operator, of any user. Returns why it had ended before, if it had.
   std::string end(const std::string& user, const std::string& name, bool is_operator);
   void end_all();
-  // Notices ends, and ends what has more than its share. To be called a few times a second while there are any.
+  // Notices ends, and ends what has more than its share. Must be called a few times a second while there are jobs.
   void look();
 
   bool are_there() const { return !jobs_.empty(); }

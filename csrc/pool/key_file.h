@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The file of those who may ask a pool for servers: each line has a user and a key.
+// Reads the file of those who may ask a pool for servers. Each line has a user and a key.
 //
 //   alice 8f5b...   (64 digits, random)
 //
-// The pool has the lines of all users, each user a file with one line. A user proves to know the key, and the pool that
-// it knows it, too, by the handshake of all connections (transport/handshake.h); the key never travels.
+// The pool's file has the lines of all users, a user's has one line. A user proves to know the key, and the pool that
+// it knows it, too, by the handshake of all connections (transport/handshake.h). The key never travels.
 #pragma once
 
 #include <string>
@@ -15,7 +15,7 @@
 
 namespace bps::pool {
 
-// Sees the jobs of all users, and may end them.
+// This user sees the jobs of all users, and may end them.
 inline constexpr std::string_view kOperator = "operator";
 
 struct UserKey {
@@ -23,12 +23,12 @@ struct UserKey {
   std::string key;
 };
 
-// Throws kInvalidArgument, with the number of the line, for what is no line of such a file, or a user who is there
-// twice; and unless the file is of this user, or of root, and closed to all others.
+// Throws kInvalidArgument, with the number of the line, for a line of another form or a user who is there twice. Also
+// throws unless the file belongs to this user or root, and is closed to all others.
 std::vector<UserKey> read_keys(const std::string& path);
-// The only line of the file, or that of `user`. Throws kInvalidArgument where there is none.
+// Returns the only line of the file, or that of `user`. Throws kInvalidArgument where there is none.
 UserKey read_key(const std::string& path, const std::string& user);
-// A line for a user. Throws kInvalidArgument for a name that is none: letters, digits, and ._@- after the first.
+// Makes a line for a user. Throws kInvalidArgument unless the name has letters, digits, and ._@- after the first.
 std::string new_line(const std::string& user);
 
 transport::Credentials credentials_of(const UserKey& user);

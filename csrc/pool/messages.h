@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The messages of a user of a pool and the pool, after the handshake: a request, and a reply to it.
+// Defines the messages between a user and a pool after the handshake: a request, and a reply to it.
 //
 //   Reserve -> Reserved   cores and memory, kept while the connection stays open, and two minutes at most
 //   Begin   -> Begun      the reserved server starts, and looks for the job
 //   End     -> Ended      a job of this user has no server here any more; why, if it ended before
 //   List    -> Listed
 //
-// The pool replies to each of them with Refused where it does not do it. Each message carries a code of the connection
+// The pool replies with Refused to a request that it does not do. Each message carries a code of the connection
 // (transport/message_mac.h), and is not encrypted, except for the secret of the job (pool/sealed_secret.h).
 #pragma once
 
@@ -23,7 +23,7 @@
 namespace bps::pool {
 
 inline constexpr std::size_t kMostMessage = 1U << 18;
-inline constexpr std::size_t kMostText = 256;  // of a name or a value
+inline constexpr std::size_t kMostText = 256;  // that of a name or a value
 inline constexpr std::size_t kMostSecret = 1024;
 inline constexpr std::size_t kMostSettings = 128;
 
@@ -40,8 +40,8 @@ using NamedValues = std::vector<NamedValue>;
 struct Reserve {
   std::string job;
   std::uint32_t cores = 0;   // 0: what is usual there
-  std::uint64_t memory = 0;  // likewise
-  NamedValues settings{};    // as far as they are known, so that what would be refused is refused at once
+  std::uint64_t memory = 0;  // in bytes; 0: what is usual there
+  NamedValues settings{};    // those that are known, so that what would be refused is refused at once
   static constexpr void fields(auto& io, auto& m) {
     io.bounded(m.job, kMostText);
     io(m.cores, m.memory, m.settings);
@@ -51,7 +51,7 @@ struct Reserve {
 struct Begin {
   std::uint64_t lease = 0;
   NamedValues settings;
-  Bytes secret;  // sealed
+  Bytes secret;  // encrypted by pool/sealed_secret.h
   static constexpr void fields(auto& io, auto& m) {
     io(m.lease, m.settings);
     io.bounded(m.secret, kMostSecret);

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// A pool: it waits for jobs, and starts a server for each that may have one.
+// Runs a pool: it waits for jobs, and starts a server for each that may have one.
 //
-// Strangers are dealt with on a thread of its own, as those of a job are (transport/listener.h); users, once they have
-// proved who they are, on the thread that calls run(). Each user may have a few connections at a time, and each of them
-// is closed when nothing is asked for two minutes.
+// A thread of its own deals with strangers, as with those of a job (transport/listener.h). The thread that calls run()
+// deals with users, once they have proved who they are. Each user may have a few connections at a time. A connection is
+// closed when nothing is asked for two minutes.
 //
-// Threading: run() on one thread; metrics() on that of the metrics. Errors: the constructor throws.
+// run() belongs to one thread, metrics() to that of the metrics. The constructor throws.
 #pragma once
 
 #include <cstdint>
@@ -35,8 +35,8 @@ class Pool {
 
   std::uint16_t port() const { return port_; }
   const Jobs& jobs() const { return jobs_; }
-  // Until one of SIGTERM and SIGINT comes, which are blocked in all threads; returns it. At SIGHUP it reads the keys
-  // again. After SIGINT no server is left; after SIGTERM all go on.
+  // Runs until SIGTERM or SIGINT comes, which are blocked in all threads, and returns its number. Reads the keys again
+  // at SIGHUP. After SIGINT no server is left; after SIGTERM all go on.
   int run();
 
  private:
@@ -64,14 +64,14 @@ class Pool {
   const Settings settings_;
   const std::uint16_t port_;
   Fd listening_;
-  // These belong to the listener's thread.
+  // This belongs to the listener's thread.
   std::map<transport::JobId, UserKey> users_;
 
   EventLoop loop_;
-  mutable std::mutex mutex_;  // of the jobs, for the thread of the metrics
+  mutable std::mutex mutex_;  // guards the jobs, for the thread of the metrics
   Jobs jobs_;
   Sessions sessions_;
-  Timer look_;  // while there are jobs
+  Timer look_;  // set while there are jobs
   Fd signals_;
   int ended_by_ = 0;
   std::uint64_t refused_requests_ = 0;

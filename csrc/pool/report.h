@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reports on a pool and its jobs: as JSON to its users, and as metrics for Prometheus. Pure, but for what the kernel
-// says of the processes.
+// Reports on a pool and its jobs: as JSON to its users, and as metrics for Prometheus. These are pure functions, except
+// that they ask the kernel about the processes.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace bps::pool {
 
-// To `user`: how much is taken, and of the jobs those of this user, or all.
+// Tells `user` how much is taken, and about the jobs of this user, or about all.
 std::string list_for(const Jobs& jobs, const std::string& user, bool all);
 
 struct Counters {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The secret of a job on its way to a pool.
+// Encrypts the secret of a job on its way to a pool.
 //
-// It is added, bit by bit, to HMAC-SHA-256(key of the connection, "secret of a job" | lease | block number). The key
-// follows from the user's key and the random bytes of both sides, and a lease begins once: no such number is used
-// twice. That nothing was changed, the code of the message tells. Somebody who has recorded the connection and gets
+// The secret is added, bit by bit, to HMAC-SHA-256(key of the connection, "secret of a job" | lease | block number).
+// The key follows from the user's key and the random bytes of both sides, and a lease begins once: no such number is
+// used twice. The code of the message shows that nothing was changed. Somebody who has recorded the connection and gets
 // the user's key later can read the secret.
 #pragma once
 

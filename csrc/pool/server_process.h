@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The process of a server that a pool has started, or that an earlier pool of this port has left.
+// Controls the process of a server that a pool has started, or that an earlier pool of this port has left.
 //
-// Such a process says in its environment whose it is, which the kernel shows to this user and root alone. So a pool
+// Such a process says in its environment whose it is, and the kernel shows that to this user and root alone. So a pool
 // that starts finds the servers of the one before, without a file that could be wrong. The process has a session of its
 // own: it outlives its pool, and no Ctrl-C of a terminal reaches it.
 //
-// Threading: one thread. Errors: start() throws kTransport.
+// It belongs to one thread. start() throws kTransport.
 #pragma once
 
 #include <cstdint>
@@ -17,21 +17,21 @@
 
 namespace bps::pool {
 
-// The orders for the process, which a later pool reads as well.
+// Holds the orders for the process, which a later pool reads as well.
 struct Assignment {
   std::string pool;  // see name_of_pool()
   std::string user;
   std::string job;
   Share share;
-  std::vector<int> cpus;   // that it may run on
+  std::vector<int> cpus;   // those that it may run on
   std::uint32_t seat = 0;  // its number among the servers of the pool, from 0
 
-  // One line; a user name has no blanks, and the name of a job comes last.
+  // Writes them in one line. A user name has no blanks, and the name of a job comes last.
   std::string to_text() const;
   static std::optional<Assignment> from_text(const std::string& text);
 };
 
-// Tells pools of one user and machine apart: by port and address, and by the network that they are in.
+// Returns a name that tells pools of one user and machine apart: by port and address, and by their network.
 std::string name_of_pool(const std::string& address, std::uint16_t port);
 
 class ServerProcess {
@@ -40,7 +40,7 @@ class ServerProcess {
   static ServerProcess start(const Assignment& assignment, std::vector<std::string> environment,
                              const std::string& secret);
   struct Found;
-  // Those of a pool of this name that run already.
+  // Finds the servers of a pool of this name that run already.
   static std::vector<Found> find(const std::string& pool);
 
   int pid() const { return pid_; }
@@ -65,8 +65,8 @@ struct ServerProcess::Found {
   Assignment assignment;
 };
 
-// The server's side, before it does anything else: keeps to the cores and to the memory of its assignment, and returns
-// the secret. Throws kInvalidArgument where no pool has started this process.
+// Is called by the server before it does anything else: keeps to the cores and the memory of its assignment, and
+// returns the secret. Throws kInvalidArgument where no pool has started this process.
 std::string follow_assignment();
 
 }  // namespace bps::pool

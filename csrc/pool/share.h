@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Decides what a job gets of a pool, by what the pool has and what a job may have. Pure.
+// Decides what a job gets of a pool, by pure functions of what the pool has and what a job may have.
 #pragma once
 
 #include <cstdint>
@@ -19,22 +19,22 @@ inline constexpr std::uint64_t kOverhead = 32U << 20;
 inline constexpr std::uint64_t kLeastMemory = 64U << 20;
 
 struct Limits {
-  Share all;  // of the pool
-  Share job;  // of one job
+  Share all;  // what the pool has
+  Share job;  // what one job may have
   std::uint32_t jobs = 0;
   std::uint32_t user_jobs = 0;
 
-  // `machine`: what this process may use.
+  // `machine` is what this process may use.
   static Limits from(const PoolSettings& settings, const Share& machine);
-  // The share of a job that does not say what it needs.
+  // Returns the share of a job that does not say what it needs.
   Share usual() const;
 };
 
-// The part that is taken already.
+// Tells what is taken already.
 struct Use {
   Share share;
   std::uint32_t jobs = 0;
-  std::uint32_t user_jobs = 0;  // of the user who asks
+  std::uint32_t user_jobs = 0;  // those of the user who asks
 };
 
 // Returns what a job gets that asks for `wanted`, where 0 asks for what is usual. Throws an Error with the numbers:
