@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The control messages between a worker's loop and a server's loop: everything but tensors, see push_header.h for
-// those. Fields and bounds are lists for core/codec.h; the receiver compares with what it granted.
+// Defines the control messages between a worker's loop and a server's loop. Tensors travel behind push_header.h. Fields
+// and bounds are lists for core/codec.h; the receiver compares with its grants.
 #pragma once
 
 #include <cstdint>
@@ -17,13 +17,13 @@
 
 namespace bps::tensor {
 
-// Worker to server, first on every connection: the size of its largest partition, whether it needs landing slots, and
-// how many data endpoints belong to the connection.
+// A worker sends this first on every connection. It tells the size of its largest partition, whether it needs landing
+// slots, and how many data endpoints belong to the connection.
 struct Attach {
   std::uint64_t largest_payload = 0;
   bool needs_slots = false;
   std::uint8_t data_endpoints = 1;
-  bool wants_log = false;  // of what is written to memory that both share: see RedoLogAt
+  bool wants_log = false;  // wants the server's redo log, see RedoLogAt; for memory that both share
   static constexpr void fields(auto& io, auto& m) {
     io(m.largest_payload, m.needs_slots, m.data_endpoints, m.wants_log);
     io.require([&] { return m.data_endpoints > 0; });
@@ -32,16 +32,16 @@ struct Attach {
 };
 
 // Landing slots have two sizes. A push of at most kSmallSlot bytes, header included, uses a small slot, of which there
-// are many: small tensors are limited by the number of pushes in flight, large ones by their bytes.
+// are many. So the number of pushes in flight limits small tensors, and their bytes limit large ones.
 inline constexpr std::uint64_t kSmallSlot = 8 * 1024;
 constexpr bool is_small_slot(std::uint64_t capacity) {
   return capacity <= kSmallSlot;
 }
 
-// The number of a landing slot of a server, which has no more than that: workers keep tables by it.
+// Numbers a landing slot of a server, which has no more than that: workers keep tables by it.
 using SlotNumber = Below<std::uint32_t, 1 << 20>;
 
-// A landing slot that the worker may fill once; its number is the write's immediate.
+// Grants a landing slot, which the worker may fill once. The slot's number is the write's immediate.
 struct SlotCredit {
   SlotNumber slot{};
   std::uint64_t key = 0;
@@ -52,8 +52,8 @@ struct SlotCredit {
 };
 struct Credits {
   std::vector<SlotCredit> slots;
-  // Where each rail of the server has keys of its own: for each slot, those of the rails after the first. They are the
-  // same each time that a slot is granted.
+  // These are the keys on the rails after the first, for each slot, where each rail of the server has keys of its own.
+  // They are the same each time that a slot is granted.
   std::vector<std::uint64_t> other_keys;
   static constexpr void fields(auto& io, auto& m) {
     io(m.slots, m.other_keys);
@@ -67,8 +67,8 @@ struct Credits {
   bool operator==(const Credits&) const = default;
 };
 
-// Server to worker: a push cannot be summed. `immediate` is the one that the answer would have had. kWholeSession means
-// that the server cannot serve this worker at all.
+// A server sends this when a push cannot be summed. `immediate` is the one that the answer would have had.
+// kWholeSession means that the server cannot serve this worker at all.
 inline constexpr std::uint32_t kWholeSession = 0xffffffff;
 inline constexpr std::size_t kMostTextBytes = 16384;  // both texts fit into one control message
 struct PushFailed {
@@ -84,10 +84,10 @@ struct PushFailed {
   bool operator==(const PushFailed&) const = default;
 };
 
-// Worker to server: this rank gives an operation up, after its deadline or another failure. The server fails the rounds
-// of these partitions for all ranks of the group, unless they have been summed; `code`, `what` and `hint` are what the
-// other ranks are told. The reply is one Cancelled, after which the server neither reads nor writes the operation's
-// memory but for the answers that it names.
+// A worker sends this when its rank gives an operation up, after its deadline or another failure. The server fails the
+// rounds of these partitions for all ranks of the group, unless they have been summed. It tells the other ranks `code`,
+// `what` and `hint`. It replies with one Cancelled, after which it neither reads nor writes the operation's memory,
+// except for the answers that the reply names.
 struct CancelledPartition {
   std::uint32_t immediate = 0;  // the one that its answer has, or would have had
   std::uint32_t partition = 0;
@@ -95,7 +95,7 @@ struct CancelledPartition {
   static constexpr void fields(auto& io, auto& m) { io(m.immediate, m.partition, m.place); }
   bool operator==(const CancelledPartition&) const = default;
 };
-inline constexpr std::size_t kMostCancelled = 2048;  // in one message, beside the texts
+inline constexpr std::size_t kMostCancelled = 2048;  // those in one message, beside the texts
 struct Cancel {
   std::uint32_t group = 0;
   std::uint32_t tensor = 0;
@@ -104,7 +104,7 @@ struct Cancel {
   std::string what;
   std::string hint;
   std::vector<CancelledPartition> partitions;
-  bool for_host = false;  // to the relay of the host: about the rounds of pushes with kForHost
+  bool for_host = false;  // is for the relay of the host, about the rounds of pushes with kForHost
   static constexpr void fields(auto& io, auto& m) {
     io(m.group, m.tensor, m.round, m.for_host, m.code);
     io.bounded(m.what, kMostTextBytes);
@@ -115,7 +115,7 @@ struct Cancel {
   bool operator==(const Cancel&) const = default;
 };
 
-// Server to worker: the reply to a Cancel, with the immediates of its partitions.
+// A server replies to a Cancel with this, by the immediates of its partitions.
 struct Cancelled {
   std::vector<std::uint32_t> aborted;    // no answer was sent, and none will be
   std::vector<std::uint32_t> answered;   // the answer has been sent, or an error that was sent before
@@ -126,7 +126,7 @@ struct Cancelled {
   bool operator==(const Cancelled&) const = default;
 };
 
-// Worker to server, while it waits for answers and hears nothing: the server replies with an Echo of the same number,
+// A worker sends this while it waits for answers and hears nothing. The server replies with an Echo of the same number,
 // which proves that its loop makes progress and that the network carries messages both ways.
 struct Ping {
   std::uint32_t number = 0;
@@ -139,8 +139,8 @@ struct Echo {
   bool operator==(const Echo&) const = default;
 };
 
-// Server to relay: a round has failed that the host has not contributed to yet, so that ranks which wait there for
-// others of their host need not.
+// A server sends this to a relay when a round fails to which the host has not contributed yet, so that ranks which wait
+// there for others of their host need not wait on.
 struct RoundFailed {
   std::uint32_t group = 0;
   std::uint32_t tensor = 0;
@@ -157,10 +157,10 @@ struct RoundFailed {
   bool operator==(const RoundFailed&) const = default;
 };
 
-// Worker to server, where they are joined by several paths (transport/control_paths.h): how many answers have come in
-// by each data connection of a path. The server keeps results until then, because what it has sent may be lost on the
+// A worker sends this where several paths join the two (transport/control_paths.h). It tells how many answers have come
+// in by each data connection of a path. The server keeps results until then, because what it sent may be lost on the
 // way.
-inline constexpr std::size_t kMostStreams = 64;  // of a path: BPS_TCP_STREAMS
+inline constexpr std::size_t kMostStreams = 64;  // those of a path: BPS_TCP_STREAMS
 struct Received {
   std::uint16_t path = 0;
   std::vector<std::uint32_t> answers;
@@ -171,8 +171,8 @@ struct Received {
   bool operator==(const Received&) const = default;
 };
 
-// A path is lost. The sender has closed its connections, so that nothing more comes in by them, and says how many
-// writes have come in by each data connection before. A worker says so first; the server replies with the same, and
+// The sender has lost a path, and has closed its connections, so that nothing more comes in by them. It tells how many
+// writes have come in by each data connection before. A worker sends this first. The server replies with the same, and
 // answers again what has not arrived. The worker then repeats the pushes that have not.
 struct PathLost {
   std::uint16_t path = 0;
@@ -184,18 +184,18 @@ struct PathLost {
   bool operator==(const PathLost&) const = default;
 };
 
-// Worker to server, before its PathLost: what the memory that answers go to is called on another of its paths, `by`,
-// whose rail may have other keys. One at least for each path that the server may take instead.
-inline constexpr std::size_t kMostKeys = 2048;  // in one message
+// A worker sends this before its PathLost. It tells the keys of the memory to which answers go, on another of its paths
+// (`by`), whose rail may have other keys. It sends one at least for each path that the server may take.
+inline constexpr std::size_t kMostKeys = 2048;  // those in one message
 struct AnswerKeys {
   struct Key {
-    std::uint64_t lost = 0;  // as the pushes said that went out by the lost path
+    std::uint64_t lost = 0;  // the key in the pushes that went out by the lost path
     std::uint64_t other = 0;
     static constexpr void fields(auto& io, auto& m) { io(m.lost, m.other); }
     bool operator==(const Key&) const = default;
     auto operator<=>(const Key&) const = default;
   };
-  std::uint16_t path = 0;  // the lost one
+  std::uint16_t path = 0;  // the lost path
   std::uint16_t by = 0;
   std::vector<Key> keys;
   static constexpr void fields(auto& io, auto& m) {
@@ -205,17 +205,17 @@ struct AnswerKeys {
   bool operator==(const AnswerKeys&) const = default;
 };
 
-// Server to worker: the server has lost a path and closed its connections; a PathLost is asked for.
+// A server sends this when it has lost a path and closed its connections, and asks for a PathLost.
 struct PathBroken {
   std::uint16_t path = 0;
   static constexpr void fields(auto& io, auto& m) { io(m.path); }
   bool operator==(const PathBroken&) const = default;
 };
 
-// Both tell of rounds in two phases (kTwoPhase). Worker to server: the answers with these immediates have come in.
-// Server to worker: every member of these rounds has its answer, so that each may put it over its input; a member that
-// wanted no data learns by it that the round is complete.
-inline constexpr std::size_t kMostLanded = 4096;  // in one message
+// Both are about rounds in two phases (kTwoPhase). Landed goes to the server: the answers with these immediates have
+// come in. Committed goes to the worker: every member of these rounds has its answer, so that each may put it over its
+// input. A member that wanted no data learns by it that the round is complete.
+inline constexpr std::size_t kMostLanded = 4096;  // those in one message
 struct Landed {
   std::vector<std::uint32_t> immediates;
   static constexpr void fields(auto& io, auto& m) {
@@ -233,7 +233,7 @@ struct Committed {
   bool operator==(const Committed&) const = default;
 };
 
-// Server to worker: its redo log (redo_log.h), in memory that it shares.
+// A server sends this: where its redo log (redo_log.h) is, in memory that it shares.
 struct RedoLogAt {
   std::uint64_t key = 0;
   std::uint64_t address = 0;
@@ -242,13 +242,13 @@ struct RedoLogAt {
   bool operator==(const RedoLogAt&) const = default;
 };
 
-// The position in this list is the type on the wire: append only.
+// The position in this list is the type on the wire, so add new messages at the end.
 using ControlMessage = std::variant<Attach, Credits, PushFailed, Cancel, Cancelled, Ping, Echo, RoundFailed, Received,
                                     PathLost, PathBroken, AnswerKeys, Landed, Committed, RedoLogAt>;
 
-// Texts beyond their limit are cut.
+// Cuts texts that are beyond their limit.
 Bytes encode(const ControlMessage& message, std::uint32_t epoch);
-// Nothing for malformed bytes, and for those of another epoch.
+// Returns nothing for malformed bytes, and for those of another epoch.
 std::optional<ControlMessage> decode(std::span<const std::byte> bytes, std::uint32_t epoch);
 
 }  // namespace bps::tensor

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Says which bytes of a partition travel, and where they belong: a pure function that both ways share.
+// Says which bytes of a partition travel, and where they belong, by pure functions that the ways out and back share.
 //
-// For the worker most kinds of operation differ only in this. For each partition of the cut, a member of the group may
+// Most kinds of operation differ for the worker only in this. For each partition of the cut, a member of the group may
 // contribute bytes from its input, may want bytes in its output, or both. Offsets count from the start of the memory
 // that the caller passed, which is the whole tensor or the member's own shard.
 #pragma once
@@ -17,21 +17,21 @@ namespace bps::tensor {
 struct MemberCall {
   OperationKind kind = OperationKind::kPushPull;
   bool pushes = true;          // kSplit: push() and pull() are two requests of one round
-  std::uint32_t position = 0;  // of the caller, in the group
+  std::uint32_t position = 0;  // the position of the caller in the group
   std::uint32_t root = 0;      // kBroadcast: the position of the rank whose bytes everybody gets
 };
 
 struct Extent {
   std::uint64_t input_offset = 0;   // where the contribution lies, if has_payload()
   std::uint64_t output_offset = 0;  // where the result belongs, if wants_data()
-  std::uint64_t length = 0;         // bytes of the partition
+  std::uint64_t length = 0;         // that of the partition, in bytes
   std::uint8_t flags = 0;           // PushFlags
-  std::uint64_t encoded = 0;        // kCompressed, kUnrounded: bytes of what travels in its place
+  std::uint64_t encoded = 0;        // kCompressed, kUnrounded: how many bytes travel in its place
 
   bool has_payload() const { return (flags & kHasPayload) != 0; }
   bool wants_data() const { return (flags & kWantsData) != 0; }
   bool is_compressed() const { return (flags & kCompressed) != 0; }
-  // Return the bytes that travel out, and back; 0: none.
+  // These return the bytes that travel out, and back; 0: none.
   std::uint64_t payload_bytes() const {
     if ((flags & (kCompressed | kUnrounded)) == 0) return length;
     return is_compressed() ? compress::kLabelBytes + encoded : encoded;
@@ -39,12 +39,12 @@ struct Extent {
   std::uint64_t answer_bytes() const { return is_compressed() ? encoded : length; }
 };
 
-// True when an operation of this kind is cut into one shard per member.
+// Returns true when an operation of this kind is cut into one shard per member.
 constexpr bool is_sharded(OperationKind kind) {
   return kind == OperationKind::kReduceScatter || kind == OperationKind::kAllGather;
 }
 
-// The flags of one partition that lies in `shard`.
+// Returns the flags of one partition that lies in `shard`.
 constexpr std::uint8_t flags_of(const MemberCall& request, std::uint32_t shard) {
   constexpr std::uint8_t kBoth = kIsPush | kIsPull;
   const bool own = shard == request.position;
@@ -66,7 +66,7 @@ constexpr std::uint8_t flags_of(const MemberCall& request, std::uint32_t shard) 
 inline Extent extent_of(const MemberCall& request, const Partitioning& cut, std::uint64_t partition) {
   const Partitioning::Piece piece = cut.piece(partition);
   Extent extent{piece.offset, piece.offset, piece.length, flags_of(request, piece.shard), 0};
-  // The caller's memory on one side is the own shard alone, whose bytes count from zero.
+  // The caller's memory on one side is its own shard alone, whose bytes count from zero.
   if (request.kind == OperationKind::kAllGather) extent.input_offset -= cut.shard_offset(request.position);
   if (request.kind == OperationKind::kReduceScatter) extent.output_offset -= cut.shard_offset(request.position);
   return extent;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The names of operations, and what ranks are told that have called different ones in one round.
+// Names operations, and tells ranks that they have called different ones in one round.
 #pragma once
 
 #include <cstddef>

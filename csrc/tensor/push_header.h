@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The 64 bytes in front of every push. They say all that the server needs to know of it.
+// Defines the 64 bytes in front of every push. They say all that the server needs to know about it.
 //
-// A rank sends one for each (tensor, partition, round), with or without payload, and asks either for the result or only
-// for word that the round is complete. The list of fields checks what holds for every header; the server checks the
+// A rank sends one for each (tensor, partition, round), with or without payload. It asks either for the result or only
+// for word that the round is complete. The list of fields checks what holds for every header. The server checks the
 // rest against what it granted to the sender (server/push_check.h).
 #pragma once
 
@@ -15,7 +15,7 @@
 
 namespace bps::tensor {
 
-// The call that was made. Ranks that mix kinds in one round are told so.
+// Names the call that was made. Ranks that mix kinds in one round are told so.
 enum class OperationKind : std::uint8_t {
   kPushPull = 0,
   kReduceScatter,
@@ -23,16 +23,16 @@ enum class OperationKind : std::uint8_t {
   kBroadcast,
   kSplit,
   kStore,       // a broadcast, whose result the servers keep
-  kAccumulate,  // adds to what they keep, and gets it, without the other ranks: server/stored_partition.h
-  // Everybody gets what servers feed back of a tensor whose sums are compressed (server/compressed_sum.h), or the sum
-  // of what is pushed replaces it.
+  kAccumulate,  // adds to what they keep, and gets the result, without the other ranks: server/stored_partition.h
+  // These are about what servers feed back of a tensor whose sums are compressed (server/compressed_sum.h): everybody
+  // reads it, or the sum of what is pushed replaces it.
   kReadFeedback,
   kWriteFeedback,
 };
 constexpr bool is_valid(OperationKind kind) {
   return kind <= OperationKind::kWriteFeedback;
 }
-// True where the bytes of one member are the result.
+// Returns true where the bytes of one member are the result.
 constexpr bool copies(OperationKind kind) {
   return kind == OperationKind::kAllGather || kind == OperationKind::kBroadcast;
 }
@@ -40,7 +40,7 @@ constexpr bool is_feedback(OperationKind kind) {
   return kind >= OperationKind::kReadFeedback;
 }
 
-// The group of a rank alone, whose rounds wait for nobody. Nobody needs to make it.
+// This is the group of a rank alone. Its rounds wait for nobody, and nobody needs to make it.
 inline constexpr std::uint32_t kAlone = std::uint32_t{1} << 31;
 
 enum PushFlags : std::uint8_t {
@@ -48,22 +48,22 @@ enum PushFlags : std::uint8_t {
   kIsPush = 2,      // counts as the sender's push of this round
   kIsPull = 4,      // the sender expects an answer: the result of this round with kWantsData, else that it is complete
   kWantsData = 8,
-  kForHost = 16,  // from a rank to the relay of its host, which sums for all its ranks before it pushes: see place
-  // The loss of the server must cost nothing: of each byte of the partition, at any time until the round is over, some
+  kForHost = 16,  // goes from a rank to the relay of its host, which sums for all its ranks before it pushes: see place
+  // The loss of the server must cost nothing. Of each byte of the partition, at any time until the round is over, some
   // member has the result in its hands, or every member has its input. So an answer counts once all members have theirs
   // (see Landed), or it is the last word of a server that keeps a redo log (see PushHeader::place).
   kTwoPhase = 32,
-  // The payload is a label and a code (compress/), and so the answer is a code. Of float32, or of 16-bit floats whose
-  // code is that of the same values in float32; added in one operation that pushes and pulls.
+  // The payload is a label and a code (compress/), and so the answer is a code. Elements are float32, or 16-bit floats
+  // whose code is that of the same values in float32. They are added, in one operation that pushes and pulls.
   kCompressed = 64,
-  // The payload is the exact sum of a host's ranks (unrounded.h). The answer is as the others'.
+  // The payload is the exact sum of a host's ranks (unrounded.h). The answer is like that of the other pushes.
   kUnrounded = 128,
 };
 
-// An addition, as PushHeader::place encodes it.
+// Describes an addition, as PushHeader::place encodes it.
 struct Addition {
-  std::uint16_t most_ahead;  // of the slowest rank, in additions, plus one; 0: any number
-  std::uint16_t tries;       // so many rounds ago it was sent first, and may have been added; 0: it is new
+  std::uint16_t most_ahead;  // how many additions it may be ahead of the slowest rank, plus one; 0: any number
+  std::uint16_t tries;       // how many rounds ago it was first sent, and perhaps added; 0: it is new
 
   static constexpr Addition of(std::uint32_t place) {
     return {static_cast<std::uint16_t>(place), static_cast<std::uint16_t>(place >> 16)};
@@ -82,9 +82,9 @@ struct PushHeader {
   std::uint32_t tensor;
   std::uint32_t partition;
   std::uint32_t round;
-  std::uint32_t immediate;   // of the answer
-  std::uint32_t epoch;       // of the sender's view: a push of another epoch is dropped and counted
-  std::uint64_t length;      // bytes of the partition, with or without payload
+  std::uint32_t immediate;   // that of the answer
+  std::uint32_t epoch;       // that of the sender's view: a push of another epoch is dropped and counted
+  std::uint64_t length;      // that of the partition in bytes, with or without payload
   std::uint64_t answer_key;  // where the answer goes
   std::uint64_t answer_address;
   // The kind of push gives the next two their meaning; both are zero in all other kinds:
@@ -97,7 +97,7 @@ struct PushHeader {
 
   static constexpr std::uint32_t kLogged = 1;
 
-  // kAccumulate: the group that has stored what is added to.
+  // kAccumulate: returns the group that has stored what is added to.
   constexpr std::uint32_t stored_by() const { return static_cast<std::uint32_t>(priority); }
   constexpr void add_to(std::uint32_t stored_group) { priority = static_cast<std::int32_t>(stored_group); }
 
@@ -108,7 +108,7 @@ struct PushHeader {
     io.require([&] { return m.length % size_of(m.dtype) == 0; });
     io.require([&] { return (m.flags & (kIsPush | kIsPull)) != 0; });
     io.require([&] { return (m.flags & kHasPayload) == 0 || (m.flags & kIsPush) != 0; });
-    // Most pushes have none of these, which one look tells.
+    // One look tells that a push has none of these, as most do not.
     io.require([&] {
       const bool is_special = m.flags >= kForHost || is_exact(m.op) || m.kind >= OperationKind::kStore;
       return is_special ? is_allowed(m) : m.priority == 0 && m.place == 0;
@@ -139,7 +139,7 @@ struct PushHeader {
              m.op == ReduceOp::kSum && m.dtype == Dtype::kFloat32;
     }
     if (m.kind >= OperationKind::kStore && has_any(kForHost | kTwoPhase | kCompressed | kUnrounded)) return false;
-    // One rank may not replace what everybody of a group adds to.
+    // One rank must not replace what everybody of a group adds to.
     if (m.kind == OperationKind::kStore && (m.group & kAlone) != 0) return false;
     return !accumulates || (has(kHasPayload | kBoth | kWantsData) && m.op == ReduceOp::kSum && (m.group & kAlone) != 0);
   }

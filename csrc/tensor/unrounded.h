@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// The exact sum of a host's ranks travels to the server unrounded.
+// Defines how the exact sum of a host's ranks travels to the server unrounded.
 //
-// 16 bytes (how many bytes there are in all, as 64 bits; zeros), one float64 per element, and then, for each element
-// whose sum one float64 does not hold, in the order of elements: its number and how many terms there are, as 32 bits
-// each, and those terms in float64, whose sum it is. Its own float64 is NaN. A NaN without such an entry is a NaN.
-// Where the highest bit of the number of terms is set, the first of them stands for 2^64 times as much: a sum of
-// float64 may be beyond the largest of them by as much as there are ranks.
+// First come 16 bytes (the number of all bytes, as 64 bits, and zeros), then one float64 per element. Then follows an
+// entry for each element whose sum one float64 does not hold, in the order of elements: its number and the number of
+// its terms, as 32 bits each, and those terms in float64, whose sum it is. Its own float64 is NaN. A NaN without such
+// an entry is a NaN. Where the highest bit of the number of terms is set, the first of them stands for 2^64 times as
+// much: a sum of float64 may be beyond the largest of them by as much as there are ranks.
 //
-// Nothing here throws or allocates. A reader never leaves the bytes that it was given, whatever is in them, also if
+// Nothing here throws or allocates. A reader never leaves the bytes that it was given, whatever is in them, even if
 // they change while it reads: a server has them from a peer.
 #pragma once
 
@@ -23,30 +23,30 @@ namespace bps::tensor {
 
 inline constexpr std::size_t kUnroundedHeader = 16;
 
-// Numbers of float64 whose sum is what one of them does not hold.
+// Holds float64 numbers whose sum one float64 does not hold.
 struct Terms {
   std::span<const double> terms;
   bool is_first_scaled = false;  // the first one stands for 2^64 times as much
 };
 
-// Returns how many float64 the sum of some numbers of this type can need. Float16: 2^-24 to 2^16, and up to 8,192
-// terms. Float64: 2,115 bits with 65,536 terms, 53 in each.
+// Returns how many float64 the sum of some numbers of this type can need. A float16 goes from 2^-24 to 2^16, with up to
+// 8,192 terms. A sum of 65,536 float64 has 2,115 bits, 53 in each.
 constexpr std::size_t most_terms(Dtype dtype) {
   return dtype == Dtype::kFloat16 ? 1 : dtype == Dtype::kFloat64 ? 64 : 6;
 }
 
-// The most bytes that a host's sum of so many elements takes.
+// Returns the most bytes that a host's sum of so many elements takes.
 constexpr std::uint64_t most_unrounded_bytes(Dtype dtype, std::uint64_t elements) {
   const std::uint64_t terms = most_terms(dtype);
   return kUnroundedHeader + elements * (sizeof(double) + (terms == 1 ? 0 : 8 + terms * sizeof(double)));
 }
-// The most elements whose sum always fits.
+// Returns the most elements whose sum always fits.
 constexpr std::uint64_t most_unrounded_elements(Dtype dtype, std::uint64_t bytes) {
   const std::uint64_t each = most_unrounded_bytes(dtype, 1) - kUnroundedHeader;
   return bytes < kUnroundedHeader + each ? 0 : (bytes - kUnroundedHeader) / each;
 }
 
-// The length of what lies there, or 0 when that cannot be one of so many elements. `from`: at least 16 bytes.
+// Returns the length of what lies at `from`, in 16 bytes at least, or 0 when that cannot be a sum of so many elements.
 inline std::uint64_t unrounded_bytes(const std::byte* from, std::uint64_t elements) {
   std::uint64_t bytes = 0;
   std::memcpy(&bytes, from, sizeof bytes);
@@ -61,7 +61,7 @@ class UnroundedWriter {
   UnroundedWriter(std::byte* into, std::uint64_t elements)
       : start_(into), end_(into + kUnroundedHeader + elements * sizeof(double)) {}
 
-  // Where the float64 of the elements belong.
+  // Returns where the float64 of the elements belong.
   std::byte* sums() const { return start_ + kUnroundedHeader; }
   void add(std::uint32_t element, std::span<const double> terms, bool is_first_scaled = false) {
     const auto count = static_cast<std::uint32_t>(terms.size());
@@ -88,7 +88,7 @@ class UnroundedReader {
       : sums_(bytes.data() + kUnroundedHeader), left_(bytes.subspan(kUnroundedHeader + elements * sizeof(double))) {}
 
   const std::byte* sums() const { return sums_; }
-  // The terms of an element. Elements must be asked for in order; the answer is valid until the next call.
+  // Returns the terms of an element. Elements must be asked for in order; the answer is valid until the next call.
   Terms terms(std::uint32_t element) {
     std::uint32_t head[2];
     while (left_.size() >= sizeof head) {
