@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Keeps what threads use in their calls until they have returned: counts the calls in progress, refuses further ones
+// Keeps what threads use in their calls until they have returned. It counts the calls in progress, refuses further ones
 // once the gate is closed, and runs what may only happen when there are none.
 //
-// Threading: from any thread. A thread may close the gate within a call of its own, in a signal handler for example.
-// Cost: one atomic addition at either end of a call.
+// Any thread may use it. A thread may close the gate within a call of its own, in a signal handler for example. A call
+// costs one atomic addition at either end.
 #pragma once
 
 #include <atomic>
@@ -18,11 +18,11 @@ namespace bps::node {
 
 class CallGate {
  public:
-  // One call in progress; lives on the caller's stack.
+  // Marks one call in progress. It lives on the caller's stack.
   class Call {
    public:
-    // Throws kNotInitialized when the gate is closed, or is that of the parent process; kRoundAborted when the calls go
-    // on elsewhere; kInvalidArgument within a codec of the program, which a loop runs.
+    // Throws kNotInitialized when the gate is closed, or is that of the parent process. Throws kRoundAborted when calls
+    // go on elsewhere, and kInvalidArgument within a codec of the program, which a loop runs.
     explicit Call(CallGate& gate);
     ~Call();
     Call(const Call&) = delete;
@@ -37,10 +37,10 @@ class CallGate {
   enum class After : std::uint8_t { kNothing, kNextView };  // where calls go on that come after the end
 
   CallGate();
-  // False when it was closed before.
+  // Closes the gate. Returns false when it was closed before.
   bool close(After after);
-  // On a closed gate, once: waits for the calls of other threads, up to the deadline, then runs `task`. Calls that are
-  // still in progress then, which may be the calling thread's own, leave it to the last of them. `task` must not throw.
+  // Comes once, on a closed gate. Waits for calls of other threads, up to the deadline, then runs `task`. If calls are
+  // still in progress then, perhaps the calling thread's own, the last of them runs it. `task` must not throw.
   void run_when_empty(std::function<void()> task, const Deadline& deadline);
 
  private:
@@ -51,8 +51,8 @@ class CallGate {
   std::uint32_t own_calls() const;
 
   const std::uint32_t forks_;
-  std::atomic<std::uint32_t> state_{0};  // calls in progress, and how it was closed
-  std::mutex mutex_;                     // of a closed gate: guards the rest
+  std::atomic<std::uint32_t> state_{0};  // how many calls are in progress, and how it was closed
+  std::mutex mutex_;                     // guards the rest, on a closed gate
   std::condition_variable changed_;
   std::function<void()> task_;
 };

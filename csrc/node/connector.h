@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Connects the worker loops of this process to the server loops of the job, by all their rails. Where the connections
-// over different rails are paths that may be lost (Transport::fails_over), those that are lost, or were not there at
-// the start, are tried again in the background.
+// over different rails are paths that may be lost (Transport::fails_over), it tries those again in the background that
+// are lost, or were not there at the start.
 #pragma once
 
 #include <atomic>
@@ -20,23 +20,23 @@ namespace bps::node {
 
 class Connector {
  public:
-  // `self` is this process; all must outlive the connector.
+  // `self` is this process. All must outlive the connector.
   Connector(const ProcessOptions& options, const van::Membership& members, const van::Node& self,
             const van::Hosts& hosts, Loops& loops);
 
   // Connects worker loop `index` to a place (worker/places.h). Blocks. Throws kUnreachable, kAuthentication or kVersion
   // naming the server, and kTimeout when the deadline passes.
   void connect(std::size_t index, std::size_t place, const Deadline& deadline);
-  // A path to the place is lost: connects it again, when that works. From any thread.
+  // Connects a lost path to the place again, when that works. May be called from any thread.
   void restore(std::size_t index, std::size_t place, std::size_t pair);
-  // Tries nothing again from the return on. Before the loops stop.
+  // Tries nothing again after the return. Must be called before the loops stop.
   void stop() { retries_.stop(); }
   // Names the transports to the connected servers, in the order of connecting.
   std::vector<transport::Kind> transports() const;
 
  private:
   struct Target {
-    const van::Node& server;  // or relay
+    const van::Node& server;  // or a relay
     std::size_t place;
     transport::Hello hello;
   };
@@ -75,9 +75,9 @@ class Connector {
     bool works = false;              // with some node
     std::set<std::uint32_t> failed;  // nodes that were not reached
   };
-  std::map<std::size_t, RailsTried> rails_tried_;  // by the number of the pair
-  std::atomic<std::uint16_t> latest_path_{0};  // of those connected again; those of the start have the first numbers
-  Retries retries_;                            // last: its thread uses the rest
+  std::map<std::size_t, RailsTried> rails_tried_;  // by the number of the pair of rails
+  std::atomic<std::uint16_t> latest_path_{0};      // that of the last one connected again; the start has the first
+  Retries retries_;                                // is the last member: its thread uses the rest
 };
 
 }  // namespace bps::node

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The view that a process is in, for the van's thread: what that tells reaches the view also while it is being made,
-// and nobody once it is being taken down.
+// Holds the view that a process is in, for the van's thread. What that thread tells also reaches a view that is being
+// made, and reaches nobody once the view is being taken down.
 //
-// Threading: begin() and end() belong to the owner, the events to the van's thread; the rest any thread may call.
-// Nobody who has the lock waits for a loop, ends a thread, or destroys what could.
+// begin() and end() belong to the owner, and the events to the van's thread. Any thread may call the rest. A holder of
+// the lock neither waits for a loop, nor ends a thread, nor destroys what could.
 #pragma once
 
 #include <atomic>
@@ -29,15 +29,15 @@ class View;
 
 class CurrentView {
  public:
-  // Both outlive the object. `credentials`: of the job.
+  // Both outlive the object. `credentials` are those of the job.
   CurrentView(const ProcessOptions& options, const transport::Credentials& credentials);
   ~CurrentView();
   CurrentView(const CurrentView&) = delete;
   CurrentView& operator=(const CurrentView&) = delete;
 
-  // The van that set_van() names tells the view this.
+  // Returns what the van that set_van() names calls to tell the view.
   van::VanEvents events();
-  // Null: it is about to end, after the view.
+  // Null means that the van is about to end, after the view.
   void set_van(van::Van* van);
   void begin(std::unique_ptr<View> view);
   // Ends the threads of the view, and destroys it.
@@ -46,13 +46,13 @@ class CurrentView {
   View* get() const { return view_.get(); }
   worker::Worker* worker() const;
   bool has_ended() const;
-  // Ends what a departed process does for the others.
+  // Ends what a departed process still does for the others.
   void give_up();
-  // The scheduler has this number; 0: it is not found yet.
+  // Returns the scheduler's number; 0: it is not found yet.
   std::uint64_t incarnation() const { return incarnation_; }
 
  private:
-  // `tell`: with the lock, unless there is no view.
+  // Calls `tell` with the lock, unless there is no view.
   void with_view(auto tell);
   void with_worker(auto tell);
   void report_links();
@@ -62,8 +62,8 @@ class CurrentView {
   const transport::Credentials& credentials_;
   mutable std::mutex mutex_;
   van::Van* van_ = nullptr;     // guarded by mutex_
-  std::unique_ptr<View> view_;  // the same; while there is one, so is the van
-  std::size_t beats_ = 0;       // of the van's thread
+  std::unique_ptr<View> view_;  // guarded by mutex_; while there is one, so is the van
+  std::size_t beats_ = 0;       // belongs to the van's thread
   std::atomic<std::uint64_t> incarnation_{0};
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Says how much each host sums, and why, as JSON: which links and servers are the limit. A pure function.
+// Says how much each host sums, and why, as JSON: which links and servers are the limit. It is a pure function.
 #pragma once
 
 #include <string>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The scheduler of an embedded job, in the process of rank 0.
+// Starts the scheduler of an embedded job, in the process of rank 0.
 #pragma once
 
 #include <memory>
@@ -10,8 +10,8 @@
 
 namespace bps::node {
 
-// Null when a rival has held the ports and is gone by now. Throws kMismatch when another process
-// with rank 0 of this job runs on this host, and kPortTaken.
+// Returns null when a rival has held the ports and is gone by now. Throws kMismatch when another process with rank 0 of
+// this job runs on this host, and kPortTaken.
 std::unique_ptr<van::Scheduler> host_scheduler(const ProcessOptions& process, const JobSecret& secret);
 
 }  // namespace bps::node

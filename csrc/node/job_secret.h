@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The secret of a job: where it comes from, and what happens when there is none.
+// Finds the secret of a job, and decides what happens when there is none.
 //
 //   BPS_SECRET            the text itself
 //   BPS_SECRET_FILE       a file that only this user can read
 //   neither, one host     a secret of this user on this host, made at first use, in a file that only this user can read
 //   neither, more hosts   refused; with BPS_INSECURE=1 the job has no secret, which is warned of
 //
-// A job that consists of one process makes up a secret for itself. Pure of side effects except for that file.
+// A job that consists of one process makes up a secret for itself. Apart from that file nothing is changed.
 #pragma once
 
 #include <string>
@@ -20,14 +20,14 @@ namespace bps::node {
 struct JobSecret {
   transport::Credentials credentials;
   bool is_secret = true;  // false under BPS_INSECURE: everybody can know the key
-  bool one_host = false;  // the secret is of this host: no other one can take part
+  bool one_host = false;  // the secret belongs to this host: no other host can take part
   std::string warning;    // for people; to be logged by one process of a host
 };
 
 // Throws kInvalidArgument where the job needs a secret and has none, or where a file with one is not safe.
 JobSecret job_secret(const JobSettings& settings, const Startup& startup);
 
-// The address at which a scheduler that rank 0 hosts listens; "": on all interfaces.
+// Returns the address at which a scheduler that rank 0 hosts listens; "": on all interfaces.
 std::string scheduler_listens_at(const Startup& startup, const JobSecret& secret);
 
 }  // namespace bps::node

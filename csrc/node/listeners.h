@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The listeners of a server process: one per transport by which peers may connect.
+// Runs the listeners of a server process: one per transport by which peers may connect.
 //
 // They have a thread of their own. `enter` is called on it with each connection that has authenticated itself.
 #pragma once
@@ -23,17 +23,17 @@ class Listeners {
 
   // Listens for peers on this host alone.
   explicit Listeners(Enter enter);
-  // Listens for all peers, at ports of that range. Throws kPortTaken, or kInvalidArgument when the address is not one
-  // of this host's.
+  // Listens for all peers, at ports of that range. Throws kPortTaken, or kInvalidArgument when the address does not
+  // belong to this host.
   Listeners(const std::vector<transport::tcp::TcpRail>& tcp, const std::vector<transport::rdma::Rail>& rdma,
             const PortRange& ports, Enter enter);
   ~Listeners();
   Listeners(const Listeners&) = delete;
   Listeners& operator=(const Listeners&) = delete;
 
-  // Nobody can connect before this; waits until it holds.
+  // Lets peers connect, which nobody can before. Waits until it holds.
   void use(const transport::Credentials& credentials);
-  // The addresses at which peers connect, for the scheduler to tell them.
+  // Returns the addresses at which peers connect, for the scheduler to tell them.
   const std::vector<van::TransportAddress>& addresses() const { return addresses_; }
 
  private:

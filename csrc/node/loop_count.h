@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Chooses the number of a worker's loops unless BPS_PUSH_THREAD says it. A pure function.
+// Chooses the number of a worker's loops unless BPS_PUSH_THREAD says it. It is a pure function.
 //
 // A loop that speaks TCP has the kernel copy every byte, and fills about 10 Gbit/s in both directions. Two loops fill
 // more, and get twice the processor time where processes outnumber cores. Shared memory and RDMA need one loop, and so
@@ -13,9 +13,9 @@
 namespace bps::node {
 
 struct LoopFacts {
-  bool shares_memory = false;               // with all members: the job has this host alone
+  bool shares_memory = false;               // with all members, as the job has this host alone
   bool has_rdma = false;                    // to other hosts
-  std::vector<std::uint32_t> interfaces{};  // that TCP uses: speeds in Mbit/s, 0 where the driver does not tell
+  std::vector<std::uint32_t> interfaces{};  // those that TCP uses: speeds in Mbit/s, 0 where the driver does not tell
 };
 
 std::size_t default_worker_loops(const LoopFacts& facts);

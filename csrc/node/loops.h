@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The loops of a process, their transports, and the server loops on them.
+// Owns the loops of a process, their transports, and the server loops on them.
 //
 // Threading: the constructor, start_servers() and stop() belong to the thread that owns the process; the rest may be
 // called from any thread until stop() has returned.
@@ -25,15 +25,15 @@
 
 namespace bps::node {
 
-// One loop of this process with what runs on it.
+// Holds one loop of this process with what runs on it.
 struct Loop {
   std::unique_ptr<transport::Reactor> reactor;
-  std::array<transport::Transport*, transport::kKinds> transports{};  // nullptr: not on this loop
+  std::array<transport::Transport*, transport::kKinds> transports{};  // null: not on this loop
   std::unique_ptr<server::ServerLoop> server_loop;
-  std::atomic<const server::RoundRecorder*> recorder{nullptr};  // of server_loop, for threads that do not own it
-  std::unique_ptr<worker::WorkerLoop> worker_loop;              // goes first: what it still sends belongs to rounds
-  std::uint64_t seen_turns = 0;                                 // by the watchdog
-  // Connections that came in before the membership was known, and groups that its server loop is to know.
+  std::atomic<const server::RoundRecorder*> recorder{nullptr};  // that of server_loop, for threads that do not own it
+  std::unique_ptr<worker::WorkerLoop> worker_loop;  // is destroyed first: what it still sends belongs to rounds
+  std::uint64_t seen_turns = 0;                     // what the watchdog saw last
+  // These are connections that came in before the membership was known, and groups that its server loop is to know.
   std::vector<std::pair<transport::Kind, std::unique_ptr<transport::IncomingConnection>>> early;
   std::vector<van::Group> groups;
 
@@ -43,7 +43,7 @@ struct Loop {
 class Loops {
  public:
   // Makes the loops with their transports and starts their threads. Throws kUnreachable when BPS_TRANSPORT leaves only
-  // RDMA and RDMA cannot be used. `trace`: which the loops tell what they do; outlives them.
+  // RDMA and RDMA cannot be used. The loops tell `trace` what they do; it outlives them.
   Loops(const ProcessOptions& options, std::vector<transport::tcp::TcpRail> tcp_rails,
         const transport::Credentials& credentials, TraceWriter* trace = nullptr);
   Loops(const Loops&) = delete;
@@ -51,59 +51,59 @@ class Loops {
 
   std::size_t size() const { return loops_.size(); }
   Loop& operator[](std::size_t index) { return *loops_[index]; }
-  // The rails that RDMA works on; none when it is not used.
+  // Returns the rails that RDMA works on; none when it is not used.
   const std::vector<transport::rdma::Rail>& rails() const { return rails_; }
   const std::vector<transport::tcp::TcpRail>& tcp_rails() const { return tcp_rails_; }
 
-  // Starts the server loops when all members are known. `when_lost`: the connection to a worker broke; answer with
-  // lose_node().
+  // Starts the server loops when all members are known. `when_lost` is called when the connection to a worker broke,
+  // and should call lose_node().
   using WhenLost = std::function<void(std::uint32_t node, const std::string& why)>;
-  // `when_failed`: a round has.
+  // `when_failed` is called when a round has failed.
   void start_servers(const van::Membership& members, const van::Node& self, const WhenLost& when_lost,
                      const std::function<void()>& when_failed);
   // Takes an incoming connection to the loop that its hello names.
   void accept(transport::Kind kind, std::unique_ptr<transport::IncomingConnection> incoming);
   // Calls `known`, on a loop, when every loop knows the group; never if one ends before.
   void add_group(const van::Group& group, std::function<void()> known);
-  // Before lose_node() tells who is the cause.
+  // Is called before lose_node() tells who is the cause.
   void end_view(const Error& why);
   void lose_node(std::uint32_t node, const std::string& why);
   void leave_node(std::uint32_t node, const std::string& why);
-  // Ranks disagree about it: before some of them leave for this reason.
+  // Fails a tensor about which ranks disagree, before some of them leave for this reason.
   void fail_tensor(std::uint32_t tensor, const std::string& why);
-  // True when the server loops have done what they have begun. False when a loop has not answered by the deadline.
+  // Returns true when the server loops have done what they have begun, and false when a loop has not answered in time.
   bool are_servers_quiet(const Deadline& deadline) const;
   // Ends the threads. Endpoints, transports and loops stay until this object is destroyed.
   void stop();
 
-  // Tells one watchdog the name of a loop that has made no progress since this answered "" last, and wakes that loop.
+  // Returns the name of a loop that has made no progress since this returned "" last, and wakes it. For one watchdog.
   std::string find_stuck();
-  // True when a worker is connected to a server loop.
+  // Returns true when a worker is connected to a server loop.
   bool serves() const;
 
-  // Lists what each loop is working on. A loop that has not answered by the deadline says nothing. At most `most`
-  // partitions and rounds of each.
+  // Lists what each loop is working on, with at most `most` partitions and rounds of each. A loop that has not answered
+  // by the deadline says nothing.
   struct OpenState {
     std::string loop;
     bool answered = false;
-    std::size_t rounds = 0;  // all of them
+    std::size_t rounds = 0;  // the number of all its rounds
     worker::WorkerUsage worker{};
     std::vector<worker::OpenPartition> partitions{};
     std::vector<server::OpenRound> listed{};
-    std::string last_failed_round{};  // of the server loop; "" if none failed
+    std::string last_failed_round{};  // that of the server loop; "" if none failed
   };
-  // The last rounds of the server loops that are over, the oldest first, also of loops that hang.
+  // Returns the last rounds of the server loops that are over, the oldest first, also of loops that hang.
   std::vector<server::RoundRecorder::Record> recent_rounds(std::size_t most) const;
   std::vector<OpenState> open_state(std::size_t most, const Deadline& deadline) const;
 
   // Calls `told`, on a loop, with what the data connections over a network have carried; never if a loop ends before.
   void ask_link_use(std::function<void(const van::LinkUse&)> told) const;
 
-  // Summed over the loops.
+  // Returns the sums over the loops.
   std::vector<std::pair<std::string, std::uint64_t>> counters() const;
-  // The times from the start to the end of complete operations.
+  // Returns how long complete operations took, from start to end.
   MetricFamily operation_times() const;
-  // Lists what each loop uses. One that has not answered by the deadline says nothing.
+  // Lists what each loop uses. A loop that has not answered by the deadline says nothing.
   struct Usage {
     std::string loop;
     bool answered = false;

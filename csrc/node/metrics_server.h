@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Answers GET /metrics over HTTP, for Prometheus.
 //
-// It runs on a thread of its own, on which neither heartbeats nor data depend. It reads and never changes anything, and
-// costs little whoever connects: a few connections at a time, the oldest of which makes room for the next, a request
-// of a few kilobytes, and a few seconds for each.
+// It runs on a thread of its own, on which neither heartbeats nor data depend. It reads and never changes anything. It
+// costs little whoever connects: a few connections at a time, the oldest of which makes room for the next, a request of
+// a few kilobytes, and a few seconds for each.
 //
-// Threading: `text` runs on that thread. The destructor waits for it. Errors: the constructor throws kPortTaken, or
-// kInvalidArgument when the address is not one of this machine's.
+// `text` runs on that thread. The destructor waits for it. The constructor throws kPortTaken, or kInvalidArgument when
+// the address does not belong to this machine.
 #pragma once
 
 #include <atomic>
@@ -30,7 +30,7 @@ class MetricsServer {
   static constexpr std::size_t kMostRequest = 8192;
   static constexpr double kPatience_s = 5;
 
-  // port 0: any.
+  // Port 0 means any port.
   MetricsServer(const std::string& address, std::uint16_t port, std::function<std::string()> text);
   ~MetricsServer();
   MetricsServer(const MetricsServer&) = delete;
@@ -51,7 +51,7 @@ class MetricsServer {
   void run();
   void accept_some();
   void advance(Connections::iterator connection);
-  bool receive(Connection& connection);  // false: close it
+  bool receive(Connection& connection);  // returns false when the connection is to be closed
   bool send(Connection& connection);
   std::string answer_to(const std::string& request) const;
   void close(Connections::iterator connection);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// A process describes itself: in a report for people, as JSON, and in metrics. Everything is read from where it is
-// anyway when somebody asks: the data path does nothing for it but count.
+// Describes a process: in a report for people, as JSON, and in metrics. When somebody asks, everything is read from
+// where it is anyway. The data path does nothing for it but count.
 //
-// Threading: any thread, while the view lives. Answers within two seconds, and names the loops that have not answered
+// Any thread may ask, while the view lives. It answers within two seconds, and names the loops that have not answered
 // by then.
 #pragma once
 
@@ -27,8 +27,8 @@ class View;
 
 class Report {
  public:
-  // `credentials`: of the job. `scheduler`: of an embedded job, in the process of rank 0; else null. `incarnation`: of
-  // the scheduler. All outlive the report.
+  // `credentials` are those of the job. `scheduler` is that of an embedded job, in the process of rank 0, else null.
+  // `incarnation` is that of the scheduler. All outlive the report.
   Report(const ProcessOptions& options, const transport::Credentials& credentials, const van::Van& van,
          const View& view, const van::Scheduler* scheduler, std::uint64_t incarnation)
       : options_(options),
@@ -38,16 +38,16 @@ class Report {
         scheduler_(scheduler),
         incarnation_(incarnation) {}
 
-  // JSON: what this process waits for, whom the rounds of its servers wait for, its last operations and its counters.
-  // See docs/troubleshooting.md.
+  // Returns as JSON what this process waits for, whom the rounds of its servers wait for, its last operations and its
+  // counters. See docs/troubleshooting.md.
   std::string dump(bool with_stacks) const;
-  // JSON: what the scheduler knows, and what all members of the job say of themselves. Throws what ask_scheduler()
-  // throws.
+  // Returns as JSON what the scheduler knows, and what all members of the job say of themselves. Throws what
+  // ask_scheduler() throws.
   std::string dump_job(bool with_stacks) const;
-  // Counters summed over the loops, then what is not a counter: "slot_bytes", "open_rounds", and "silent_loops", those
-  // that have not answered within two seconds and are not part of the former.
+  // Returns counters summed over the loops, then what is not a counter: "slot_bytes", "open_rounds", and
+  // "silent_loops", which have not answered within two seconds and are not part of the others.
   std::vector<std::pair<std::string, std::uint64_t>> metrics() const;
-  // The same and more for Prometheus.
+  // Returns the same and more for Prometheus.
   MetricFamilies metric_families() const;
   // Names the transports to the servers that this process is connected to: "self", "shm", "tcp" or "rdma".
   std::vector<std::string> transports() const;

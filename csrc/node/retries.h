@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tries again in the background what has failed, after a time that doubles with each failure.
 //
-// Threading: add() and stop() from any thread. A task runs on a thread of this object, which exists once something is
-// to be tried; one at a time.
+// Any thread may call add() and stop(). Tasks run one at a time on a thread of this object, which exists once something
+// is to be tried.
 #pragma once
 
 #include <array>
@@ -18,9 +18,9 @@ namespace bps::node {
 
 class Retries {
  public:
-  // The thing that is tried; its failures are counted together.
+  // Names what is tried. Its failures are counted together.
   using Key = std::array<std::size_t, 3>;
-  // True when it has worked, or is not to be tried again.
+  // Returns true when it has worked, or is not to be tried again.
   using Task = std::function<bool()>;
 
   Retries() = default;
@@ -29,15 +29,15 @@ class Retries {
   Retries& operator=(const Retries&) = delete;
 
   void add(const Key& key, Task task);
-  // Waits for the task that runs. Nothing runs afterwards.
+  // Waits for the task that runs. Nothing runs after the return.
   void stop();
 
  private:
   struct Entry {
-    Task task;           // empty: it has worked
+    Task task;           // empty when it has worked
     bool again = false;  // it was asked for while it ran, and may have failed after it had worked
     double delay_s = 0;
-    Clock::time_point due{};  // or when it worked
+    Clock::time_point due{};  // when it is due, or when it worked
   };
   void run();
   Entry* next();

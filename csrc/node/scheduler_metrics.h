@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Prometheus is told this of a scheduler. Threading: any thread.
+// Returns what Prometheus is told about a scheduler. Any thread may call it.
 #pragma once
 
 #include "core/exposition.h"

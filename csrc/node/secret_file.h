@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Files that hold a secret.
+// Reads and makes files that hold a secret.
 #pragma once
 
 #include <cstddef>
@@ -8,20 +8,20 @@
 
 namespace bps::node {
 
-// Fewer can be guessed: anybody who connects gets something to test guesses against.
+// A shorter secret can be guessed: anybody who connects gets something to test guesses against.
 inline constexpr std::size_t kLeastSecretBytes = 16;
 
-// Its text, without white space at the ends. Throws kInvalidArgument unless it is a regular file of this user (or of
-// root) that nobody else can read or write.
+// Returns the text of the file, without white space at the ends. Throws kInvalidArgument unless it is a regular file of
+// this user (or of root) that nobody else can read or write.
 std::string read_secret_file(const std::string& path);
 
-// The text of a file with several, which is as private as that; `setting` named it. Throws for one of more than `most`
-// bytes.
+// Returns the text of a file with several secrets, which must be as private. `setting` named the file. Throws for a
+// text of more than `most` bytes.
 std::string read_private_file(const std::string& path, std::string_view setting, std::size_t most);
 
-// The secret of this user on this host: made at random by the first process that needs it, the same for all others.
-// The file lies in $XDG_RUNTIME_DIR/bps_rdma, else in ~/.config/bps_rdma, else in /tmp/bps_rdma-UID: the first folder
-// that can be used. Throws kInvalidArgument where the file or its folder belongs to another user or is open to others.
+// Returns the secret of this user on this host, made at random by the first process that needs it. The file lies in
+// $XDG_RUNTIME_DIR/bps_rdma, else in ~/.config/bps_rdma, else in /tmp/bps_rdma-UID: the first folder that can be used.
+// Throws kInvalidArgument where the file or its folder belongs to another user or is open to others.
 std::string host_secret();
 
 }  // namespace bps::node

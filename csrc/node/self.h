@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A process introduces itself to the scheduler, and looks for it, by these pure functions. Threading: any.
+// Introduces a process to the scheduler, and says where to look for it, by pure functions.
 #pragma once
 
 #include <cstdint>
@@ -13,21 +13,21 @@
 
 namespace bps::node {
 
-// A process keeps its identity in all views of its job; in the view before this one it was another node.
+// Says what a process takes along into a view: the same identity in all views of its job, but another node in each.
 struct Lineage {
   std::uint64_t identity = 0;
-  std::uint32_t renews = 0;      // the node that it was; 0: it is new
+  std::uint32_t renews = 0;      // the node that it was in the view before; 0: it is new
   bool is_late = false;          // it had no state of the job then, which others had
   double resume_patience_s = 0;  // for workers that resume the job; 0: it was not suspended
 };
 Lineage new_lineage();
 
-// `hosted_port`: where the scheduler in this process listens; 0: it hosts none.
+// `hosted_port` says where the scheduler in this process listens; 0: it hosts none.
 van::VanOptions van_options(const ProcessOptions& options, const JobSecret& secret, const Lineage& lineage,
                             std::uint16_t hosted_port);
-// Without what others need to connect to it.
+// Describes this process, without what others need to connect to it.
 van::Node describe_self(const ProcessOptions& options, const Lineage& lineage);
-// The devices of this host that TCP uses, and by which the other members reach it.
+// Returns the devices of this host that TCP uses, and by which the other members reach it.
 std::vector<transport::tcp::TcpRail> tcp_rails(const ProcessOptions& options, const JobSecret& secret);
 
 }  // namespace bps::node

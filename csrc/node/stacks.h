@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Shows where the threads of this program are, as its own run time system tells it.
 //
-// Threading: any thread. Errors: without somebody who shows them there is no text.
+// Any thread may call these. Without a function that shows them the text is empty.
 #pragma once
 
 #include <functional>
@@ -9,7 +9,7 @@
 
 namespace bps::node {
 
-// Uses this from now on, until it is called with nothing. Waits for a call that is under way.
+// Uses this function from now on, or none where it is empty. Waits for a call that is under way.
 void show_stacks_by(std::function<std::string()> show);
 std::string stacks();
 

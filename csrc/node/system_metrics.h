@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The system's counts of this process, and of the ports of RDMA devices. Read from /proc and /sys at each call; what is
-// not there is left out. Threading: any thread.
+// Reads the system's counts of this process, and of the ports of RDMA devices, from /proc and /sys at each call. What
+// is not there is left out. Any thread may call these.
 #pragma once
 
 #include <string>
@@ -10,7 +10,7 @@
 
 namespace bps::node {
 
-// Under the names that all Prometheus clients use.
+// Returns families under the names that all Prometheus clients use.
 MetricFamilies process_families();
 
 struct RdmaPort {
@@ -18,7 +18,7 @@ struct RdmaPort {
   unsigned port = 1;
   bool operator==(const RdmaPort&) const = default;
 };
-// The counters of these ports, which count for all processes of the host. `root`: /sys/class/infiniband, or a test's.
+// Returns the counters of these ports, for all processes of the host. `root` is /sys/class/infiniband, or a test's.
 MetricFamilies rdma_port_families(const std::vector<RdmaPort>& ports,
                                   const std::string& root = "/sys/class/infiniband");
 

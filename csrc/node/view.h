@@ -2,11 +2,11 @@
 // A view holds what a process has in one view of its job: loops, listeners, connections to servers, and the worker.
 // They are made and destroyed as one.
 //
-// Made before the process joins, because the scheduler has to be told where it listens; start() completes it when the
-// process has joined. stop() ends the threads, and the destructor takes everything down.
+// It is made before the process joins, because the scheduler has to be told where it listens. start() completes it when
+// the process has joined. stop() ends the threads, and the destructor takes everything down.
 //
-// Threading: the van's thread and the loops tell it of losses, also before the worker is made. Nobody who has the lock
-// waits for a loop, ends a thread, or destroys what could. Everything else belongs to the owner.
+// The van's thread and the loops tell it of losses, even before the worker is made. A holder of the lock neither waits
+// for a loop, nor ends a thread, nor destroys what could. Everything else belongs to the owner.
 #pragma once
 
 #include <atomic>
@@ -32,14 +32,14 @@ namespace bps::node {
 
 class View {
  public:
-  // Called by any thread, perhaps with the lock held.
+  // Any thread calls these, perhaps with the lock held.
   struct Events {
     std::function<void(std::uint32_t node, const std::string& why)> suspect;  // a connection broke
     std::function<void(std::uint32_t node)> inquire;                          // a node is silent
     std::function<void(Failure)> on_failure;
   };
 
-  // `trace`: which the loops tell what they do, or null; outlives this object.
+  // `trace` is what the loops tell what they do, or null; it outlives this object.
   View(const ProcessOptions& options, std::vector<transport::tcp::TcpRail> rails, TraceWriter* trace, Events events);
   ~View();
   View(const View&) = delete;
@@ -47,23 +47,23 @@ class View {
 
   // Adds what the other members need to connect to this process.
   void describe(van::Node& self) const;
-  // The process has joined: starts the server loops, and connects the worker, if it is one.
+  // Starts the server loops when the process has joined, and connects the worker, if it is one.
   void start(van::Van& van);
-  // This process leaves: lost connections are nobody's fault from here on.
+  // Notes that this process leaves: lost connections are nobody's fault from here on.
   void begin_leaving() { is_leaving_ = true; }
   // Ends the threads, and the attempts to connect.
   void stop();
 
   Loops& loops() { return loops_; }
   const Loops& loops() const { return loops_; }
-  // Null on a process that is no worker, and before start() has made it.
+  // Returns null on a process that is no worker, and before start() has made it.
   worker::Worker* worker() const { return ready_worker_.load(std::memory_order_acquire); }
   std::vector<transport::Kind> transports() const {
     return connector_ ? connector_->transports() : std::vector<transport::Kind>();
   }
 
   // ---- The van's thread
-  // A process of an earlier run of this job has other credentials from here on.
+  // Replaces the credentials: a process of an earlier run of this job has other ones from here on.
   void use(const transport::Credentials& credentials);
   void lose_node(std::uint32_t node, const std::string& why);
   void leave_node(std::uint32_t node, const std::string& why);
@@ -73,7 +73,7 @@ class View {
   struct EarlyEvent {
     std::uint32_t node;
     std::string why;
-    bool lost;  // or left as it should
+    bool lost;  // false: it left as it should
   };
   bool is_early() const { return options_.startup.is_worker() && !worker() && !is_leaving_; }
   std::uint64_t link_speed() const;
@@ -88,10 +88,10 @@ class View {
   const ProcessOptions& options_;
   TraceWriter* const trace_;
   const Events events_;
-  transport::Credentials credentials_;  // for connections between members; set before this process joins
+  transport::Credentials credentials_;  // those for connections between members; set before this process joins
   Loops loops_;
   std::unique_ptr<Listeners> listeners_;
-  const van::Membership* members_ = nullptr;  // once joined
+  const van::Membership* members_ = nullptr;  // set once joined
   van::Hosts hosts_;
   std::unique_ptr<Connector> connector_;
   std::unique_ptr<worker::Worker> worker_;

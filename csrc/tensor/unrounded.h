@@ -46,7 +46,7 @@ constexpr std::uint64_t most_unrounded_elements(Dtype dtype, std::uint64_t bytes
   return bytes < kUnroundedHeader + each ? 0 : (bytes - kUnroundedHeader) / each;
 }
 
-// Returns the length of what lies at `from`, in 16 bytes at least, or 0 when that cannot be a sum of so many elements.
+// Returns the length of what lies at `from` (at least 16 bytes), or 0 when that cannot be a sum of so many elements.
 inline std::uint64_t unrounded_bytes(const std::byte* from, std::uint64_t elements) {
   std::uint64_t bytes = 0;
   std::memcpy(&bytes, from, sizeof bytes);
