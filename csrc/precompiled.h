@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Most files need these headers, which are read once where folders are compiled as one (cmake/UnityBuild.cmake). Each
-// file includes what it needs all the same, because nobody else's build has this.
+// Includes the headers that most files need, which are read once where folders are compiled as one
+// (cmake/UnityBuild.cmake). Each file includes what it needs all the same, because nobody else's build has this.
 #pragma once
 #include <algorithm>
 #include <array>

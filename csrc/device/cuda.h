@@ -11,7 +11,7 @@ namespace bps::device::cuda {
 
 using Result = int;  // 0: success
 using Ordinal = int;
-using Address = unsigned long long;  // of memory of a device
+using Address = unsigned long long;  // that of memory of a device
 using Context = struct OpaqueContext*;
 using Stream = struct OpaqueStream*;
 using Event = struct OpaqueEvent*;
@@ -21,17 +21,17 @@ constexpr Result kSuccess = 0;
 constexpr Result kNotReady = 600;
 constexpr Result kFirstOfCapture = 900;  // a call that does not fit to a capture into a CUDA graph
 constexpr Result kLastOfCapture = 908;
-constexpr unsigned kStreamNonBlocking = 1;  // it does not wait for the default stream
+constexpr unsigned kStreamNonBlocking = 1;  // such a stream does not wait for the default stream
 constexpr unsigned kEventDisableTiming = 2;
-constexpr unsigned kHostPortable = 1;   // pinned for every context of the process
-constexpr unsigned kHostDeviceMap = 2;  // and at an address of the device
-constexpr int kPointerMemoryType = 2;   // attributes of a pointer
+constexpr unsigned kHostPortable = 1;   // the memory is pinned for every context of the process
+constexpr unsigned kHostDeviceMap = 2;  // and has an address of the device
+constexpr int kPointerMemoryType = 2;   // this and the next are attributes of a pointer
 constexpr int kPointerOrdinal = 9;
 constexpr unsigned kMemoryOfDevice = 2;
 constexpr int kCaptureNone = 0;
-constexpr int kCaptureRelaxed = 2;  // captures of other threads forbid this one nothing
+constexpr int kCaptureRelaxed = 2;  // captures of other threads forbid this thread nothing
 
-// X(name, parameters)
+// The list calls X(name, parameters).
 #define BPS_CUDA_FUNCTIONS(X)                                                                  \
   X(cuInit, (unsigned flags))                                                                  \
   X(cuGetErrorString, (Result error, const char** text))                                       \

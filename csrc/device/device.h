@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// One GPU: whose memory a pointer is, what a caller's stream has reached, and host memory that its copy engines use.
+// Knows one GPU: which memory is its own, what a caller's stream has reached, and host memory for its copy engines.
 //
 // All of it works in the device's primary context, which torch and CuPy use as well. A thread that calls the driver
 // holds a Current meanwhile, because work for one loop may be done by several threads in turn.
 //
-// Threading: any thread. A device lives as long as the process; in a child that was forked its points are left alone.
-// Errors: the constructor, owner_of() and pin() throw kTransport; record() also kInvalidArgument.
+// Any thread may use it. A device lives as long as the process; in a forked child its points are left alone. The
+// constructor, owner_of() and pin() throw kTransport; record() also throws kInvalidArgument.
 #pragma once
 
 #include <atomic>
@@ -25,8 +25,8 @@ namespace bps::device {
 
 class Device;
 
-// A point in a stream, which copies can wait for. Copies of it are the same point. The device uses the event again when
-// the last copy is gone, so that no operation creates one.
+// Names a point in a stream for which copies can wait. Copies of it are the same point. The device uses the event again
+// when the last copy is gone, so that no operation creates one.
 class Ready {
  public:
   Ready() = default;
@@ -42,7 +42,7 @@ class Ready {
     if (point_ != nullptr && point_->users.fetch_sub(1, std::memory_order_acq_rel) == 1) give_back();
   }
 
-  // False: there is nothing to wait for.
+  // Returns false when there is nothing to wait for.
   explicit operator bool() const { return point_ != nullptr; }
   cuda::Event event() const { return point_->event; }
 
@@ -64,10 +64,10 @@ class Device {
   Device(const Device&) = delete;
   Device& operator=(const Device&) = delete;
 
-  // The device that the memory belongs to; nothing for memory of the host, and for what CUDA does not know.
+  // Returns the device that the memory belongs to; nothing for memory of the host, or that CUDA does not know.
   static std::optional<cuda::Ordinal> owner_of(const Driver& driver, const void* memory);
 
-  // For its lifetime, the calling thread works in the device's context. If the device refuses that, because it has
+  // Lets the calling thread work in the device's context while it lives. If the device refuses that, because it has
   // failed, the driver's calls return its error. Captures of other threads into CUDA graphs do not concern the thread:
   // no call in between touches a stream that is captured.
   class Current {
@@ -80,16 +80,16 @@ class Device {
    private:
     const Device& device_;
     const bool is_pushed_;
-    int capture_mode_;  // the thread's own, while it is another one
+    int capture_mode_;  // the thread's own mode while another one is set
   };
 
-  // The point that this stream has reached now. `stream`: a CUstream as a number, as __cuda_array_interface__ has it
-  // (1: the legacy default stream). Throws kInvalidArgument for one that is being captured into a CUDA graph.
+  // Returns the point that this stream has reached now. `stream` is a CUstream as a number, as __cuda_array_interface__
+  // has it (1: the legacy default stream). Throws kInvalidArgument for one that is being captured into a CUDA graph.
   Ready record(std::uintptr_t stream);
 
-  // Makes host memory usable for copies that do not stop the caller. Takes some 100 us; once per block.
+  // Makes host memory usable for copies that do not stop the caller. Takes some 100 us, once per block.
   void pin(std::span<std::byte> memory) const;
-  // Errors do not count: after one of the device all its calls fail.
+  // Ignores errors: after one of the device all its calls fail.
   void unpin(std::span<std::byte> memory) const noexcept;
 
   const Driver& driver() const { return driver_; }
@@ -102,7 +102,7 @@ class Device {
   const Driver& driver_;
   const cuda::Ordinal ordinal_;
   const std::uint32_t forks_ = fork_count();
-  cuda::Context context_ = nullptr;  // kept: it is the process's
+  cuda::Context context_ = nullptr;  // never released: it is the process's
   std::mutex mutex_;                 // guards the next two
   std::vector<std::unique_ptr<Ready::Point>> points_;
   std::vector<Ready::Point*> free_;

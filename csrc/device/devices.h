@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The GPUs of this process. The driver is opened, and a GPU is, when memory of it is first met.
+// Knows the GPUs of this process. The driver, and a GPU, is opened when memory of it is first met.
 //
-// Threading: any thread. Errors: kTransport, when there is no driver; and in a child that was forked after that,
-// because CUDA does not survive a fork.
+// Any thread may call it. It throws kTransport when there is no driver, and in a child that was forked after the driver
+// was opened, because CUDA does not survive a fork.
 #pragma once
 
 #include <string>
@@ -11,8 +11,8 @@
 
 namespace bps::device {
 
-// The GPU that the memory belongs to, by the driver of this name; nullptr for other memory. Throws without a driver,
-// whatever memory it is.
+// Returns the GPU that the memory belongs to, by the driver of this name; null for other memory. Throws without a
+// driver, whatever memory it is.
 Device* find_owner(const std::string& library, const void* memory);
 
 }  // namespace bps::device

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Identities for blocks of memory, so that two blocks at one address are told apart.
+// Gives blocks of memory identities, so that two blocks at one address are told apart.
 //
 // A network card that has registered a block goes on reading and writing its pages after the block has been freed, even
 // when its addresses belong to another array by then. So every block gets a number that no other block ever gets, and
@@ -7,10 +7,10 @@
 //
 // An array or tensor that moves its memory gets a new block at its next use (numpy's `resize` refuses to move an array
 // that has been used here). Memory that was freed and allocated again between two uses, at the same address, of the
-// same size and by the same tensor storage, is the same block here. That its pages are others is noticed where they
-// count: see transport/region_cache.h. Where the user has switched that off, renew() tells.
+// same size and by the same tensor storage, is the same block here. Where it counts that its pages are others, that is
+// noticed: see transport/region_cache.h. Where the user has switched that off, renew() has to tell it.
 //
-// Threading: the GIL, and locks for interpreters without one. No Python code runs under a lock: it could collect
+// The GIL guards it, and locks do for interpreters without one. No Python code runs under a lock: it could collect
 // garbage, and with it an owner.
 #pragma once
 
@@ -33,11 +33,11 @@ class BlockTable {
  public:
   static BlockTable& instance();
 
-  // The block that lives as long as `owner`, which must support weak references, and has not moved or grown.
+  // Returns the block that lives as long as `owner`, which must support weak references, and has not moved or grown.
   transport::Allocation find(pybind11::handle owner, std::span<std::byte> bytes);
-  // The block holds other memory from now on: its next use is a new block, whose pages are registered anew.
+  // Notes that the block holds other memory now: its next use is a new block, whose pages are registered anew.
   void renew(std::uint64_t identity);
-  // True when the block has been used, and neither freed nor renewed since.
+  // Returns true when the block has been used, and neither freed nor renewed since.
   bool knows(std::uint64_t identity);
 
   // Between these two calls the worker of the process forgets the memory of each block that is freed. detach() precedes
@@ -48,7 +48,7 @@ class BlockTable {
  private:
   struct Known {
     transport::Allocation block;
-    pybind11::object owner;  // weak reference
+    pybind11::object owner;  // a weak reference
   };
   PyObject* owner_of(std::uint64_t identity);
   void lose(PyObject* owner, std::uint64_t identity);
@@ -56,7 +56,7 @@ class BlockTable {
 
   std::mutex mutex_;  // guards the next three
   std::unordered_map<PyObject*, Known> known_;
-  std::unordered_map<std::uint64_t, PyObject*> owners_;  // of the blocks that are known, by identity
+  std::unordered_map<std::uint64_t, PyObject*> owners_;  // by identity: the owners of the blocks that are known
   std::uint64_t next_ = 1;
   std::mutex processes_mutex_;
   std::vector<node::Process*> processes_;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The enums of the core as enums of Python's own kind. Each operation passes some, so members are found by identity:
-// pybind11's own caster calls into Python for each of them, half a microsecond for each operation.
+// Binds the enums of the core as enums of Python's own kind. Each operation passes some, so members are found by
+// identity: pybind11's own caster calls into Python for each of them, half a microsecond for each operation.
 #pragma once
 
 #include <pybind11/native_enum.h>
@@ -14,7 +14,7 @@
 
 namespace bps::python {
 
-// The members of an enum, once it is bound. They live as long as the process does.
+// Holds the members of an enum, once it is bound. They live as long as the process does.
 template <typename E>
 inline std::vector<std::pair<E, PyObject*>> g_members;
 

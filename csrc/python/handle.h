@@ -11,7 +11,7 @@
 
 namespace bps::python {
 
-// One asynchronous operation, as Python holds it. It gives its result once. All under the GIL, which wait() releases.
+// Holds one asynchronous operation for Python. It gives its result once. The GIL is held, which wait() releases.
 class Handle {
  public:
   Handle(std::shared_ptr<worker::Operation> operation, pybind11::object result, pybind11::object source,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Functions of the package that this module calls. The package registers them when it is imported, so this module does
-// not know the package's modules by name. All under the GIL.
+// Holds the functions of the package that this module calls. The package registers them when it is imported, so this
+// module does not know the package's modules by name. The GIL is held for all of it.
 #pragma once
 
 #include <pybind11/pybind11.h>

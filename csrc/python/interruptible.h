@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A call from Python that waits in C++ releases the GIL, and looks for signals now and then.
+// Lets a call from Python that waits in C++ release the GIL, and look for signals now and then.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -10,13 +10,13 @@
 
 namespace bps::python {
 
-// Runs the signal handlers of Python that are due; their exceptions, such as KeyboardInterrupt, end the wait.
+// Runs the signal handlers of Python that are due. Their exceptions, such as KeyboardInterrupt, end the wait.
 void check_signals();
 
-// A thread in C++ that gives the GIL away, or may have to, and needs it once more. Once the interpreter ends it never
-// gets it: up to Python 3.13 the thread ends in the middle of C++, and with it the program. So the interpreter waits
-// for such threads when it ends, and those that come later stay where they are, as from Python 3.14 on. All with the
-// GIL.
+// Marks a thread in C++ that gives the GIL away, or may have to, and needs it once more. Once the interpreter ends, it
+// never gets it: up to Python 3.13 the thread ends in the middle of C++, and with it the program. So the interpreter
+// waits for such threads when it ends. Those that come later stay where they are, as from Python 3.14 on. The GIL is
+// held.
 class AwayFromPython {
  public:
   AwayFromPython();
@@ -24,13 +24,13 @@ class AwayFromPython {
   AwayFromPython(const AwayFromPython&) = delete;
   AwayFromPython& operator=(const AwayFromPython&) = delete;
 
-  // For the thread in which the interpreter ends.
+  // Is called in the thread in which the interpreter ends.
   static void end();
-  // Without the GIL: does not return in another thread once end() has.
+  // Is called without the GIL. Does not return in another thread once end() has returned.
   static void stay_if_ended();
 };
 
-// For the time of a call that needs nothing of Python.
+// Releases the GIL for a call that needs nothing of Python.
 class WithoutGil {
  public:
   WithoutGil() = default;
@@ -43,7 +43,7 @@ class WithoutGil {
   pybind11::gil_scoped_release released_;
 };
 
-// For the time of a call that may wait. Throws Error (kInvalidArgument) within a codec of the program.
+// Releases the GIL for a call that may wait. Throws Error (kInvalidArgument) within a codec of the program.
 class Interruptible {
  public:
   Interruptible() { compress::CodecCall::refuse_within(); }
@@ -56,7 +56,7 @@ class Interruptible {
   }};
 };
 
-// A time-out that the caller gave, in seconds; infinity means no limit. Throws kInvalidArgument.
+// Returns a time-out that the caller gave, in seconds; infinity means no limit. Throws kInvalidArgument.
 double checked_timeout(double seconds);
 
 }  // namespace bps::python

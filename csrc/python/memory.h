@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The bytes of an array, as the core needs to know them.
+// Describes the bytes of an array, as the core needs to know them.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -17,10 +17,10 @@ struct Memory {
   std::uint64_t nbytes = 0;
   std::uint64_t elements = 0;
   Dtype dtype{};
-  transport::Allocation block;       // the allocation around the array, which is registered as a whole; none of a GPU's
-  pybind11::object keep;             // the array, which must live while its memory is in use
-  device::Device* device = nullptr;  // whose memory it is; null: the host's
-  std::uintptr_t stream = 0;         // of the device, in which the array is made and used
+  transport::Allocation block;  // the allocation around the array, which is registered as a whole; none for a GPU's
+  pybind11::object keep;        // the array, which must live while its memory is in use
+  device::Device* device = nullptr;  // the device whose memory it is; null: the host's
+  std::uintptr_t stream = 0;         // the stream of the device in which the array is made and used
 };
 
 }  // namespace bps::python

@@ -15,9 +15,9 @@ class Process;
 
 namespace bps::python {
 
-// A prepared operation, as Python holds it: it keeps its process and its arrays. A call starts it and waits, without
-// anything of Python in between; start() and wait() do the same in two steps. All under the GIL, which is released
-// while C++ may wait: `state_` keeps other threads away meanwhile.
+// Holds a prepared operation for Python, with its process and its arrays. A call starts it and waits, without anything
+// of Python in between; start() and wait() do the same in two steps. The GIL is held, and released while C++ may wait:
+// `state_` keeps other threads away meanwhile.
 class Prepared {
  public:
   struct Description {
@@ -28,7 +28,7 @@ class Prepared {
     Memory target;
     pybind11::object result;
     std::byte* copy_to = nullptr;      // where the source is copied before each start; null: nowhere
-    device::Device* device = nullptr;  // whose memory the source and the target are; null: the host's
+    device::Device* device = nullptr;  // the device whose memory the source and the target are; null: the host's
   };
 
   explicit Prepared(Description description);
@@ -42,7 +42,7 @@ class Prepared {
   bool done() const;
   bool taken() const { return state_ == State::kIdle; }
   int completion_fd();
-  // For operations that do not keep their arrays: these stay until it is over.
+  // Keeps the arrays of an operation that does not keep them, until it is over.
   void keep(pybind11::object source, pybind11::object target) const;
   std::string describe() const;
 
@@ -50,7 +50,7 @@ class Prepared {
   enum class State : std::uint8_t {
     kIdle,
     kInCall,   // a thread is in C++ with it, without the GIL
-    kStarted,  // by start(), and not waited for yet
+    kStarted,  // started by start(), and not waited for yet
   };
 
   void begin();
@@ -59,7 +59,7 @@ class Prepared {
   void drop_current();
   void launch(bool awaited);
   bool follow(const Error& error);
-  // With the GIL, and waits for a moment if it is awaited; true when it is done by then.
+  // Is called with the GIL, and waits for a moment if it is awaited. Returns true when it is done by then.
   bool launch_or_follow(bool awaited);
   pybind11::object finish();
   void check_started() const;
@@ -67,7 +67,7 @@ class Prepared {
   Description description_;
   node::Process* process_;
   worker::PreparedOperation prepared_;
-  pybind11::object source_place_;  // see place_of(); null: it cannot move
+  pybind11::object source_place_;  // what place_of() returned; null: it cannot move
   pybind11::object target_place_;
   const std::uint32_t forks_ = fork_count();
   State state_ = State::kIdle;

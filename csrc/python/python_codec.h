@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// A method of compression whose encoder and decoder are functions of Python: slow, and for trying an idea.
+// Makes a method of compression of Python functions that encode and decode. It is slow, and for trying an idea.
 //
 // Loops of worker processes call it, on threads of theirs, which take the GIL for that. So no thread may wait for a
-// loop with the GIL: all calls of this module release it before they wait. Functions get copies, and what they return
-// is copied, so that nothing of theirs can outlive the call.
+// loop with the GIL: all calls of this module release it before they wait. The functions get copies, and what they
+// return is copied, so that nothing of theirs can outlive the call.
 //
-// Errors: what a function raises is reported as Python reports what nobody can catch (sys.unraisablehook), with its
-// traceback, and to the caller by CodecCall::fail().
+// What a function raises is reported as Python reports what nobody can catch (sys.unraisablehook), with its traceback,
+// and to the caller by CodecCall::fail().
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -19,8 +19,8 @@ namespace bps::python {
 
 class PythonCodec final : public compress::Codec {
  public:
-  // encode(floats: bytes, seed: int) -> bytes; decode(code: bytes, elements: int) -> bytes. A code of n elements has
-  // ceil(n / block) * block_bytes bytes. The functions are never released: a loop may run until the process ends.
+  // The functions are encode(floats: bytes, seed: int) -> bytes, and decode(code: bytes, elements: int) -> bytes. A
+  // code of n elements has ceil(n / block) * block_bytes bytes. They are never released, as loops may run to the end.
   PythonCodec(std::string name, pybind11::object encode, pybind11::object decode, std::size_t block,
               std::size_t block_bytes);
 

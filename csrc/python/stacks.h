@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The stacks of a Python program, asked for by a thread that is not Python's.
+// Shows the stacks of a Python program to a thread that is not Python's.
 #pragma once
 
 #include <cstddef>
@@ -10,9 +10,9 @@ namespace bps::python {
 
 inline constexpr std::size_t kMostStackBytes = 64U << 10;
 
-// By `text`, which another thread calls with Python's lock. When that takes too long, because a thread that runs
-// foreign code keeps the lock, by a signal, whose handler writes to the start of `file` and needs no lock: it runs on
-// the thread that asks. The file must have kMostStackBytes, and stay open.
+// Returns a function that asks `text`, which another thread calls with Python's lock. That may take too long, because a
+// thread that runs foreign code keeps the lock. Then `signal` is raised on the thread that asks, and its handler writes
+// to the start of `file`, without a lock. The file must have kMostStackBytes, and stay open.
 std::function<std::string()> shows_stacks(std::function<std::string()> text, int signal, int file);
 // Waits, without Python's lock, until no thread of that kind is left.
 void await_stacks();
