@@ -14,7 +14,7 @@
 namespace bps::transport {
 namespace {
 
-// It takes milliseconds, unless one of the two is stopped.
+// A handshake takes milliseconds, unless one side is stopped.
 constexpr auto kLongHandshake = std::chrono::seconds(1);
 
 // Both sides sign the random bytes of both, each under its own label: a proof can neither be replayed nor sent back to
@@ -43,7 +43,7 @@ JobId first_half(const Digest& digest) {
 
 constexpr double kPause_s = 0.005;  // no event tells that a shortage is over
 
-// After an attempt that failed. Where the system is short of something, the socket looks ready.
+// Waits after an attempt that failed. It pauses where the system is short of something, as the socket looks ready then.
 void await(int fd, short events, const Deadline& deadline, const std::string& whom) {
   if (is_shortage(errno)) sleep_until(Deadline::after(std::min(kPause_s, deadline.left_ms() / 1e3)));
   pollfd wait{fd, events, 0};
@@ -64,7 +64,7 @@ void send_bytes(int fd, std::span<const std::byte> bytes, const Deadline& deadli
     } else if (errno == EAGAIN || errno == EWOULDBLOCK || is_shortage(errno)) {
       await(fd, POLLOUT, deadline, whom);
     } else if (errno != EINTR) {
-      return;  // closed; the refusal that the server may have sent before says more than this error
+      return;  // the connection is closed; a refusal that the server sent before says more than this error
     }
   }
 }
@@ -85,7 +85,7 @@ void receive_bytes(int fd, std::span<std::byte> bytes, const Deadline& deadline,
 constexpr const char* kOtherJobHint =
     "set the same BPS_JOB_ID on every node of a job, and give each job a port of its own";
 
-// The server belongs to another job, and tells its name next.
+// Throws, because the server belongs to another job. The server tells the name of that next.
 [[noreturn]] void fail_job(int fd, const Credentials& credentials, std::span<const std::byte> hello,
                            const Deadline& deadline, const std::string& whom) {
   std::array<std::byte, codec::kSize<SealedName>> bytes{};
@@ -99,7 +99,7 @@ constexpr const char* kOtherJobHint =
       kOtherJobHint);
 }
 
-// Reads a preamble of this kind into the first bytes of `message`. `on_other_job` may throw what is known of that.
+// Reads a preamble of this kind into the first bytes of `message`. `on_other_job` may throw what is known of that job.
 void receive_preamble(int fd, std::span<std::byte> message, HandshakeKind kind, const Deadline& deadline,
                       const std::string& whom, const std::function<void()>& on_other_job = nullptr) {
   const auto bytes = message.first(codec::kSize<Preamble>);

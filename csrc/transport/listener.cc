@@ -21,13 +21,13 @@ namespace {
 
 constexpr auto kPatience = std::chrono::seconds(2);
 constexpr double kExpiryPeriod_s = 0.5;
-// Unauthenticated peers may hold this many descriptors, and never more than an eighth of what the process may open;
-// members of the job stay for milliseconds.
+// Unauthenticated peers may hold this many descriptors, and never more than an eighth of what the process may open.
+// Members of the job hold theirs for milliseconds.
 constexpr std::size_t kMostPending = 1024;
 constexpr std::size_t kLeastPending = 32;
-// Accepted in one turn, so that handshakes that are under way are not kept waiting by those that begin.
+// So many are accepted in one turn, so that those that begin do not keep handshakes waiting that are under way.
 constexpr int kAcceptsPerTurn = 16;
-// Looked at for one that is silent when there is no room.
+// So many are looked at, to find one that is silent, when there is no room.
 constexpr int kLooks = 64;
 
 std::size_t most_pending() {
@@ -88,7 +88,7 @@ void Listener::accept_some() {
   }
 }
 
-// False when nobody waits.
+// Returns false when nobody waits.
 bool Listener::accept_one() {
   Fd socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
   if (!socket) {
@@ -123,7 +123,7 @@ bool Listener::is_of_this_user(int fd) const {
   return peer.uid == ::geteuid() || peer.uid == 0;
 }
 
-// A connection that stays in the queue would wake the loop for ever: it is rejected by means of the reserve.
+// Rejects a connection by means of the reserve. It would stay in the queue and wake the loop for ever.
 void Listener::refuse_for_lack_of_descriptors() {
   ++refused_;
   if (!pending_.empty()) return make_room();  // the next turn accepts it
@@ -159,7 +159,7 @@ void Listener::close_pending(Pending::iterator pending) {
 
 void Listener::expire_pending() {
   const auto now = Clock::now();
-  // This process was stopped itself: what it has not read yet may have come in time.
+  // This process was stopped itself, and what it has not read yet may have come in time.
   if (now - std::exchange(expired_at_, now) > 2 * to_duration(kExpiryPeriod_s)) {
     for (PendingConnection& pending : pending_) pending.since = now;
   }
@@ -181,7 +181,7 @@ void ListenerLoop::run() {
   while (!stopping_) {
     try {
       loop_.turn(std::chrono::hours(1));
-    } catch (const std::exception& error) {  // of one connection: the next may do better
+    } catch (const std::exception& error) {  // the failure is that of one connection: the next may do better
       log_warning(std::string("a listener failed: ") + error.what());
     }
   }

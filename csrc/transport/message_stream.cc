@@ -15,10 +15,10 @@
 namespace bps::transport {
 namespace {
 
-// At most this many bytes wait for a peer that does not read. That is far more than is ever said to one that stops for
-// a while.
+// At most this many bytes wait for a peer that does not read. That is far more than anybody says to a peer that stops
+// for a while.
 constexpr std::size_t kMostBacklog = 64U << 20;
-constexpr std::size_t kCopied = 4096;  // of shared messages
+constexpr std::size_t kCopied = 4096;  // shared messages up to this size are copied
 
 }  // namespace
 
@@ -73,7 +73,7 @@ Status MessageStream::send(std::span<const std::byte> message) {
 
 Status MessageStream::send(const std::shared_ptr<const SharedMessage>& message) {
   if (const Status status = check(message->size()); status != Status::kOk) return status;
-  if (message->size() <= kCopied) {  // and goes out with its code by one call
+  if (message->size() <= kCopied) {  // it then goes out with its code by one call
     out_.add(message->length_and_bytes());
   } else {
     out_.add(message);
@@ -132,8 +132,8 @@ void MessageStream::receive() {
   }
 }
 
-// Those that are here whole. Whether to look for more: not once the stream is closed, or the budget of its peer is used
-// up, which has its next turn when the others have had theirs.
+// Takes the messages that are here whole. Returns true when it is to look for more: not once the stream is closed, or
+// the budget of its peer is used up, which has its next turn when the others have had theirs.
 bool MessageStream::take_messages(TurnBudget& budget) {
   std::size_t begin = 0;
   bool goes_on = true;
@@ -162,7 +162,7 @@ bool MessageStream::take_messages(TurnBudget& budget) {
   return goes_on;
 }
 
-// The socket may be empty by then, and announces nothing.
+// Receives again in the next turn, because the socket may be empty by then, and announces nothing.
 void MessageStream::defer() {
   is_deferred_ = true;
   loop_->post([this, alive = std::weak_ptr(alive_)] {

@@ -87,7 +87,7 @@ bool Reactor::work() {
   return found;
 }
 
-// Descriptors are looked at by a system call, so that what can be polled is polled first, and a sleep is the look.
+// Polls before it looks at descriptors, because that look is a system call. A sleep is a look, too.
 void Reactor::run() {
   std::unique_lock progress(progress_->mutex_);
   const bool may_spin = spin_.is_allowed();
@@ -112,7 +112,7 @@ void Reactor::run() {
   }
 }
 
-// Work rings from now on. False when there is some already.
+// Makes new work ring from now on. Returns false when there is some already.
 bool Reactor::arm() {
   progress_->asleep_.store(true, std::memory_order_relaxed);
   std::atomic_thread_fence(std::memory_order_seq_cst);
@@ -127,8 +127,8 @@ void Reactor::disarm() {
   for (const auto& transport : transports_) transport->disarm();
 }
 
-// Looks at descriptors, and does not sleep. What is seen here does not wake a caller that sleeps: it must have been let
-// go.
+// Looks at descriptors, and does not sleep. What is seen here does not wake a caller that sleeps, so that caller must
+// have been let go.
 int Reactor::look(std::unique_lock<std::mutex>& progress) {
   if (progress_->called_back_.load(std::memory_order_relaxed)) let_caller_go(progress);
   return loop_.turn(Duration::zero());
@@ -144,7 +144,7 @@ void Reactor::let_caller_go(std::unique_lock<std::mutex>& progress) {
 
 void Reactor::sleep(std::unique_lock<std::mutex>& progress) {
   const bool ready = arm();
-  // Also who finds work at the last moment looks at the descriptors: that work may be held up until one of them is.
+  // A loop that finds work at the last moment also looks at the descriptors: that work may depend on one of them.
   if (!ready) {
     look(progress);
   } else {
@@ -171,7 +171,7 @@ bool Reactor::progress_once(std::unique_lock<std::mutex>& progress, ProgressLock
     if (++caller_.polls % kRoundsPerTurn == 0) loop_.turn(Duration::zero());
     return caller_.polls < kLongestStay;
   }
-  // An event of a descriptor that has not been read wakes the thread beside the caller: that would be no gain.
+  // An event of a descriptor that has not been read would wake the thread beside the caller, which is no gain.
   if (relies_on_descriptors() || stop_.load(std::memory_order_relaxed)) {
     outcome = ProgressLock::Outcome::kElsewhere;
     return false;
@@ -186,7 +186,7 @@ bool Reactor::progress_once(std::unique_lock<std::mutex>& progress, ProgressLock
   return sleep_in_stead(progress);
 }
 
-// Marks that a caller sleeps in the thread's stead, and ends that also where what it finds throws.
+// Marks that a caller sleeps in the thread's place. The mark ends also when what it finds throws.
 class Reactor::Asleep {
  public:
   explicit Asleep(Reactor& reactor) : reactor_(reactor) { reactor_.progress_->caller_sleeps_ = true; }
@@ -204,7 +204,7 @@ class Reactor::Asleep {
   Reactor& reactor_;
 };
 
-// False when it is time to leave: nothing was found, perhaps because a signal came.
+// Returns false when it is time to leave: nothing was found, perhaps because a signal came.
 bool Reactor::sleep_in_stead(std::unique_lock<std::mutex>& progress) {
   if (!arm()) {
     loop_.turn(Duration::zero());

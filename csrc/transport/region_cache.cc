@@ -15,7 +15,7 @@ RegionPtr RegionCache::find(const Allocation& block) {
   }
   by_use_.push_front({block.identity, make(block.bytes)});
   regions_[block.identity] = by_use_.begin();
-  RegionPtr region = by_use_.front().region;  // held, so that it stays
+  RegionPtr region = by_use_.front().region;  // holds the region, so that it stays
   evict();
   return region;
 }
@@ -30,7 +30,7 @@ std::size_t RegionCache::drop_changed() {
     if (entry.region == nullptr || entry.region->is_current()) continue;
     ++dropped;
     if (entry.region->watch()->is_discarded()) {
-      entry.region = nullptr;  // staged from now on
+      entry.region = nullptr;  // is staged from now on
     } else {
       forget(entry.identity);
     }
@@ -44,7 +44,7 @@ RegionPtr RegionCache::make(std::span<std::byte> bytes) {
   if (rule == CallersMemory::kStaged) return nullptr;
   std::unique_ptr<MemoryWatch> watch = MemoryWatch::begin(bytes);
   if (!watch) return nullptr;
-  RegionPtr region = transport_.register_memory(bytes);  // the pages of now: an earlier change does no harm
+  RegionPtr region = transport_.register_memory(bytes);  // takes the present pages: an earlier change does no harm
   region->watch_by(std::move(watch));
   return region;
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Listening and connecting: the parts of listener.h that need no loop.
+// Listens and connects: these are the parts of listener.h that need no loop.
 #include <fcntl.h>
 #include <linux/sockios.h>
 #include <netdb.h>
@@ -37,7 +37,7 @@ std::string with_port(const std::string& host, std::uint16_t port) {
   return shown + ":" + std::to_string(port);
 }
 
-// Every address of a host, IPv4 first: "localhost" then means 127.0.0.1 for callers and listeners alike.
+// Returns every address of a host, IPv4 first: "localhost" then means 127.0.0.1 for callers and listeners alike.
 std::vector<Address> resolve(const std::string& host, std::uint16_t port, int flags, ErrorCode code) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
@@ -77,7 +77,7 @@ Fd open_socket(int family) {
   return Fd(::socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
 }
 
-// An empty Fd, with errno, when that fails.
+// Returns an empty Fd, with errno, when it fails.
 Fd try_listen(const Address& address) {
   Fd socket = open_socket(address.family());
   if (!socket) return {};
@@ -93,7 +93,7 @@ void make_blocking(int fd) {
   ::fcntl(fd, F_SETFL, ::fcntl(fd, F_GETFL) & ~O_NONBLOCK);
 }
 
-// A caller of a free port of its own range can meet itself: TCP lets both ends be one socket.
+// Returns true when the caller of a free port of its own range has met itself: TCP lets both ends be one socket.
 bool is_own_echo(int fd) {
   Address here, there;
   here.size = there.size = sizeof here.storage;
@@ -101,7 +101,7 @@ bool is_own_echo(int fd) {
   return here.size == there.size && std::memcmp(&here.storage, &there.storage, here.size) == 0;
 }
 
-// The port is chosen when the socket connects, so that those to different peers may share one. 0, or the errno.
+// Leaves the port to connect(), so that connections to different peers may share one. Returns 0, or the errno.
 int bind_source(int fd, const std::string& from) {
   if (from.empty()) return 0;
   const int on = 1;
@@ -112,7 +112,7 @@ int bind_source(int fd, const std::string& from) {
   return errno;
 }
 
-// 0, or the errno that says why not.
+// Returns 0, or the errno that says why not.
 int try_connect(int fd, const Address& address, const Deadline& deadline) {
   if (::connect(fd, address.get(), address.size) != 0 && errno != EINPROGRESS && errno != EINTR) return errno;
   pollfd wait{fd, POLLOUT, 0};
@@ -129,7 +129,7 @@ int try_connect(int fd, const Address& address, const Deadline& deadline) {
 Fd Listener::listen_tcp(const std::string& address, std::uint16_t port) {
   std::vector<Address> candidates;
   if (address.empty()) {
-    for (const char* any : {"::", "0.0.0.0"}) {  // the second for machines without IPv6
+    for (const char* any : {"::", "0.0.0.0"}) {  // the second is for machines without IPv6
       for (Address& found : resolve(any, port, AI_PASSIVE | AI_NUMERICHOST, ErrorCode::kInvalidArgument)) {
         candidates.push_back(found);
       }

@@ -43,7 +43,7 @@ class FaultData final : public DataEndpoint, public DirectAccess, public DataSin
   FaultData(const Hello& opened_by, const FaultPlan& plan, std::uint32_t number)
       : DataEndpoint(opened_by), plan_(plan), random_(plan.seed + number) {}
 
-  // The real endpoint, before it is attached and after.
+  // This is the real endpoint, before it is attached and after.
   std::unique_ptr<DataEndpoint> unattached;
   DataEndpoint* inner = nullptr;
   void wrap(DataEndpoint* real) {
@@ -81,7 +81,7 @@ class FaultData final : public DataEndpoint, public DirectAccess, public DataSin
   Status get(const RemoteSpan& span, std::byte* into) override { return inner->direct()->get(span, into); }
   Status put(const RemoteSpan& span, const std::byte* from) override { return inner->direct()->put(span, from); }
   bool share(const Region& region) override { return inner->direct()->share(region); }
-  // There is no redo log: it knows nothing of what the peer has posted and is lost here.
+  // A redo log would know nothing of what the peer has posted and this decorator loses, so there is none.
   std::shared_ptr<shm::SharedMemory> hold(const RemoteSpan&) override { return nullptr; }
   bool is_fenced() override { return inner->direct()->is_fenced(); }
   void take_rest() override { inner->direct()->take_rest(); }
@@ -103,7 +103,7 @@ class FaultData final : public DataEndpoint, public DirectAccess, public DataSin
     tell_loss();
   }
 
-  // Writes that were held are not sent once their connection is lost.
+  // Gives up the writes that were held, once their connection is lost.
   int give_up_held() {
     if (!is_lost() || held_.empty()) return 0;
     const std::vector<Held> held = std::exchange(held_, {});
@@ -112,7 +112,7 @@ class FaultData final : public DataEndpoint, public DirectAccess, public DataSin
     }
     return static_cast<int>(held.size());
   }
-  // Most of the writes that were held go on, in a random order.
+  // Sends most of the writes that were held, in a random order.
   int flush(bool polled) {
     if (held_.empty() || is_lost()) return 0;
     std::shuffle(held_.begin(), held_.end(), random_);

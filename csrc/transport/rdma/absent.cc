@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// RDMA in a build that was made with -DBPS_RDMA=OFF: there is none, and it says so.
+// Stands for RDMA in a build that was made with -DBPS_RDMA=OFF: it says that there is none.
 #include "transport/rdma/rdma.h"
 
 namespace bps::transport::rdma {

@@ -35,7 +35,7 @@ bool works_beside(const GidEntry& best, const GidEntry& other) {
   return best.type == other.type && is_ipv6(best) == is_ipv6(other) && is_local(best) == is_local(other);
 }
 
-// Leaves only those that `wanted` holds for, if there are any.
+// Leaves only those for which `wanted` holds, if there are any.
 template <typename F>
 void prefer(std::vector<Usable>& ports, F wanted) {
   if (std::ranges::any_of(ports, wanted)) std::erase_if(ports, [&](const Usable& port) { return !wanted(port); });

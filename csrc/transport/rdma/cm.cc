@@ -49,7 +49,7 @@ std::string in_words(const CmEvent& event) {
     case RDMA_CM_EVENT_CONNECT_ERROR: return with_errno("connecting failed");
     case RDMA_CM_EVENT_UNREACHABLE: return with_errno("no answer");
     case RDMA_CM_EVENT_REJECTED:
-      // 8: no such service; 28: by the program that listens; the rest by the device or the kernel there.
+      // 8 means no such service. 28 is a refusal by the program that listens, the rest by the device or the kernel.
       return event.status == 8    ? "nobody listens there"
              : event.status == 28 ? "refused"
                                   : "refused by the other side's device, reason " + std::to_string(event.status);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The calling side of a connection: blocks, with a deadline, on an event channel of its own.
+// Runs the calling side of a connection. It blocks, with a deadline, on an event channel of its own.
 #include <algorithm>
 #include <cerrno>
 #include <cstdlib>
@@ -12,9 +12,9 @@
 namespace bps::transport::rdma {
 namespace {
 
-// One question for the peer's hardware address waits so long. The kernel looks into its table of neighbours first and
-// listens for changes afterwards, so that it can miss an answer that comes at once; it looks again only when its
-// time-out is over. Hence a short one, and the question is repeated until the deadline.
+// One question for the peer's hardware address waits this long. The kernel looks into its table of neighbours first and
+// listens for changes afterwards, so it can miss an answer that comes at once. It looks again only when its time-out is
+// over. So the time-out is short, and the question is repeated until the deadline.
 constexpr int kResolve_ms = 200;
 
 struct Attempt {
@@ -55,7 +55,7 @@ struct Attempt {
     fail_network(in_words(event));
   }
 
-  // An identifier that knows the way to the peer.
+  // Returns an identifier that knows the way to the peer.
   CmId resolve(rdma_event_channel* channel, CmAddress from, CmAddress to, const RdmaOptions& options) const {
     for (;;) {
       CmId id = make_cm_id(channel);

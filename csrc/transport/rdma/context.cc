@@ -30,7 +30,7 @@ constexpr std::uint32_t kFirstReceiveQueue = kSharedReceives + 1024;
       error == EFAULT ? "the memory is not mapped, or may not be written" : "look at the device by `bps doctor`");
 }
 
-// The largest completion queue of a device that has all that is needed.
+// Returns the size of the largest completion queue of a device that has all that is needed, and throws for others.
 std::uint32_t check_device(ibv_context* device, const Rail& rail) {
   ibv_device_attr attributes{};
   ibv_port_attr port{};
@@ -102,7 +102,7 @@ void Context::arm(bool sends) {
 void Context::take_completion_events() {
   ibv_cq* cq = nullptr;
   void* unused = nullptr;
-  // No more than can be there: a question that finds nothing is a system call, too.
+  // This asks no more often than it must: a question that finds nothing is a system call, too.
   while ((received.is_armed() || sent.is_armed()) && ::ibv_get_cq_event(channel_.get(), &cq, &unused) == 0) {
     (cq == sent.get() ? sent : received).take_event();
   }

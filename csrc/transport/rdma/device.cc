@@ -41,7 +41,7 @@ std::string interface_name(std::uint32_t number) {
   return number != 0 && ::if_indextoname(number, name.data()) != nullptr ? name.data() : "";
 }
 
-// The network interface (ib0) of an InfiniBand port and its address; both empty when there is none.
+// Returns the network interface (ib0) of an InfiniBand port and its address; both are "" when there is none.
 std::pair<std::string, std::string> ip_interface_of(const std::string& device_path, unsigned port) {
   ifaddrs* raw = nullptr;
   if (::getifaddrs(&raw) != 0) return {};

@@ -45,10 +45,10 @@ int EndpointTable::begin_turn() {
   return found;
 }
 
-// Does the network still carry what is sent by each path? The device tries again for longer than anybody wants to wait,
-// on some devices for ever. A write that is not acknowledged shows nothing yet, since a slow link takes its time for a
-// large one, and a peer without receive requests lets it wait. So the control connection of its path is asked, by a
-// message of its own; less and less often, because it takes a buffer of the peer.
+// The device tries again for longer than anybody wants to wait, on some devices for ever. So this finds out whether the
+// network still carries what each path sends. A write that is not acknowledged shows nothing yet: a slow link takes its
+// time for a large one, and a peer without receive requests lets it wait. So the control connection of its path is
+// asked, by a message of its own. It is asked less and less often, because that takes a buffer of the peer.
 void EndpointTable::look_for_silence() {
   for (const auto& endpoint : open_) {
     if (endpoint->is_lost()) continue;
@@ -82,7 +82,7 @@ RcEndpoint* EndpointTable::next_loss() const {
 
 int EndpointTable::tell_losses(const std::string& detail) {
   int told = 0;
-  // The sinks may close endpoints and note more losses: after each one everything is looked at again.
+  // The sinks may close endpoints and note more losses, so everything is looked at again after each one.
   while (RcEndpoint* endpoint = next_loss()) {
     endpoint->finished = true;
     ++told;

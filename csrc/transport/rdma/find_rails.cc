@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which rails to use on this machine, or why there are none.
+// Finds the rails to use on this machine, or says why there are none.
 #include <utility>
 
 #include "transport/rdma/choose_rails.h"
@@ -11,7 +11,7 @@
 namespace bps::transport::rdma {
 namespace {
 
-// Users want to hear of the port that is down, not that a table is empty.
+// Says why there are none: users want to hear of the port that is down, not that a table is empty.
 RdmaRails nothing(const std::vector<RdmaDevice>& devices, const RdmaOptions& options, const std::string& reason) {
   if (devices.empty()) {
     return {

@@ -9,7 +9,7 @@
 namespace bps::transport::rdma {
 namespace {
 
-// The first twelve bytes of an IPv4 address written as IPv6.
+// An IPv4 address written as IPv6 begins with these twelve bytes.
 constexpr std::array<std::byte, 12> kIpv4Prefix{std::byte{0}, std::byte{0}, std::byte{0},    std::byte{0},
                                                 std::byte{0}, std::byte{0}, std::byte{0},    std::byte{0},
                                                 std::byte{0}, std::byte{0}, std::byte{0xff}, std::byte{0xff}};
@@ -21,7 +21,7 @@ std::string describe(const GidEntry& entry) {
   return std::string(to_string(entry.type)) + ", " + family + entry.address + where;
 }
 
-// Higher is better, field by field.
+// Compares field by field. Higher is better.
 auto merit(const GidEntry& entry, const GidWish& wish) {
   return std::tuple(entry.port_active, !wish.address.empty() && entry.address == wish.address,
                     entry.type != GidType::kRoceV1, wish.names(entry.interface), scope_of(entry.gid));
@@ -47,7 +47,7 @@ GidScope scope_of(const Gid& gid) {
     return gid[12] == std::byte{0} ? GidScope::kNull : GidScope::kIpv4;
   }
   if (gid[0] == std::byte{0xfe} && (gid[1] & std::byte{0xc0}) == std::byte{0x80}) {
-    // The subnet prefix of InfiniBand is fe80:: too, and there it means nothing; but there it is all the same for all.
+    // The subnet prefix of InfiniBand is fe80:: too. It means nothing there, and is the same for all.
     return std::all_of(gid.begin() + 8, gid.end(), [](std::byte b) { return b == std::byte{0}; })
                ? GidScope::kNull
                : GidScope::kLinkLocal;

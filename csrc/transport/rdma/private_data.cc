@@ -91,7 +91,7 @@ std::optional<RefusalRead> read_refusal(std::span<const std::byte> bytes) {
 }
 
 std::size_t NonceMemory::Hash::operator()(const Nonce& nonce) const {
-  std::size_t first = 0;  // random already
+  std::size_t first = 0;  // the nonce is random already
   std::memcpy(&first, nonce.data(), sizeof first);
   return first;
 }

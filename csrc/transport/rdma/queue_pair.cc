@@ -59,7 +59,7 @@ bool QueuePair::stop() {
 
 void QueuePair::reset() {
   if (qp_ && stop()) context_->retired.add({std::move(sends_), std::move(receives_), std::move(qp_)});
-  qp_.reset();  // its device does not answer any more
+  qp_.reset();  // the device of the queue pair does not answer any more
   sends_.end();
   receives_.end();
   context_.reset();

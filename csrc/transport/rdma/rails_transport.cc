@@ -60,7 +60,7 @@ int RailsTransport::poll() {
 }
 
 bool RailsTransport::arm() {
-  // All of them, whatever the first ones answer: a rail that is not armed wakes nobody.
+  // All rails are armed, whatever the first ones answer: a rail that is not armed wakes nobody.
   bool quiet = true;
   for (const auto& transport : transports_) quiet = transport->arm() && quiet;
   return quiet;

@@ -9,7 +9,7 @@
 namespace bps::transport::rdma {
 namespace {
 
-constexpr std::uint8_t kRnrTimer = 12;  // 0.64 ms until a sender tries again whom we had no receive for
+constexpr std::uint8_t kRnrTimer = 12;  // 0.64 ms until a sender tries again for which there was no receive request
 
 }  // namespace
 
@@ -26,7 +26,7 @@ RcConnection::RcConnection(std::shared_ptr<Context> context, CmId id, Plane plan
   advance(IBV_QPS_INIT);
 }
 
-// The connection manager knows the path and the peer's numbers; the rest is the user's, and the transport's.
+// Takes the path and the peer's numbers from the connection manager, and the rest from the user and the transport.
 void RcConnection::advance(ibv_qp_state state) {
   const RdmaOptions& options = context_->options();
   ibv_qp_attr attributes{};

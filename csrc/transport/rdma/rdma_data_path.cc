@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The hot part of rdma: writes out, completions in.
+// Contains the hot part of rdma: writes go out, completions come in.
 #include <algorithm>
 #include <cstring>
 #include <utility>
@@ -11,7 +11,7 @@
 namespace bps::transport::rdma {
 namespace {
 
-constexpr int kMostBatches = 8;  // of completions per look: nobody else of the loop starves
+constexpr int kMostBatches = 8;  // batches of completions per look, so that no other part of the loop starves
 
 }  // namespace
 
@@ -26,13 +26,13 @@ std::size_t RdmaData::write(std::span<const WriteOp> ops) {
   return accepted;
 }
 
-// Makes the requests of one write ready; false when the window has no room for them.
+// Makes the requests of one write ready. Returns false when the window has no room for them.
 bool RdmaData::build(const WriteOp& op) {
   const std::uint64_t total = op.total();
   const std::uint64_t count = pieces_of(total);
   if (posted_ - completed_ + count > kDataWindow) return false;
   const auto* source = static_cast<const RdmaRegion*>(op.source);
-  std::uint64_t offset = 0;  // in header and payload together
+  std::uint64_t offset = 0;  // counts in header and payload together
   const std::byte* next = op.length > 0 ? source->bytes().data() + op.source_offset : nullptr;
   for (std::uint64_t i = 0; i < count; ++i) {
     const std::size_t place = posted_ % kDataWindow;
@@ -79,7 +79,7 @@ bool RdmaData::build(const WriteOp& op) {
   return true;
 }
 
-// One doorbell for the requests from `first` on.
+// Posts the requests from `first` on, by one doorbell.
 void RdmaData::ring(std::uint64_t first) {
   ibv_send_wr& last = requests_[(posted_ - 1) % kDataWindow];
   last.next = nullptr;
@@ -143,7 +143,7 @@ void RdmaTransport::dispatch(const ibv_wc& completion) {
   RcEndpoint& endpoint = *found;
   if (completion.status != IBV_WC_SUCCESS) {
     // The first failure says why; what comes after it is flushed. And a peer that ended may have made others end, whose
-    // connections fail now: what the connection manager knows is told before.
+    // connections fail now. So what the connection manager knows is told before.
     note_cm_events();
     endpoint.lose(in_words(completion.status));
   } else if (id.kind() == WrId::Kind::kSend) {

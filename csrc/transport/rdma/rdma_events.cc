@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Takes note of what goes wrong: connections that end, queue pairs that fail, devices that go.
+// Takes note of what goes wrong: connections end, queue pairs fail, devices go.
 #include <sys/epoll.h>
 
 #include <string>
@@ -38,7 +38,7 @@ void RdmaTransport::watch() {
   });
 }
 
-// Only notes what ended: the poll that follows delivers what arrived before the end, and then tells.
+// Only notes what ended. The poll that follows delivers what arrived before the end, and then tells.
 void RdmaTransport::note_cm_events() {
   CmEvent event;
   while (next_event(channel_.get(), event)) {
@@ -75,8 +75,8 @@ void RdmaTransport::on_device_events() {
         break;
       case IBV_EVENT_PORT_ERR:
         if (event.element.port_num != static_cast<int>(context_->rail().port)) break;
-        // It may come back, and the queue pairs will try that long, unless there is another path; when they give up,
-        // this is why.
+        // The port may come back, and the queue pairs will try that long, unless there is another path. When they give
+        // up, this is why.
         port_trouble_ = name;
         state_.port_down = true;
         log_warning(context_->rail().device + " port " + std::to_string(event.element.port_num) + ": " + name);
@@ -99,7 +99,7 @@ int RdmaTransport::tell_losses() {
   return endpoints_.tell_losses(port_trouble_.empty() ? "" : " (" + port_trouble_ + ")");
 }
 
-// Gives everything back, since the kernel may wait for that; what is left of the transport refuses.
+// Gives everything back, since the kernel may wait for that. What is left of the transport refuses to work.
 void RdmaTransport::lose_device(const std::string& why) {
   log_warning(why);
   endpoints_.lose_all(why);

@@ -57,11 +57,11 @@ class Listener final : public RdmaListener {
       } else if (event.type == RDMA_CM_EVENT_DEVICE_REMOVAL) {
         close_if([&](const CmId& id) { return id.get() == event.id; });
       }
-      // The rest is about peers that gave up; accepting them will fail.
+      // The other events are about peers that gave up; accepting them will fail.
     }
   }
 
-  // A listener that was closed keeps its place: the place is the number of the rail.
+  // A listener that was closed keeps its place, because the place is the number of the rail.
   template <typename F>
   void close_if(F gone) {
     for (CmId& id : listeners_) {
@@ -77,7 +77,7 @@ class Listener final : public RdmaListener {
     if (rail == listeners_.size()) return;  // the listener was closed in the meantime
     Judgement judgement = judge_request(data, credentials_, address_.nonce);
     if (judgement.verdict == Judgement::Verdict::kAccepted && !seen_.remember(judgement.nonce)) {
-      judgement.verdict = Judgement::Verdict::kRefused;  // a replay
+      judgement.verdict = Judgement::Verdict::kRefused;  // the request is a replay
       judgement.refusal = Refusal::kSecret;
     }
     if (judgement.verdict != Judgement::Verdict::kAccepted) {

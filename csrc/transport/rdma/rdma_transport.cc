@@ -45,7 +45,7 @@ std::shared_ptr<Context> RdmaTransport::context() const {
   return context_;
 }
 
-// On the caller's thread. Completes `rails`.
+// Runs on the caller's thread. Completes `rails`.
 RcConnection RdmaTransport::open(const ConnectRequest& request, Plane plane, Rails& rails) {
   const std::shared_ptr<Context> share = context();
   const auto listener = codec::decode<ListenerAddress>(request.address);
@@ -82,7 +82,7 @@ E* RdmaTransport::establish(std::unique_ptr<E> made, S& sink) {
     if (!context_) throw Error(ErrorCode::kPeerLost, "the RDMA device is gone", "");
     made->connection.establish(channel_.get());
   } catch (const Error& error) {
-    made->lose(error.what());  // told by the next poll, as any other loss
+    made->lose(error.what());  // the next poll tells it, as any other loss
   }
   return own(std::move(made));
 }
@@ -122,7 +122,7 @@ E* RdmaTransport::own(std::unique_ptr<E> endpoint) {
   if (one->hello.path != 0 && !silence_check_) {
     silence_check_ = loop_.every(kPathCheck_s, [this] {
       if (!context_) return;
-      poll();  // what was acknowledged while the loop slept woke nobody
+      poll();  // takes what was acknowledged while the loop slept, which woke nobody
       endpoints_.look_for_silence();
     });
   }

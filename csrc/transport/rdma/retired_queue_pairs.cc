@@ -21,7 +21,7 @@ void RetiredQueuePairs::add(Retired one) {
     thread_ = std::thread([this] { give_back(); });
     runs_ = true;
   } catch (const std::exception&) {
-    waiting_.clear();  // no more threads are to be had: here and now, then
+    waiting_.clear();  // there are no more threads to be had, so this happens here and now
   }
 }
 

@@ -12,8 +12,8 @@ namespace {
 constexpr std::uint64_t kPiece = 1 << 20;
 constexpr int kRounds = 100;
 
-// One end of the transfer: records what it is told, and wakes the test that waits for it. The called end echoes
-// messages.
+// Plays one end of the transfer. It records what it is told, and wakes the test that waits for it. The called end
+// echoes messages.
 class End final : public ControlSink, public DataSink {
  public:
   End(const char* name, const Credentials& credentials, const Rail& rail, const RdmaOptions& options)

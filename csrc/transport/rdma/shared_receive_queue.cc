@@ -22,7 +22,7 @@ SharedReceiveQueue::SharedReceiveQueue(const Rail& rail, ibv_pd* pd) {
 void SharedReceiveQueue::post_missing() {
   while (missing_ >= kRepostBatch) {
     ibv_recv_wr* bad = nullptr;
-    // A full queue means that more receives were there than were counted, which is as good.
+    // A full queue means that more receives were there than were counted, which does no harm.
     if (ibv_post_srq_recv(srq_.get(), empty_receives_.data(), &bad) != 0) {
       missing_ = 0;
       return;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The functions of libibverbs and librdmacm that we use, each forwarding to the library that was opened at run time.
+// Defines the functions of libibverbs and librdmacm that we use. Each forwards to the library opened at run time.
 //
 // The headers' hot functions (ibv_post_send, ibv_poll_cq, ...) are inline and go through the device's own table: they
 // need nothing from here. Newer functions may be missing in an older library, and are then answered with ENOSYS.
@@ -35,9 +35,9 @@ std::string file_of(void* library, const char* function) {
   return path.substr(path.rfind('/') + 1);
 }
 
-// Before the first registration. On kernels before 5.12 a fork would part the process from the pages that its device
-// uses; there, children do not get registered pages at all, nor what else lies in them. Others are left as they are: a
-// child that touched such a page would be killed.
+// Must be called before the first registration. On kernels before 5.12 a fork would part the process from the pages
+// that its device uses. There, children do not get registered pages at all, nor what else lies in them. On other
+// kernels this changes nothing: a child that touched such a page would be killed.
 void protect_in_forks(void* verbs) {
   constexpr int kUnneeded = 2;  // IBV_FORK_UNNEEDED; an older library cannot tell
   auto* protect = reinterpret_cast<int (*)()>(::dlsym(verbs, "ibv_fork_init"));
@@ -47,7 +47,7 @@ void protect_in_forks(void* verbs) {
 
 Handles open_libraries() {
   Handles handles;
-  // By the names of their ABI versions; the names without a number come with the development files only.
+  // These are the names of the ABI versions; the names without a number come with the development files only.
   handles.verbs = ::dlopen("libibverbs.so.1", RTLD_NOW | RTLD_LOCAL);
   handles.cm = handles.verbs == nullptr ? nullptr : ::dlopen("librdmacm.so.1", RTLD_NOW | RTLD_LOCAL);
   RdmaLibraries& found = handles.libraries;
@@ -74,7 +74,7 @@ const Handles& handles() {
   return opened;
 }
 
-// The real function, or null.
+// Returns the real function, or null.
 template <typename F>
 F* real(void* library, const char* name) {
   return library == nullptr ? nullptr : reinterpret_cast<F*>(::dlsym(library, name));

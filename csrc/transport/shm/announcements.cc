@@ -33,7 +33,7 @@ Status Announcements::send(const Region& region) {
   return status;
 }
 
-// The loop looks again every millisecond, for as long as the operation may take.
+// Warns of a shortage. The loop looks again every millisecond, for as long as the operation may take.
 void Announcements::note_shortage(int error) {
   if (std::exchange(said_short_, true)) return;
   const auto limit = limit_behind(error);

@@ -20,7 +20,7 @@ int number_of_peer(int socket) {
   return credentials.pid;
 }
 
-// Empty where this process may not end it.
+// Returns an empty handle where this process may not end the other one.
 Fd open_process(int number) {
   Fd process(number > 0 && number != ::getpid() ? bps::pidfd_open(number) : -1);
   constexpr int kOnlyAsk = 0;
@@ -43,22 +43,22 @@ void PeerProcess::end() const {
 }
 
 bool PeerProcess::has_at(std::uint64_t address, const Probe& probe) const {
-  // Without a handle nobody would notice that the number is another process's.
+  // Without a handle nobody would notice that another process has the number.
   if (number_ == 0 || (!handle_ && !is_this())) return false;
   Probe found{};
   iovec here{found.data(), found.size()};
   iovec there{reinterpret_cast<void*>(address), found.size()};
   const auto size = static_cast<ssize_t>(found.size());
   if (::process_vm_readv(number_, &here, 1, &there, 1, 0) != size || found != probe) return false;
-  return ::process_vm_writev(number_, &here, 1, &there, 1, 0) == size;  // what is there; one of the two may be denied
+  return ::process_vm_writev(number_, &here, 1, &there, 1, 0) == size;  // writes the same: one of the two may be denied
 }
 
-// By the number of the process, which may be another one's once the peer has ended and its parent has waited for it.
-// The handle of the process tells whether it has ended. A peer that has not when its memory has been read was the one
-// that was read. A write is not undone, so before it the peer is asked: that it reaches another process takes the end
-// of the peer, the wait of its parent, a whole turn of the kernel's numbers (at least 32768 new processes) and a
-// process of this user with memory at that address, all of them between two system calls in a row. No system call
-// writes by a handle; /proc/PID/mem, which stays with the memory that it was opened for, copies each page twice.
+// Copies by the number of the process, which another process may have once the peer has ended and its parent has waited
+// for it. The handle of the process tells whether it has ended. If the peer has not ended when its memory has been
+// read, it was the one that was read. A write is not undone, so the peer is asked before. A write reaches another
+// process only if the peer ends, its parent waits, the kernel's numbers make a whole turn (at least 32768 new
+// processes), and a process of this user has memory at that address, all between two system calls in a row. No system
+// call writes by a handle; /proc/PID/mem, which stays with its memory, copies each page twice.
 Status PeerProcess::copy(bool read, std::byte* here, std::uint64_t there, std::uint64_t length) const {
   const auto is_gone = [this] { return !is_this() && (!handle_ || has_ended()); };
   while (length > 0) {

@@ -21,10 +21,10 @@ struct Table {
   std::map<std::uintptr_t, std::weak_ptr<SharedMemory>> pieces;  // by first byte
 };
 
-// Whoever maps a file that somebody else shrinks is killed by SIGBUS at the next access, so the size is final.
+// A process that maps a file which another one shrinks is killed by SIGBUS at the next access. So the size is final.
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
-// In a child: its view of each piece becomes a private copy, as of memory that is not shared, and no peer of the child
-// maps the file.
+// Is called in a child. Its view of each piece becomes a private copy, as of memory that is not shared, and no peer of
+// the child maps the file.
 void make_private();
 
 Table& table() {
@@ -93,7 +93,7 @@ std::shared_ptr<SharedMemory> SharedMemory::map(Fd file, std::size_t size) {
   if (seals < 0 || (seals & F_SEAL_SHRINK) == 0) {
     throw Error(ErrorCode::kTransport, "a peer announced shared memory that it can shrink", "");
   }
-  // The file is closed: a mapping needs none, and a server maps more arrays than it may have files open.
+  // The file is closed, because a mapping needs none, and a server maps more arrays than it may have files open.
   return std::shared_ptr<SharedMemory>(new SharedMemory(Fd(), map_file(file.get(), size)));
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The hot part of shm: postings out, postings in, and the peer's memory.
+// Contains the hot part of shm: postings out, postings in, and the peer's memory.
 #include <cerrno>
 #include <cstring>
 
@@ -9,10 +9,10 @@
 namespace bps::transport::shm {
 namespace {
 
-// Enough to amortise a poll, small enough that other endpoints of the loop get their turn.
+// This is enough to make a poll worth its cost, and small enough that other endpoints of the loop get their turn.
 constexpr int kPollBudget = 64;
-// A server sums what a posting names before the next one is looked at. After so many bytes the loop looks at what
-// has come meanwhile: an urgent operation, or the answer to one, should not wait until a whole window is summed.
+// A server sums what a posting names before it looks at the next one. After this many bytes the loop looks at what has
+// come meanwhile: an urgent operation, or the answer to one, should not wait until a whole window is summed.
 constexpr std::uint64_t kPollBytes = 256 << 10;
 constexpr int kMostAwaited = 1 << 14;  // records that the socket's buffer holds
 
@@ -45,7 +45,7 @@ void ShmData::withdraw(std::uint64_t key) {
 const PeerMemory::Region* ShmData::find(const RemoteSpan& span) {
   if (is_lost()) return nullptr;  // we have said that we write no more
   const PeerMemory::Region* region = memory_.find(span.key);
-  // The announcement may still be in the socket, behind others; there is room for so many.
+  // The announcement may still be in the socket, behind at most this many others.
   for (int i = 0; i < kMostAwaited && region == nullptr && take_record(); ++i) region = memory_.find(span.key);
   return region == nullptr || !region->has(span) ? nullptr : region;
 }
@@ -135,7 +135,7 @@ std::size_t ShmData::post(std::span<const Posting> postings) {
 
 int ShmData::poll() {
   memory_.drop_retired();
-  int found = written_.tell(*this);  // also of a peer that is lost: nobody reads the source any more
+  int found = written_.tell(*this);  // also for a peer that is lost: nobody reads the source any more
   if (is_lost()) {
     tell_loss();
     return found;

@@ -131,7 +131,7 @@ ShmData::~ShmData() {
   if (watched_) loop_.forget(socket_.get());
 }
 
-// `doorbell`: the peer's.
+// `doorbell` is the peer's.
 void ShmData::set_rings(std::shared_ptr<SharedMemory> rings, bool caller, Fd doorbell) {
   rings_ = std::move(rings);
   auto* const first = reinterpret_cast<PostingRing*>(rings_->bytes().data());
@@ -171,14 +171,14 @@ void ShmData::start() {
   loop_.watch(socket_.get(), EPOLLIN, [this](std::uint32_t) { on_socket(); });
 }
 
-// The socket is watched by its level: what is left of a peer that sends without end comes with the loop's next turn.
+// The socket is watched by its level, so the rest of a peer that sends without end comes with the loop's next turn.
 void ShmData::on_socket() {
   TurnBudget budget;
   while (take_record() && budget.spend(codec::kSize<ShmRecord>)) continue;
   tell_loss();
 }
 
-// The next one; false when there is none, or the connection is lost.
+// Takes the next record. Returns false when there is none, or the connection is lost.
 bool ShmData::take_record() {
   if (is_lost()) return false;
   const Status status = records_.receive(socket_.get());
@@ -212,7 +212,7 @@ bool ShmData::take_record(const ShmRecord& record, std::vector<Fd>& fds) try {
       reply.reaches_plain = peer_reaches_plain_ ? 1 : 0;
       const int doorbell = loop_.doorbell();
       if (send_record(socket_.get(), codec::encode(reply), {&doorbell, 1}) == Status::kOk) return true;
-      lose(why_lost(errno));  // a shortage, too: nobody would send it later
+      lose(why_lost(errno));  // also for a shortage: nobody would send it later
       return true;
     }
     case ShmRecord::kMapped: {
@@ -237,8 +237,8 @@ bool ShmData::take_record(const ShmRecord& record, std::vector<Fd>& fds) try {
   return false;
 }
 
-// The kernel has dropped the file of a region, because this process may not open more. The peer says so to its caller,
-// and gives this connection up.
+// Tells the peer that the kernel has dropped the file of a region, because this process may not open more. The peer
+// says so to its caller, and gives this connection up.
 bool ShmData::refuse(std::uint64_t key) {
   const auto limit = limit_behind(EMFILE);
   log_warning("cannot map the memory of a peer: " + limit->what + "; " + limit->hint);
@@ -252,8 +252,8 @@ bool ShmData::refuse(std::uint64_t key) {
   return send_record(socket_.get(), codec::encode(refusal), {}) == Status::kOk;
 }
 
-// A peer that waits for word from us, or is about to fence us, sees that we write no more. Our own direction only: the
-// other one shows us the same of the peer.
+// Shows the peer that we write no more, as it may wait for word from us, or be about to fence us. Only our own
+// direction is shut down: the other one shows us the same of the peer.
 void ShmData::sever() {
   if (std::exchange(watched_, false)) loop_.forget(socket_.get());
   ::shutdown(socket_.get(), SHUT_WR);

@@ -91,8 +91,8 @@ bool IncomingFrames::begin() {
     return true;
   }
   const auto found = regions_.find(frame_.key);
-  // An unknown key is that of a region that was withdrawn while the bytes were on the way. These, and bytes for which
-  // nothing was granted to this peer, go nowhere and are counted.
+  // An unknown key belongs to a region that was withdrawn while the bytes were on the way. These bytes, and bytes for
+  // which nothing was granted to this peer, are dropped and counted.
   if (found == regions_.end()) return true;
   const std::uint64_t size = found->second.size();
   if (frame_.address > size || frame_.length > size - frame_.address) return false;

@@ -110,7 +110,7 @@ void TcpData::receive() {
   }
 }
 
-// Bytes that are here for certain.
+// Returns how many bytes are here for certain.
 std::uint64_t TcpData::readable() const {
   int here = 0;
   return ::ioctl(socket_.get(), FIONREAD, &here) == 0 && here > 0 ? static_cast<std::uint64_t>(here) : 0;

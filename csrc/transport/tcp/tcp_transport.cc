@@ -54,7 +54,7 @@ void set(int socket, int level, int option, int value) {
   ::setsockopt(socket, level, option, &value, sizeof value);
 }
 
-// A host that has vanished sends nothing, not even the end of its connections.
+// Makes the system ask a quiet peer. A host that has vanished sends nothing, not even the end of its connections.
 void ask_when_quiet(int socket, double quiet_s) {
   constexpr int kQuestions = 3;
   set(socket, IPPROTO_TCP, TCP_KEEPIDLE, static_cast<int>(std::ceil(quiet_s)));
@@ -66,7 +66,7 @@ void ask_when_quiet(int socket, double quiet_s) {
 void tune(int socket, const TcpOptions& options) {
   set(socket, IPPROTO_TCP, TCP_NODELAY, 1);
   if (is_loopback(socket)) {
-    // No distance, so nothing to fill: bytes that wait in a large buffer have only left the cache when they are read.
+    // There is no distance to fill: bytes that wait in a large buffer have only left the cache when they are read.
     set(socket, SOL_SOCKET, SO_SNDBUF, 128 * 1024);
   } else if (options.quiet_s > 0) {
     ask_when_quiet(socket, options.quiet_s);
@@ -79,7 +79,7 @@ void tune(int socket, const TcpOptions& options) {
   }
 }
 
-// The addresses that a peer published.
+// Returns the addresses that a peer published.
 std::vector<TcpAddress> addresses_of(std::span<const std::byte> published, const std::string& whom) {
   const auto found = parse_addresses(as_text(published));
   if (found) return *found;
