@@ -10,10 +10,10 @@ namespace {
 
 constexpr std::size_t kSubmissions = 1 << 14;  // operations on their way into a loop; callers wait beyond
 // A server reads and writes memory that it cannot map by two system calls for each partition, by which the kernel
-// copies half as fast as a process does in its caches. For small tensors two copies by the worker take less time.
-// Measured with a server of its own, operations of 64 to 256 KiB take 1.25 to 1.35 times as long without, but those of
-// 512 KiB 1.3 times as long with the copies: the server waits for them. With servers in the workers, 512 KiB and 1 MiB
-// take 1.3 to 1.4 times as long without; copies of 4 MiB fill the cache.
+// copies half as fast as a process does in its caches. For small tensors two copies by the worker take less time. This
+// was measured with a server of its own: without the copies, operations of 64 to 256 KiB take 1.25 to 1.35 times as
+// long; with them, those of 512 KiB take 1.3 times as long, as the server waits for them. With servers in the workers,
+// 512 KiB and 1 MiB take 1.3 to 1.4 times as long without. Copies of 4 MiB fill the cache.
 constexpr std::uint64_t kLargestStagedIfCheap = 256 << 10;
 constexpr std::uint64_t kLargestStagedBesideOwnServer = 1 << 20;
 constexpr std::size_t kMostStagedIfCheap = 16;  // buffers; without a free one partitions do not wait, and go in place
@@ -29,9 +29,9 @@ RouteFacts facts_of(const Portion& portion, const ServerConnection& server, std:
   facts.survives_servers = operation.request.survives_servers;
   facts.is_continuation = operation.continuation != nullptr;
   facts.lands_in_order = server.memory.transport().lands_in_order();
-  // A relay is a rank, whose loss is not outlived: its answers wait until all have theirs. A round of a group on
-  // several hosts ends for those who read the log when the others have their answers, and no other round is summed
-  // meanwhile: there two phases cost less.
+  // A job does not outlive the loss of a relay, which is a rank, so its answers wait until all have theirs. A round of
+  // a group on several hosts ends for those who read the log when the others have their answers. No other round is
+  // summed meanwhile, so two phases cost less there.
   facts.is_logged = server.log.is_held() && operation.tensor->is_on_one_host && !portion.parts.front().for_host();
   facts.reach = direct == nullptr ? Reach::kNetwork : can_fence ? Reach::kUnreadable : Reach::kUnfenced;
   return facts;
@@ -98,8 +98,8 @@ void Admission::admit(Operation& operation) {
   set_pace(operation);
 }
 
-// In two phases an answer is not the end of a partition, and servers take turns there. A relay's answer is that of the
-// server that the host's contribution goes on to.
+// No pace is set in two phases, where an answer is not the end of a partition and servers take turns. A relay's answer
+// is that of the server to which the host's contribution goes on.
 void Admission::set_pace(Operation& operation) {
   if (!operation.paces || operation.request.survives_servers) return;
   const std::uint8_t number = cancellation_.loop();
@@ -154,8 +154,8 @@ void Admission::prepare(Portion& portion, ServerConnection& server) {
   for (const Part& part : portion.parts) counters_.unwatched_bytes.add(portion.extent_of(part).length);
 }
 
-// True when the transport may use all of it directly. Whether this rank contributes and wants bytes can differ from
-// partition to partition; a block that no partition uses has no bytes.
+// Returns true when the transport may use all of the memory directly. Whether this rank contributes and wants bytes can
+// differ from partition to partition. A block that no partition uses has no bytes.
 bool Admission::register_memory(Portion& portion, ServerConnection& server) {
   const Request& request = portion.operation->request;
   transport::RegionCache& regions = server.memory.regions;

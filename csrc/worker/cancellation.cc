@@ -7,7 +7,7 @@ namespace bps::worker {
 
 void Cancellation::abort(Operation& operation, const Error& why) {
   if (!operation.fail(why.code(), why.what(), why.hint())) return;
-  const auto alive = operation.shared_from_this();  // its last partition may end here
+  const auto alive = operation.shared_from_this();  // the operation's last partition may end here
   if (events_.when_failing) events_.when_failing(alive);
   cancel(operation);
 }
@@ -36,7 +36,7 @@ void Cancellation::fail(std::uint32_t index, const Error& why, InFlight::End end
   cancel(*alive);
 }
 
-// Happens once. What was never sent to a server that is lost, or is being fenced, is over at once.
+// Cancels a transfer, once. What was never sent to a server that is lost, or is being fenced, is over at once.
 void Cancellation::cancel_transfer(Transfer& transfer, ServerConnection& server) {
   if (transfer.cancelled) return;
   transfer.cancelled = true;
@@ -56,8 +56,8 @@ void Cancellation::cancel_transfer(Transfer& transfer, ServerConnection& server)
   send_cancel(transfer, server);
 }
 
-// Tells the server which partitions are not waited for any more, those that were never sent among them: other ranks may
-// wait for them there.
+// Tells the server for which partitions nobody waits any more. It tells those that were never sent, too: other ranks
+// may wait for them there.
 void Cancellation::send_cancel(Transfer& transfer, ServerConnection& server) {
   server.send_landed();  // what other members wait for may be complete
   InFlightTable& table = partitions_.table;

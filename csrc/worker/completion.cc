@@ -41,7 +41,7 @@ void Completion::mark_incomplete() {
   (void)missing_.compare_exchange_strong(expected, Missing::kAnswer, std::memory_order_relaxed);
 }
 
-// A thread that begins to fail the operation at this moment comes before this or finds it done.
+// A thread that begins to fail the operation at this moment either comes before this or finds it done.
 bool Completion::settle() {
   State seen = state_.load();
   State next;

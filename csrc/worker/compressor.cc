@@ -14,7 +14,7 @@
 namespace bps::worker {
 namespace {
 
-// True: codecs can read and write the elements where they lie.
+// Returns true when codecs can read and write the elements where they lie.
 bool is_float32(const std::byte* at, Dtype dtype) {
   return dtype == Dtype::kFloat32 && reinterpret_cast<std::uintptr_t>(at) % alignof(float) == 0;
 }
@@ -100,7 +100,7 @@ Status Compressor::encode(std::uint64_t partition, std::uint64_t offset, const t
     compression_->codec->encode(values, code, compression_->seed ^ seed);
   }
   if (!compression_->codec->is_built_in() && compress::CodecCall::has_failed()) {
-    // Another loop may have failed the operation before, so that nothing else would ever say so.
+    // What is remembered is set to zero here, as nothing else would if another loop has failed the operation before.
     forget(first, count);
     return Status::kCodec;
   }

@@ -28,7 +28,7 @@ void check_same(const Tensor& known, const van::TensorSpec& spec) {
               "use one name per tensor, or another name for another shape");
 }
 
-// The caller holds the mutex.
+// The caller must hold the mutex.
 void mark_failed(Tensor& tensor, const std::string& why) {
   if (tensor.failed) return;
   tensor.why_failed = why;
@@ -107,7 +107,7 @@ std::vector<std::shared_ptr<Tensor>> Declarations::declare(std::span<const van::
   for (std::size_t i = 0; i < unknown.size(); ++i) {
     std::shared_ptr<Tensor> made = make(unknown[i], ids[i]);
     const std::lock_guard lock(mutex_);
-    // Two threads, or one list, may declare the same name: the first one counts.
+    // Two threads, or one list, may declare the same name. The first one counts.
     const auto [place, fresh] = tensors_.try_emplace({unknown[i].group, unknown[i].name}, std::move(made));
     if (!fresh) check_same(*place->second, unknown[i]);
     // The scheduler may have learnt of a disagreement while its first answer was on the way to us.

@@ -26,7 +26,7 @@ Error failure_of(const device::Device& device, device::cuda::Result result) {
           "see the kernel log (dmesg) and nvidia-smi for the state of the GPU; this process cannot use it any more"};
 }
 
-// The driver has refused one call; the device may well work.
+// Makes the error for one call that the driver has refused. The device may well work.
 Error refusal_of(const device::Device& device, device::cuda::Result result) {
   const bool captures = device::cuda::is_of_capture(result);
   return {captures ? ErrorCode::kInvalidArgument : ErrorCode::kTransport,
@@ -34,7 +34,7 @@ Error refusal_of(const device::Device& device, device::cuda::Result result) {
           captures ? device::kEndCapture : "see the kernel log (dmesg) and nvidia-smi for the state of the GPU"};
 }
 
-// Own bytes of an all_gather that lie elsewhere than in its result: what is in the buffer goes there, too.
+// Returns true for the own bytes of an all_gather that lie elsewhere than in its result: the buffer's go there, too.
 bool is_own_part_beside(const Transfer& transfer, const tensor::Extent& extent) {
   return transfer.operation->request.kind == tensor::OperationKind::kAllGather && extent.has_payload() &&
          transfer.output_bytes + extent.output_offset != transfer.input_bytes + extent.input_offset;
@@ -59,7 +59,7 @@ DeviceCopies::Ended DeviceCopies::Copies::take() {
   return ended;
 }
 
-// These pages are kept for ever.
+// Keeps these pages for ever.
 void DeviceCopies::Copies::keep_memory() {
   for (StagingBuffer* one = first; one != nullptr; one = one->next) {
     (void)new std::shared_ptr<transport::shm::SharedMemory>(one->memory);
@@ -120,7 +120,8 @@ void DeviceCopies::note_filled(const Ended& ended) {
 
 // ---- From the device
 
-// Operations pass one that is far enough ahead of what it has sent: other ranks may wait for them.
+// Starts copies from the device. Operations far ahead of what they have sent are passed: other ranks may wait for the
+// rest.
 bool DeviceCopies::fetch(ServerConnection& server) {
   const auto is_over = [](const Portion& one) { return is_ending(one) || one.fetched() == one.parts.size(); };
   bool found = false;
@@ -140,7 +141,7 @@ bool DeviceCopies::fetch(ServerConnection& server) {
   return found;
 }
 
-// Starts the copy of the next partition; false without a buffer.
+// Starts the copy of the next partition. Returns false without a buffer.
 bool DeviceCopies::start(ServerConnection& server, Portion& portion) {
   Operation& operation = *portion.operation;
   Gpu& gpu = gpu_of(portion);
@@ -181,8 +182,8 @@ void DeviceCopies::refuse(const Gpu& gpu, Operation& operation, device::cuda::Re
   cancellation_.abort(operation, works ? refusal_of(gpu.device, result) : failure_of(gpu.device, result));
 }
 
-// As Sender::take_buffer(): beyond the budget only when waiting for a free one could last for ever. A buffer that a
-// late device fills comes back by itself, so no other one is made meanwhile.
+// Takes a buffer as Sender::take_buffer() does: beyond the budget only when waiting for a free one could last for ever.
+// A buffer that a late device fills comes back by itself, so no other one is made meanwhile.
 StagingBuffer* DeviceCopies::take_buffer(ServerConnection& server, const Gpu& gpu, Operation& operation) {
   StagingBuffer* buffer = server.memory.take();
   if (buffer != nullptr && buffer->pinned_by != nullptr) return buffer;
@@ -216,7 +217,7 @@ bool DeviceCopies::take_answer(std::uint32_t index) {
   Operation& operation = *transfer.operation;
   Gpu& gpu = gpu_of(transfer);
   const device::Device::Current current(gpu.device);
-  entry.unsent_bytes = false;  // the answer was faster than the word of that
+  entry.unsent_bytes = false;  // the answer came before the word that the bytes were out
   std::byte* const target = transfer.output_bytes + extent.output_offset;
   auto result = gpu.in.stream.to_device(target, entry.staged->bytes(), extent.length);
   const auto marked = gpu.in.stream.mark();
@@ -259,7 +260,7 @@ void DeviceCopies::check() {
   }
 }
 
-// Nothing of a failed device changes memory any more: what was under way has ended.
+// Ends all copies of a failed device. None of them changes memory any more.
 void DeviceCopies::fail(Gpu& gpu, const Error& why) {
   while (!gpu.out.empty()) {
     const auto [buffer, copy] = gpu.out.take();

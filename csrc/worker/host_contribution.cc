@@ -25,12 +25,12 @@ Status HostContribution::fill(const Part& part, tensor::Extent& extent, std::byt
   if (unrounded_bytes_ > 0) {
     if (const Status status = pool_->source()->sum(number_, header_.dtype, into); status != Status::kOk) return status;
     const std::uint64_t elements = header_.length / size_of(header_.dtype);
-    // This is the length of what is sent now: it may be made again, and be longer.
+    // This is the length of what is sent now. It may be made again, and be longer.
     extent.encoded = tensor::unrounded_bytes(into, elements);
     return Status::kOk;
   }
   if (!extent.is_compressed()) return pool_->source()->sum(number_, header_.dtype, into);
-  constexpr Dtype kAs = Dtype::kFloat32;  // of 16-bit floats too: what they add up to is not rounded to such
+  constexpr Dtype kAs = Dtype::kFloat32;  // of 16-bit floats too: their sum is not rounded to their type
   const std::size_t elements = header_.length / size_of(header_.dtype);
   const auto sum = std::as_writable_bytes(compress::scratch(compress::Scratch::kSum, elements));
   if (const Status status = pool_->source()->sum(number_, kAs, sum.data()); status != Status::kOk) return status;
@@ -46,7 +46,7 @@ Status HostContribution::take_answer(const Part&, const tensor::Extent& extent, 
   if (extent.is_compressed()) {
     const std::size_t floats = header_.length / sizeof(float) + 1;
     const auto sum = std::as_writable_bytes(compress::scratch(compress::Scratch::kSum, floats));
-    // Without an answer the buffer holds what was sent, and nobody looks at the result.
+    // The buffer holds what was sent if there is no answer, and nobody looks at the result.
     if (extent.wants_data()) {
       const Status decoded = tensor_->compressor->decode(extent, from, sum.data(), counters);
       if (decoded != Status::kOk) return decoded;
@@ -69,7 +69,7 @@ bool HostContribution::fail(ErrorCode code, const std::string& what, const std::
   return true;
 }
 
-// Ranks know that the text is about the operation they wait for.
+// The text names no operation, since ranks know that it is about the one for which they wait.
 tensor::Cancel HostContribution::make_cancel() const {
   tensor::Cancel message;
   message.group = header_.group;
@@ -91,7 +91,7 @@ void HostContribution::finish(std::uint32_t count, bool, Counters&) {
   const Error why = failure_.value_or(
       Error(ErrorCode::kInternal, "a host's contribution ended without a reason", "report this as a bug"));
   const std::vector<std::uint32_t> missing = std::move(missing_);
-  pool_->free(*this);  // first: what follows may contribute again
+  pool_->free(*this);  // comes first: what follows may contribute again
   source->fail(number, why, missing);
 }
 

@@ -36,7 +36,7 @@ std::vector<OpenPartition> list_open(const InFlightTable& sent, const Connection
     const InFlight& entry = sent[i];
     if (entry.transfer != nullptr) list.push_back(describe(*entry.transfer, entry.part, *entry.server, true));
   }
-  std::set<const Transfer*> seen;  // what a device fills is in several places
+  std::set<const Transfer*> seen;  // a transfer whose partitions a device fills is in several places
   const auto add = [&](const Transfer& transfer, const ServerConnection& server) {
     if (!seen.insert(&transfer).second) return;
     for (const Part& part : transfer.parts.subspan(transfer.next)) {

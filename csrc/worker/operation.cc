@@ -44,8 +44,8 @@ Operation::Operation(std::shared_ptr<Tensor> declared, const Request& what, std:
   begin(shares(worker_loops), now);
 }
 
-// Often all partitions belong to one loop, as a small tensor's do: the others need not wake up then, and a caller that
-// waits can take the place of this one.
+// Returns the loop to which all partitions belong, as a small tensor's often do. The other loops need not wake up then,
+// and a caller that waits can take the place of this one.
 std::size_t Operation::find_loop(std::size_t places) const {
   std::size_t found = portions.size() == places ? 0 : kSeveral;
   for (std::size_t i = 0; i < portions.size(); ++i) {
@@ -60,15 +60,15 @@ Operation::~Operation() {
   delete suspension_.load();
 }
 
-// Each worker loop finishes one share more when it has taken the operation in: so it cannot complete while a worker
-// loop still looks.
+// Each worker loop finishes one share more when it has taken the operation in. So the operation cannot complete while a
+// worker loop still looks at it.
 void Operation::begin(std::uint64_t shares, Clock::time_point now) {
   for (Portion& portion : portions) shares += portion.restart(sequence);
   remaining.store(shares, std::memory_order_relaxed);
   if (tensor->recorder) recording_.begin(*tensor->recorder, sequence, *tensor, request.kind, round, now);
 }
 
-// A loop that still has the operation on its list of deadlines may look at it meanwhile: it leaves alone what is over,
+// A loop that still has the operation on its list of deadlines may look at it meanwhile. It leaves alone what is over,
 // and so finds either that or the new round.
 bool Operation::rearm(std::uint32_t new_round, std::uint64_t order) {
   if (!completion.is_reusable()) return false;
@@ -100,9 +100,9 @@ void Operation::rethrow() const {
   if (completion.has_failed()) throw Error(*failure());
 }
 
-// Counted before anybody can see that it is over: a caller that has waited for it finds it in the counters.
+// Counts before anybody can see that it is over, so that a caller that has waited for it finds it in the counters.
 void Operation::end(Counters& counters) {
-  if (on_device) on_device->ready = {};  // nothing waits for them any more, and others can use them
+  if (on_device) on_device->ready = {};  // nothing waits for these points any more, and others can use them
   if (completion.is_incomplete()) {
     if (completion.is_given_back()) {
       (void)fail(ErrorCode::kInvalidArgument, "the memory of its result was given back before it was complete",

@@ -21,7 +21,7 @@ std::size_t PartitionsInFlight::allows_answer(const ServerConnection& server, st
   if (!extent.wants_data()) return 0;
   const transport::RemoteSpan expected = answer_span(*entry, extent, rail);
   if (where.key != expected.key || where.address != expected.address || where.length != expected.length) return 0;
-  // An answer over an input that is needed again lands in whole elements: each is input or result.
+  // An answer over an input that is still needed lands in whole elements, so that each is either input or result.
   const bool is_needed = entry->transfer->finality != Finality::kAnswer && entry->staged == nullptr;
   return is_needed ? size_of(entry->transfer->header->dtype) : 1;
 }
@@ -33,7 +33,7 @@ void PartitionsInFlight::note_cut_off(const ServerConnection& server, std::uint3
 
 void PartitionsInFlight::note_unread(const ServerConnection& server, std::uint32_t immediate) {
   InFlight* entry = table.find(immediate, server);
-  if (entry == nullptr) return;  // its answer was faster
+  if (entry == nullptr) return;  // the answer was faster
   entry->unsent_bytes = false;
   if (entry->end != InFlight::End::kOpen) end_unanswered(InFlightTable::index_of(immediate));
 }
@@ -90,7 +90,7 @@ void PartitionsInFlight::finish(std::uint32_t index, bool answered) {
 
 // ---- What is left of a result whose round has not ended here
 
-// True when its buffer is needed in the next view.
+// Returns true when the buffer of the partition is needed in the next view.
 bool PartitionsInFlight::suspend(std::uint32_t index) {
   const InFlight& entry = table[index];
   const Landed landed = landed_of(index);
@@ -98,7 +98,7 @@ bool PartitionsInFlight::suspend(std::uint32_t index) {
   return entry.transfer->suspend(entry.part.partition, landed, failed) && landed.aside;
 }
 
-// Tells what has landed of a partition that ends. From here on nothing more of it comes.
+// Tells what has landed of a partition that ends. After this nothing more of it comes.
 Landed PartitionsInFlight::landed_of(std::uint32_t index) {
   InFlight& entry = table[index];
   if (entry.transfer->finality == Finality::kLogged) return redo(entry);

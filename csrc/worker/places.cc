@@ -7,9 +7,9 @@
 namespace bps::worker {
 namespace {
 
-// Small tensors belong to every second loop where the number of loops is even, and of two to the first. A caller that
-// waits for one after another then works for the same loop all the time; otherwise another rank's push wakes the thread
-// of the loop that this caller has not come to yet.
+// Small tensors belong to every second loop where the number of loops is even, and so to the first of two. A caller
+// that waits for one after another then works for the same loop all the time. Otherwise another rank's push wakes the
+// thread of the loop to which this caller has not come yet.
 constexpr std::uint64_t kSmallTensor = 64 << 10;
 
 }  // namespace
@@ -95,8 +95,8 @@ std::vector<std::size_t> Places::needed(std::size_t worker_loop, std::size_t wor
   return list;
 }
 
-// True when a rank's pushes to a server go by its host's relay: the host has others to sum with, or the group need not
-// leave the host at all.
+// Returns true when a rank's pushes to a server go by its host's relay: the host has others to sum with, or the group
+// need not leave the host at all.
 bool Places::needs_relay(const van::Group& group, std::uint32_t server) const {
   if (!hosts_.active()) return false;
   const std::uint32_t here = hosts_.host_of(rank_);
@@ -116,8 +116,8 @@ const tensor::KeyMapConfig& Places::key_map_of(const van::Group& group) const {
   return found->second;
 }
 
-// The order in which the partitions of a tensor go out, so that each server has some all the time: where servers sum
-// whole shards, the first partition of each shard comes first.
+// Returns the order in which the partitions of a tensor go out, so that each server has some all the time. Where
+// servers sum whole shards, the first partition of each shard comes first.
 std::vector<std::uint32_t> Places::order_of(const tensor::Partitioning& cut, bool by_shard) {
   std::vector<std::uint32_t> order(cut.count());
   std::iota(order.begin(), order.end(), 0U);
@@ -153,7 +153,7 @@ Plan Places::plan(const Tensor& tensor, const tensor::Partitioning& cut, bool ow
       server = tensor::server_of(key_map, tensor.id, i);
     }
     const std::uint32_t spread = tensor::spread_of(tensor.id, i);
-    // All ranks must find the same loop of the server, also those with another number of loops.
+    // All ranks must find the same loop of the server, even with different numbers of loops.
     const std::uint32_t by_loop = tensor.bytes <= kSmallTensor ? spread - spread % 2 : spread;
     const std::size_t worker_loop = by_loop % worker_loops;
     const std::size_t place = servers_.first(server) + by_loop % servers_.loops(server);

@@ -28,7 +28,7 @@ Plans Planner::make(const Tensor& tensor, const Places& places, std::span<const 
   return plans;
 }
 
-// The state of shifts is looked at after the round has got its number: so either this rank has told the number to the
+// Looks at the state of shifts after the round has got its number. So either this rank has told the number to the
 // scheduler, or the round waits.
 std::shared_ptr<const Plans> Planner::of_round(Tensor& tensor, const Request& request, std::uint32_t round) {
   if (shifts_.is_at_rest()) [[likely]]
@@ -56,8 +56,8 @@ std::vector<van::TensorRound> Planner::next_rounds(std::span<const std::shared_p
   std::vector<van::TensorRound> next;
   for (const auto& tensor : tensors) {
     const auto [early, late] = std::minmax({tensor->next_round.load(), tensor->next_pull.load()});
-    // A tensor of which push() is ahead of pull() is left out while its pull could still need the placement before.
-    // The scheduler calls off a shift where a tensor is left out that had a part in the one before.
+    // A tensor whose push() is ahead of its pull() is left out while the pull could still need the placement before.
+    // The scheduler calls off a shift that leaves out a tensor which had a part in the one before.
     if (late > 0 && !shifts_.is_early(*tensor, early)) next.push_back({tensor->group->id, tensor->id, late});
   }
   std::ranges::sort(next, {}, &van::TensorRound::key);

@@ -62,8 +62,8 @@ tensor::Cancel Portion::make_cancel() const {
   return message;
 }
 
-// A failure that is that of all ranks leaves nothing to the next view. One that no server has acknowledged may be a
-// success elsewhere, if the answer has landed here.
+// A failure on all ranks leaves nothing to the next view. One that no server has acknowledged may be a success
+// elsewhere, if the answer has landed here.
 bool Portion::suspend(std::uint32_t partition, const Landed& landed, bool failed) {
   const auto why = operation->failure();
   if (!why) return false;
@@ -77,7 +77,7 @@ bool Portion::suspend(std::uint32_t partition, const Landed& landed, bool failed
   return true;
 }
 
-// On the loop's thread, which registered it. Not a part of finish(), which runs once for each partition.
+// Runs on the loop's thread, which registered it. It is not a part of finish(), which runs once for each partition.
 [[gnu::noinline]] void Portion::release_memory() {
   if (output && lies_in_place() && !output->is_current()) operation->completion.mark_given_back();
   input.reset();

@@ -21,7 +21,7 @@ void Receiver::on_answer(ServerConnection& server, std::uint32_t immediate, cons
   rooms_.partitions.complete(InFlightTable::index_of(immediate));
 }
 
-// The answer of an operation in two phases is here, and counts when the server commits it.
+// Takes the answer of an operation in two phases, which counts when the server commits it.
 void Receiver::on_landed(ServerConnection& server, InFlight& entry, std::uint32_t immediate) {
   if (entry.has_landed()) return counters_.stale.add();
   entry.stage = InFlight::Stage::kLanded;
@@ -33,12 +33,12 @@ void Receiver::on_landed(ServerConnection& server, InFlight& entry, std::uint32_
   rooms_.connections.note_landed();
 }
 
-// Takes it out of its buffer. False: it is no result, and the operation or the server ends by that.
+// Takes an answer out of its buffer. Returns false when it is no result, which ends the operation or the server.
 bool Receiver::take_answer(ServerConnection& server, std::uint32_t immediate) {
   const std::uint32_t index = InFlightTable::index_of(immediate);
   const InFlight& entry = rooms_.partitions.table[index];
   if (entry.transfer->route == Route::kDevice)
-    return !rooms_.copies.take_answer(index);  // it completes by the copy's end
+    return !rooms_.copies.take_answer(index);  // the end of the copy completes it
   switch (rooms_.partitions.take_answer(entry)) {
     case Status::kOk: return true;
     case Status::kCodec: rooms_.cancellation.fail(index, codec_failure()); return false;
@@ -78,7 +78,7 @@ void Receiver::on_message(ServerConnection& server, std::span<const std::byte> m
   }
 }
 
-// All members have their answers: those of this rank that are in buffers may go over its inputs.
+// Ends rounds for which all members have their answers. Those of this rank in buffers may now go over its inputs.
 void Receiver::on_committed(ServerConnection& server, const tensor::Committed& committed) {
   for (const std::uint32_t immediate : committed.immediates) {
     const InFlight* entry = rooms_.partitions.find(immediate, server);
@@ -104,8 +104,8 @@ void Receiver::on_push_failed(ServerConnection& server, const tensor::PushFailed
                            is_undecided ? InFlight::End::kUndecided : InFlight::End::kAborted);
 }
 
-// The answers of what was answered are on their way. The server says that of every round that is over, also where this
-// worker has sent nothing that could have been answered. What is pending is decided by others.
+// Ends what was aborted, and waits for answers on their way. The server calls every round answered that is over, even
+// one to which this worker has sent nothing. Others decide what is pending.
 void Receiver::on_cancelled(ServerConnection& server, const tensor::Cancelled& cancelled) {
   PartitionsInFlight& partitions = rooms_.partitions;
   for (const std::uint32_t immediate : cancelled.aborted) {
@@ -116,7 +116,7 @@ void Receiver::on_cancelled(ServerConnection& server, const tensor::Cancelled& c
   }
   for (const std::uint32_t immediate : cancelled.answered) {
     InFlight* entry = partitions.table.find(immediate, server);
-    if (entry == nullptr) continue;  // it has arrived
+    if (entry == nullptr) continue;  // the answer has arrived
     if (entry->was_sent()) {
       rooms_.watch.owe(*entry, InFlight::Owed::kAnswer);
     } else {

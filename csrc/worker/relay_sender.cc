@@ -6,7 +6,7 @@
 namespace bps::worker {
 namespace {
 
-// A rank of this host may have declared something else than this one; the server tells them then.
+// A rank of this host may have declared something else than this one. The server tells them then.
 bool is_of(const tensor::PushHeader& header, const Tensor& tensor) {
   const tensor::Partitioning& cut = tensor.cut(header.kind);
   return header.dtype == tensor.dtype && header.partition < cut.count() &&

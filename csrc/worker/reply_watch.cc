@@ -8,8 +8,8 @@
 namespace bps::worker {
 namespace {
 
-// Bytes that the slowest link which counts as working delivers in a second: an answer that a server says it has posted
-// may take that much beyond the time for silence.
+// The slowest link that counts as working delivers this many bytes in a second. An answer that a server says it has
+// posted may take that much beyond the time for silence.
 constexpr double kSlowestLink = 1e6;
 
 const char* name_of(InFlight::Owed what) {
@@ -62,7 +62,7 @@ std::vector<ReplyWatch::Overdue> ReplyWatch::check(InFlightTable& table, const C
   return found;
 }
 
-// A server that replies to pings owes something else: nothing but this would ever end that wait.
+// Finds servers that reply to pings but owe something else for too long: nothing else would ever end that wait.
 void ReplyWatch::check_owed(InFlightTable& table, Clock::time_point now, bool was_stopped,
                             std::vector<Overdue>& found) {
   is_owed_ = false;

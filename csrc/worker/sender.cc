@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The hot part of the way out: step 4 of the walk (docs/internals.md).
+// Contains the hot part of the way out: step 4 of the walk (docs/internals.md).
 #include "worker/sender.h"
 
 #include "worker/operation.h"
@@ -8,7 +8,7 @@ namespace bps::worker {
 
 bool Sender::push(ServerConnection& server) {
   bool sent = false;
-  std::size_t refused = 0;  // connections without room, one after the other
+  std::size_t refused = 0;  // how many connections have no room, one after the other
   std::uint64_t bytes = 0;
   is_paced_ = false;
   for (;;) {
@@ -33,7 +33,7 @@ bool Sender::push(ServerConnection& server) {
   return sent;
 }
 
-// Comes before the call that sends, so that no server has a push before: clocks are compared by these times. A push
+// Comes before the call that sends, so that no server has a push before that time, by which clocks are compared. A push
 // that is taken back is noted again.
 void Sender::trace_sending(const ServerConnection& server) {
   TraceRing& ring = *counters_.trace;
@@ -56,7 +56,7 @@ void Sender::trace_stall(ServerConnection& server) {
   counters_.trace->record(TraceStage::kStalled, key, server.node, 0);
 }
 
-// Fills a batch, most urgent partitions first; false when a limit says "not now".
+// Fills a batch, most urgent partitions first. Returns false when a limit says "not now".
 bool Sender::fill(ServerConnection& server) {
   batch_.size = 0;
   batch_.bytes = 0;
@@ -64,22 +64,22 @@ bool Sender::fill(ServerConnection& server) {
   while (batch_.size < Batch::kMost && batch_.bytes < server.queue.most_per_turn && !server.queue.empty()) {
     Transfer* transfer = server.queue.top();
     if (transfer->operation != nullptr && transfer->operation->is_failing()) {
-      // On another loop: this one is about to be told to cancel its part.
+      // Another loop has failed it. This loop is about to be told to cancel its part.
       server.queue.pop();
       continue;
     }
     if (is_paced(*transfer) && (transfer = find_past(server)) == nullptr) return false;
     if (!add(server, *transfer)) return false;
     if (transfer->unsent() == 0) server.queue.remove(transfer);
-    // A host's contribution has just been summed: the network carries it while the next one is.
+    // A host's contribution has just been summed. The network carries it while the next one is summed.
     if (transfer->operation == nullptr) break;
   }
   return true;
 }
 
-// The next transfer that may pass the first one, which the pace holds back. The answers that this one waits for may
-// need what this process contributes for its host. Other operations pass, too, because other ranks may not have started
-// the first one yet; over a network only after a while, for these take the link from it.
+// Returns the next transfer that may pass the first one, which the pace holds back. The answers for which that one
+// waits may need what this process contributes for its host. Other operations pass, too, because other ranks may not
+// have started the first one yet. Over a network they pass only after a while, as they take the link from it.
 Transfer* Sender::find_past(const ServerConnection& server) {
   const Transfer& first = *server.queue.top();
   const bool all_pass = !server.needs_slots() || first.operation->paces[first.pace].lets_others_pass();
@@ -95,13 +95,13 @@ bool Sender::holds_back(const Transfer& transfer) {
   return true;
 }
 
-// Adds the next partition of a transfer to the batch; false when a limit says "not now".
+// Adds the next partition of a transfer to the batch. Returns false when a limit says "not now".
 bool Sender::add(ServerConnection& server, Transfer& transfer) {
   const Part part = transfer.parts[transfer.next];
   tensor::Extent extent = transfer.extent_of(part);
   const std::size_t n = batch_.size;
 
-  bool yields = false;  // both limits at once, or each would wait for the other one to yield
+  bool yields = false;  // both limits yield at once, or each would wait for the other one to yield
   const std::uint64_t travels = extent.payload_bytes();
   if (!is_within_budget(server, travels, yields)) return false;
   if (server.needs_slots() &&
@@ -136,13 +136,13 @@ bool Sender::add(ServerConnection& server, Transfer& transfer) {
   return true;
 }
 
-// Finds the partition of a staged transfer a buffer, and puts the payload into it; null if it needs none. Nothing when
-// a limit says "not now", or the payload cannot be read.
+// Finds a buffer for the partition of a staged transfer, and puts the payload into it. Returns null if it needs none,
+// and nothing when a limit says "not now", or the payload cannot be read.
 std::optional<StagingBuffer*> Sender::stage(ServerConnection& server, Transfer& transfer, const Part& part,
                                             tensor::Extent& extent, bool& yields) {
   if (StagingBuffer* const encoded = transfer.encoded; encoded != nullptr) {
     transfer.encoded = std::exchange(encoded->next, nullptr);
-    // The device has copied no other partition yet. DeviceCopies queues the transfer again when it has.
+    // If the device has copied no other partition yet, DeviceCopies queues the transfer again when it has.
     const bool is_last = transfer.next + 1 == transfer.parts.size();
     if (transfer.route == Route::kDevice && transfer.encoded == nullptr && !is_last) server.queue.remove(&transfer);
     return encoded;
@@ -202,8 +202,8 @@ bool Sender::is_within_budget(ServerConnection& server, std::uint64_t length, bo
   return yields;
 }
 
-// A buffer that the server reaches. Without a free one the partition waits for the loop to add one or, once the budget
-// is used up, for an answer to free one, unless that could last for ever.
+// Returns a buffer that the server reaches. Without a free one the partition waits for the loop to add one. Once the
+// budget is used up it waits for an answer to free one, unless that could last for ever.
 StagingBuffer* Sender::take_buffer(ServerConnection& server, const Transfer& transfer, bool& yields) {
   StagingBuffer* buffer = server.memory.take();
   if (buffer == nullptr) {
@@ -219,7 +219,7 @@ void Sender::write_header(std::size_t n, std::uint32_t index, const tensor::Exte
   const InFlight& entry = in_flight_[index];
   tensor::PushHeader& header = batch_.headers[n];
   header = *entry.transfer->header;
-  header.flags |= extent.flags;  // to those that are the same in all partitions
+  header.flags |= extent.flags;  // adds to those that are the same in all partitions
   header.partition = entry.part.partition;
   header.epoch = epoch_;
   header.immediate = in_flight_.immediate_of(index);
@@ -283,7 +283,7 @@ bool Sender::repeat(ServerConnection& server) {
   return sent;
 }
 
-// The window accepted only the first `from` partitions: the others go back to where they came from.
+// Takes back all but the first `from` partitions, which the window has accepted. They go back to where they came from.
 void Sender::take_back(ServerConnection& server, std::size_t from) {
   for (std::size_t i = batch_.size; i-- > from;) {
     const InFlight& entry = in_flight_[batch_.entries[i]];

@@ -71,7 +71,7 @@ void ServerConnection::on_cut_off(transport::DataEndpoint&, std::uint32_t immedi
 
 void ServerConnection::on_write(transport::DataEndpoint& from, std::uint32_t immediate, std::uint64_t landed) {
   if (paths.fails_over()) receiver_.note_receipt();
-  // A server that shares memory has written there before, and sends an immediate alone.
+  // A server that shares memory has written there before, and sends only an immediate.
   receiver_.on_answer(*this, immediate, needs_slots() ? &from : nullptr, landed);
 }
 
@@ -104,7 +104,7 @@ void ServerConnection::check_paths() {
 
 void ServerConnection::on_path_broken(std::uint16_t id) {
   if (paths.is_settling(id)) return;
-  if (!paths.find(id)) {  // it was never complete here
+  if (!paths.find(id)) {  // this path was never complete here
     (void)send(tensor::PathLost{id, {}});
   } else if (paths.has_other_than(id)) {
     break_path(id, "the server has lost it");
@@ -113,8 +113,8 @@ void ServerConnection::on_path_broken(std::uint16_t id) {
   }
 }
 
-// First our end is closed, so that the server may send answers again that were on their way: nothing of the path can
-// change memory any more.
+// Closes our end first, so that nothing of the path can change memory any more. The server may then send answers again
+// that were on their way.
 void ServerConnection::break_path(std::uint16_t id, const std::string& why) {
   const ServerPath* path = paths.find(id);
   if (path == nullptr) return;
@@ -125,7 +125,7 @@ void ServerConnection::break_path(std::uint16_t id, const std::string& why) {
   (void)send(tensor::PathLost{id, *lost});
 }
 
-// Answers that are still to come may take this one, and name memory by its rail.
+// Names memory by the rail of this path, as answers that are still to come may take it.
 void ServerConnection::send_keys(std::uint16_t lost, std::size_t rail, const ServerPath& other) {
   const std::vector<tensor::AnswerKeys::Key> keys = receiver_.partitions().answer_keys(*this, rail, other.rail());
   std::span<const tensor::AnswerKeys::Key> rest(keys);

@@ -41,9 +41,9 @@ void ServerLosses::lose(std::uint32_t node, const std::string& why) {
   }
 }
 
-// Operations that this server has a part in cannot complete. Their memory is the caller's again when the server can
-// write to it no more: at once where closing the connection does that; a process of this host, which may live on, is
-// first asked, then stopped.
+// Ends operations in which this server has a part, which cannot complete. Their memory is the caller's again when the
+// server can write to it no more. Closing the connection achieves that at once, except for a process of this host,
+// which may live on. That is first asked, then stopped.
 void ServerLosses::lose(ServerConnection& server, const std::string& why) {
   server.loss.learn(why);
   std::vector<std::shared_ptr<Operation>> concerned;
@@ -59,7 +59,7 @@ void ServerLosses::lose(ServerConnection& server, const std::string& why) {
   const Error error = connections_.failure_of(server);
   for (const auto& operation : concerned) cancellation_.abort(*operation, error);
   for (HostContribution* contribution : contributions_.to(server)) cancellation_.abort(*contribution, server, error);
-  // The part that was never sent is over as well where an operation had failed before, for another reason.
+  // The part that was never sent is over, too, where an operation had failed before, for another reason.
   for (const auto& operation : concerned) cancellation_.cancel(*operation);
   if (!server.needs_fence() || server.is_closed()) end_all_of(server);
 }
@@ -78,8 +78,8 @@ void ServerLosses::end_due() {
   }
 }
 
-// A process is ended for the sake of callers' memory only: not for what lies in staging buffers, as the contributions
-// of a host do, nor for what it was never sent.
+// Ends a process only for the sake of callers' memory: not for what lies in staging buffers, as the contributions of a
+// host do, nor for what it was never sent.
 void ServerLosses::end_all_of(ServerConnection& server) {
   InFlightTable& table = partitions_.table;
   bool reaches_callers = false;
@@ -97,7 +97,7 @@ void ServerLosses::end_all_of(ServerConnection& server) {
   for (std::uint32_t i = 0; i < table.size(); ++i) {
     if (table[i].server == &server && !table[i].is_copying()) entries.push_back(i);
   }
-  // Staging buffers that it may still write to are never used again.
+  // Staging buffers to which it may still write are never used again.
   for (const std::uint32_t i : entries) {
     if (!server.needs_fence() || table[i].staged == nullptr || table[i].has_landed()) continue;
     table[i].staged = nullptr;

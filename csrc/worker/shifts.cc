@@ -67,7 +67,7 @@ std::shared_ptr<const Plans> Shifts::plans_of(Tensor& tensor, const Request& req
     changed_.wait(lock, [this] { return (state_ & kOpen) == 0; });
     const auto found =
         std::ranges::find_if_not(known_, [&](const Placement& one) { return is_before(one.from, tensor, round); });
-    if (found == known_.end()) {  // the thread that calls has slept through two whole shifts
+    if (found == known_.end()) {  // the calling thread has slept through two whole shifts
       throw Error(ErrorCode::kTimeout, "'" + tensor.name + "' was started too slowly: its servers have changed twice",
                   "give this process more processor time");
     }

@@ -14,8 +14,8 @@ void ViewNews::follow(WorkerLoop& loop) {
   loop.events.when_checked = [rounds = late_rounds_, &loop](const Operation* first) { rounds->note(&loop, first); };
 }
 
-// The van's thread tells it, and perhaps the one that goes into the next view: whoever comes second waits for the
-// first, or the loops could hear that the process leaves before they hear why.
+// The van's thread calls this, and perhaps the thread that goes into the next view. The second one waits for the first,
+// or the loops could hear that the process leaves before they hear why.
 void ViewNews::end_view(const Error& why) {
   std::call_once(end_of_view_, [&] {
     gone_.end(why);  // if this process does not leave already: then what is under way ends by that
@@ -28,7 +28,7 @@ void ViewNews::end_view(const Error& why) {
 void ViewNews::lose_node(std::uint32_t node, const std::string& why) {
   const van::Node* gone = van_.membership().by_id(node);
   if (!gone_.note_lost(node, why)) return;
-  if (node == 0) planner_.stop_shifts();  // of other losses the scheduler knows: it calls the shift off
+  if (node == 0) planner_.stop_shifts();  // the scheduler knows of other losses: it calls the shift off
   loops_.tell([this, gone, node, why](WorkerLoop& loop) {
     const auto concerns = [&](const Operation& operation) {
       return gone == nullptr || gone_.concerns(*gone, *operation.tensor->group);

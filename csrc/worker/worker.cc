@@ -19,7 +19,7 @@ void require_direct(const WorkerOptions& options) {
   }
 }
 
-// Throws where the ranks disagree about it.
+// Throws when ranks disagree about the tensor.
 void check_valid(const Tensor& tensor) {
   if (tensor.failed.load(std::memory_order_acquire)) {
     throw Error(ErrorCode::kMismatch, tensor.why_failed, kDeclareAlike);
@@ -32,8 +32,8 @@ Request without_memory(Request request) {
   return request;
 }
 
-// Notes what the streams of a device's arrays have reached now. It comes before the round: an array that is refused
-// takes no part in one.
+// Notes what the streams of a device's arrays have reached now. It comes before the round, since an array that is
+// refused takes no part in one.
 std::array<device::Ready, 2> take_points(const Tensor& tensor, const Request& request, const DeviceMemory& memory) {
   check_on_device(tensor, request);
   std::array<device::Ready, 2> points;
@@ -128,7 +128,7 @@ void Worker::decline(const std::shared_ptr<Tensor>& tensor, const Request& reque
                Error(ErrorCode::kMismatch, why.what(), why.hint()));
 }
 
-// Nothing is sent of what has failed before; the servers are told to fail the round.
+// Launches an operation that has failed before. Nothing of it is sent, and the servers are told to fail the round.
 void Worker::fail_at_once(const std::shared_ptr<Operation>& operation, const Error& why) {
   (void)operation->fail(why.code(), why.what(), why.hint());
   launch(operation, false);
@@ -156,7 +156,7 @@ std::shared_ptr<Operation> Worker::start(const std::shared_ptr<Tensor>& declared
   return operation;
 }
 
-// Only an operation of a single loop is used again: nothing of an earlier round can be under way to a loop then but
+// Only an operation of a single loop is used again. Nothing of an earlier round can be under way to a loop then except
 // what that loop takes in order.
 void Worker::start(PreparedOperation& prepared, bool awaited) {
   std::shared_ptr<Operation>& operation = prepared.current;
@@ -181,8 +181,8 @@ void Worker::start(PreparedOperation& prepared, bool awaited) {
   try {
     launch(operation, awaited);
   } catch (const Error&) {
-    // The loop that watches the operation since an earlier round will never be given this one, and must not wait for it
-    // when the job ends.
+    // The loop that watches the operation since an earlier round will never get this one, and must not wait for it when
+    // the job ends.
     loops_.forgo(std::exchange(operation, nullptr), 1);
     throw;
   }
@@ -214,7 +214,7 @@ void Worker::launch(const std::shared_ptr<Operation>& operation, bool awaited) {
   const Tensor& tensor = *operation->tensor;
   const GoneMembers& gone = news_.gone();
   if (!gone.is_any() && !tensor.failed.load()) return;
-  try {  // what has happened between the check and the submission
+  try {  // looks at what has happened between the check and the submission
     check_valid(tensor);
     gone.check_lost(tensor);
   } catch (const Error& error) {

@@ -34,13 +34,13 @@ WorkerLoop::WorkerLoop(WorkerLoopOptions options, transport::Reactor& reactor)
 }
 
 // The process has waited until this loop is idle, for as long as servers may take to acknowledge. What is still under
-// way now ends here: its callers get their memory back when no server can write to it any more.
+// way now ends here. Its callers get their memory back when no server can write to it any more.
 WorkerLoop::~WorkerLoop() {
   contributions_.set_source(nullptr);
   events.when_failing = nullptr;
   abort_operations([](const Operation&) { return true; }, ErrorCode::kNotInitialized,
                    "bps_rdma was shut down before it was complete", "wait for your handles before shutdown()");
-  // All that have to be ended end at once.
+  // All servers that have to be ended end at once.
   for (bool again = true; again;) {
     again = false;
     for (ServerConnection* server : connections_.all()) {
@@ -116,7 +116,7 @@ bool WorkerLoop::take_submissions() {
   return found;
 }
 
-// Sends to one server what there is room for.
+// Sends one server what there is room for.
 bool WorkerLoop::serve(ServerConnection& server) {
   bool found = false;
   if (!server.pushes.repeats.empty()) {
@@ -128,7 +128,7 @@ bool WorkerLoop::serve(ServerConnection& server) {
   if (const auto [broken, why] = sender_.take_broken(); why == Status::kCodec) {
     cancellation_.abort(*broken, server, receiver_.codec_failure());
   } else if (broken != nullptr) {
-    // A rank of this host is lost, and its rounds have been told. This one ends when the cause is known.
+    // A rank of this host is lost, and its rounds know that. This one ends when the cause is known.
     server.queue.remove(broken);
   }
   if (server.queue.empty()) return found;
