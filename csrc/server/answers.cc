@@ -3,7 +3,7 @@
 
 namespace bps::server {
 
-// There is no room for it now, or nobody to send it to.
+// Keeps an answer for which there is no room now. One that has nobody to go to is given up.
 bool Answers::hold_up(const Answer& answer) {
   if (paths_.is_lost() || count_ >= kMost) {
     answer.give_up();
@@ -59,7 +59,7 @@ void Answers::expect(Round& round, const Arrival& arrival) {
   landings_.push_back({arrival.immediate, &round, static_cast<std::uint32_t>(&arrival - round.arrivals.data())});
 }
 
-// Answers land in the order in which they were posted, but for those of several connections.
+// Answers land in the order in which they were posted, except those of several connections.
 std::optional<Landing> Answers::take_landed(std::uint32_t immediate) {
   const auto found = std::ranges::find(landings_, immediate, &Landing::immediate);
   if (found == landings_.end()) return std::nullopt;

@@ -24,7 +24,7 @@ const compress::Compression* CompressedSummer::find(const compress::Label& label
     if (found != known_.end()) return latest_ = found->second.get();
     if (known_.size() >= kMostTexts) return nullptr;
     return latest_ = known_.emplace(key, compress::parse_compression(text)).first->second.get();
-  } catch (const std::exception&) {  // it means nothing, or there is no memory
+  } catch (const std::exception&) {  // the label means nothing, or there is no memory
     return nullptr;
   }
 }
@@ -44,7 +44,7 @@ Status CompressedSummer::read(const Arrival& arrival, std::size_t bytes, std::sp
   return Status::kOk;
 }
 
-// The key names the group's tensor, whose partitions keep their size.
+// Returns the residual of a partition. The key names the group's tensor, whose partitions keep their size.
 std::vector<float>& CompressedSummer::residual_of(const Round& round, std::size_t count) {
   const auto found = residuals_.find(round.key);
   if (found != residuals_.end() && found->second.size() == count) return found->second;
@@ -88,7 +88,7 @@ Status CompressedSummer::decode_pushes(const Round& round, std::span<float> sum,
 
 namespace {
 
-// The payloads that came as they are, in float32.
+// Sums the payloads that came as they are, in float32.
 Status sum_plain(Dtype dtype, std::uint32_t members, Summer& summer, SumPlan& plan, std::span<float> sum,
                  WorkerSession*& broken) {
   const Reduction what{dtype, ReduceOp::kSum, members};
@@ -97,7 +97,7 @@ Status sum_plain(Dtype dtype, std::uint32_t members, Summer& summer, SumPlan& pl
   return summer.sum(what, sum.size_bytes(), plan, broken);
 }
 
-// Until the next call: the result, rounded as those round it who get its code.
+// Returns the result, rounded as members round it that get its code. It is valid until the next call.
 const std::byte* as_tensors_have_it(Dtype dtype, std::span<const float> result) {
   if (dtype == Dtype::kFloat32) return reinterpret_cast<const std::byte*>(result.data());
   const std::span<float> room = compress::scratch(compress::Scratch::kCode, result.size());
@@ -117,7 +117,7 @@ Status CompressedSummer::sum(const Round& round, Summer& summer, SumPlan& plan, 
   const std::span<float> sum = compress::scratch(compress::Scratch::kSum, count);
   auto* const bytes = reinterpret_cast<std::byte*>(sum.data());
   std::vector<float>* const residual = compression.feedback ? &residual_of(round, count) : nullptr;
-  // Before any payload is read, because that may use the same memory.
+  // Comes before any payload is read, because that may use the same memory.
   if (code == nullptr)
     code = std::as_writable_bytes(compress::scratch(compress::Scratch::kValues, encoded / 4 + 1)).data();
 

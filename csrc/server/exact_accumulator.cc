@@ -10,7 +10,7 @@
 namespace bps::server {
 namespace {
 
-// Rounds once more what is float64, and divided.
+// Divides numbers in float64, and rounds them once more.
 void narrow(Dtype dtype, const double* from, std::size_t count, std::uint32_t divisor, std::byte* into) {
   constexpr bool kUnrounded = true;
   const std::byte* source = reinterpret_cast<const std::byte*>(from);
@@ -36,7 +36,7 @@ void ExactAccumulator::add(const std::byte* elements) {
                [](void* self, std::size_t index) { return static_cast<ExactAccumulator*>(self)->keep(index); }, this});
 }
 
-// The sum before, and what is added, are still where they were: results are written when an element is complete.
+// Finds the sum before, and what is added, where they were: results are written when an element is complete.
 double ExactAccumulator::keep(std::size_t index) {
   constexpr bool kPlain = false;
   const std::byte* from = adding_ + index * size_of(dtype_);
@@ -46,7 +46,7 @@ double ExactAccumulator::keep(std::size_t index) {
   const auto element = static_cast<std::uint32_t>(index);
   const auto found = beyond_.find(element);
   const bool is_beyond = found != beyond_.end();
-  // A number that is not finite decides the sum, whatever else is in it: a float64 holds that.
+  // A number that is not finite decides the sum, whatever else is in it. A float64 holds that.
   if (!std::isfinite(added) || (!is_beyond && !std::isfinite(sums_[index]))) {
     if (is_beyond) beyond_.erase(found);
     const double sum = is_beyond ? added : sums_[index] + added;

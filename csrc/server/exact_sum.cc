@@ -7,7 +7,7 @@
 namespace bps::server {
 namespace {
 
-// One element, whatever its type. A NaN stays one.
+// Returns one element, whatever its type. A NaN stays one.
 double value_of(Dtype dtype, const std::byte* element) {
   constexpr bool kPlain = false;
   double value = 0;

@@ -5,9 +5,9 @@
 
 namespace bps::server {
 
-// A member that has left as it should has perhaps contributed before by a push on its own; of a rank of another host
+// A member that has left as it should may have contributed before by a push on its own. If it is a rank of another host
 // only its relay knows that. It has waited for any other operation, to which all hosts must have contributed by then,
-// or given up.
+// or given it up.
 bool GoneRanks::cannot_contribute(const RoundGroup& group, std::uint32_t rank, Departure state, const RoundKey& key,
                                   const Round* round, tensor::OperationKind kind) const {
   const std::int32_t position = group.group.index_of(rank);
@@ -15,7 +15,7 @@ bool GoneRanks::cannot_contribute(const RoundGroup& group, std::uint32_t rank, D
   if (state == Departure::kLost) {
     if (position != van::kNoRank) return true;
     if (key.for_host || !contributors.has_hosts()) return false;
-    return groups_.contributor_of(group, rank, false) != van::Contributors::kNone;  // it may be the relay of members
+    return groups_.contributor_of(group, rank, false) != van::Contributors::kNone;  // may be the relay of members
   }
   if (state == Departure::kClosed && lacks_speaker(group, rank, key, round)) return true;
   const std::uint32_t index = position == van::kNoRank ? van::Contributors::kNone
@@ -29,8 +29,8 @@ bool GoneRanks::cannot_contribute(const RoundGroup& group, std::uint32_t rank, D
                              [&](std::uint32_t one) { return contains(group.group.ranks[one]); });
 }
 
-// A contribution must still come from this rank, which cannot be reached any more, in its own name or in that of its
-// host. Or it has come, and its bytes are where they cannot be read.
+// Returns true when a contribution must still come from this rank, in its own name or that of its host, and the rank
+// cannot be reached any more. Also returns true when it has come, and its bytes are where they cannot be read.
 bool GoneRanks::lacks_speaker(const RoundGroup& group, std::uint32_t rank, const RoundKey& key,
                               const Round* round) const {
   const std::uint32_t index = groups_.contributor_of(group, rank, key.for_host);
@@ -54,7 +54,7 @@ const std::string* GoneRanks::why_ended(const RoundGroup& group) const {
   return gone == ranks_.end() ? nullptr : &gone->second.why;
 }
 
-// A relay that leaves as it should has waited for those it speaks for.
+// A relay that leaves as it should has waited for those for which it speaks.
 const std::string* GoneRanks::why_unreachable(const Round& round, std::uint32_t contributor) const {
   const auto gone = ranks_.find(groups_.speaker_of(round, contributor));
   if (gone == ranks_.end()) return nullptr;

@@ -5,7 +5,7 @@
 
 namespace bps::server {
 
-// A contribution to a mean of integers travels in their type. False: it does not fit, and the round has failed.
+// A contribution to a mean of integers travels in their type. Returns false when it does not fit, and fails the round.
 bool HostRelay::fits(Round& round) {
   if (round.first.op != ReduceOp::kAverage || !is_integer(round.first.dtype)) return true;
   WorkerSession* broken = nullptr;
@@ -39,7 +39,7 @@ void HostRelay::contribute(Round& round) {
     has_payload |= arrival.has_payload();
     wants_data |= !arrival.awaits_answer() || arrival.wants_data();
   }
-  // A host that has the bytes that everybody gets does not need them back.
+  // A host that has the bytes which everybody gets does not need them back.
   if (tensor::copies(round.first.kind) && has_payload) wants_data = false;
 
   const van::Contributor& host = round.group->network[round.group->host_contributor];
@@ -72,7 +72,7 @@ void HostRelay::deliver(std::uint32_t contribution, const std::byte* result) {
   if (keep_result(round, result)) ends_.answer_all(round, result);
 }
 
-// Keeps it for pulls that come later. False: there is no memory for it, and the round has failed.
+// Keeps the result for pulls that come later. Returns false when there is no memory for it, and fails the round.
 bool HostRelay::keep_result(Round& round, const std::byte* result) {
   bool all_wait = true;
   for (const Arrival& arrival : round.arrivals) all_wait &= !arrival.answer.is(AnswerStage::kNotAsked);

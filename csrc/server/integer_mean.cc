@@ -13,7 +13,7 @@ template <typename T>
 struct WideOf;
 template <>
 struct WideOf<std::uint8_t> {
-  using Type = std::int32_t;  // of 2^16 ranks, the most there can be
+  using Type = std::int32_t;  // the sum of 2^16 ranks, the most there can be
 };
 template <>
 struct WideOf<std::int8_t> {
@@ -39,7 +39,7 @@ W floor_divide(W sum, std::int64_t divisor) {
   return static_cast<W>(sum / divisor - (sum % divisor < 0 ? 1 : 0));
 }
 
-// Small enough to stay in the first-level cache with one block of a source.
+// A block of this size stays in the first-level cache with one block of a source.
 constexpr std::size_t kAtOnce = 512;
 
 // Calls use(sums, at, n) for one block after another.

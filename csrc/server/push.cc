@@ -10,7 +10,7 @@
 namespace bps::server {
 namespace {
 
-// Copies the first bytes of the payload. False: there are fewer, or they cannot be read.
+// Copies the first bytes of the payload. Returns false when there are fewer, or they cannot be read.
 bool read_head(const Push& push, std::span<std::byte> into) {
   const std::uint64_t room = push.slot != nullptr ? push.slot->capacity - transport::kMaxHeader : push.span.length;
   if (room < into.size()) return false;
@@ -77,7 +77,7 @@ void record(Round& round, Arrival& arrival, const Push& push) {
   arrival.slot = push.slot;
   arrival.span = push.span;
   if (header.flags < tensor::kCompressed) [[likely]]
-    return;  // the same for kUnrounded, the only larger flag
+    return;  // also for kUnrounded, the only larger flag
   if ((header.flags & tensor::kUnrounded) != 0) arrival.payload = Payload::kUnrounded;
   if (push.compression == nullptr) return;
   arrival.payload = Payload::kCompressed;

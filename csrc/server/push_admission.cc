@@ -102,7 +102,7 @@ void PushAdmission::refuse_round(const Push& push, const RoundGroup& group, Roun
   }
 }
 
-// True, and it is refused: the push would open a round of a group that lacks a member.
+// Returns true when it has refused a push that would open a round of a group which lacks a member.
 bool PushAdmission::refuse_gone(const Push& push, const RoundGroup& group) {
   const tensor::PushHeader& header = push.header;
   const RoundKey key{header.group, header.tensor, header.partition, push.is_for_host()};
@@ -119,15 +119,15 @@ bool PushAdmission::refuse_gone(const Push& push, const RoundGroup& group) {
   return true;
 }
 
-// A member comes to a round that has failed. The round is over when all of them have been told.
+// Refuses a push to a round that has failed. The round is over when all of its members have been told.
 void PushAdmission::refuse_failed(Round& round, const Push& push) {
   parts_.ends.refuse(push.session, push.header.immediate, round.failure());
   round.end(round.arrivals[push.contributor]);
   parts_.ends.close_if_over(round);
 }
 
-// A round whose sum is known, or with the servers, goes on for the others. It may be over, and closed, when this
-// returns.
+// Refuses a push that disagrees with its round. A round whose sum is known, or with the servers, goes on for the
+// others. It may be over, and closed, when this returns.
 void PushAdmission::disagree(Round& round, const Push& push) {
   const tensor::PushHeader& header = push.header;
   const Error why{ErrorCode::kMismatch, describe_mismatch(round, push), tensor::kCallAlike};

@@ -23,13 +23,13 @@ struct Isa {
 
 #if defined(__x86_64__)
 struct Feature {
-  std::string_view name;  // as in the compiler's -m flags
+  std::string_view name;  // the name in the compiler's -m flags
   bool (*present)();
 };
 constexpr Feature kFeatures[] = {
     {"avx2", [] { return __builtin_cpu_supports("avx2") != 0; }},
     {"fma", [] { return __builtin_cpu_supports("fma") != 0; }},
-    // Not every compiler's __builtin_cpu_supports knows this one.
+    // Some compilers' __builtin_cpu_supports does not know this one.
     {"f16c",
      [] {
        unsigned a = 0, b = 0, c = 0, d = 0;
@@ -41,7 +41,7 @@ constexpr Feature kFeatures[] = {
     {"avx512vl", [] { return __builtin_cpu_supports("avx512vl") != 0; }},
 };
 
-// True: `check` holds for each of the features in `list`, which are separated by spaces.
+// Returns true when `check` holds for each of the features in `list`, which are separated by spaces.
 constexpr bool for_all(std::string_view list, auto&& check) {
   while (!list.empty()) {
     const std::string_view name = list.substr(0, list.find(' '));
@@ -61,7 +61,7 @@ bool has(std::string_view list) {
 }
 #endif
 
-// The instruction sets that this machine has, best first.
+// Holds the instruction sets that this machine has, the best first.
 struct Available {
   Available() {
 #if defined(__x86_64__)
@@ -93,9 +93,9 @@ std::atomic<const Isa*>& chosen() {
   return isa;
 }
 
-// Piece by piece, so that what was read is still in the cache for every destination but the first.
+// Copies piece by piece, so that what was read is still in the cache for every destination but the first.
 void copy(const std::byte* source, std::span<std::byte* const> destinations, std::size_t bytes) {
-  constexpr std::size_t kPiece = std::size_t{128} << 10;  // well inside any second-level cache
+  constexpr std::size_t kPiece = std::size_t{128} << 10;  // fits well into any second-level cache
   const std::size_t piece = destinations.size() > 1 ? kPiece : bytes;
   for (std::size_t offset = 0; offset < bytes; offset += piece) {
     for (std::byte* destination : destinations) {

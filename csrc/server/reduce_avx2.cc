@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernels for AVX2 with F16C.
+// Makes the kernels for AVX2 with F16C.
 #if defined(__AVX2__) && defined(__F16C__)
 #include <immintrin.h>
 

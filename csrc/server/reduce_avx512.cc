@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernels for AVX-512 (F, BW, DQ, VL: every server CPU that has any of it since 2017).
+// Makes the kernels for AVX-512 (F, BW, DQ, VL: every server CPU that has any of it since 2017).
 #if defined(__AVX512BW__)
 #include <immintrin.h>
 
@@ -9,7 +9,7 @@
 namespace bps::server {
 namespace {
 
-// The forms with a mask, of all ones here, because gcc 12 warns of what its headers do in the plain ones.
+// Uses the forms with a mask, of all ones here, because gcc 12 warns of what its headers do in the plain ones.
 struct Float16 : FloatMath<float> {
   static constexpr std::size_t kParts = 1;
   static constexpr std::size_t kUnitBytes = 32;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernels with no more than the architecture guarantees: SSE2 on x86-64.
+// Makes the kernels with no more than the architecture guarantees: SSE2 on x86-64.
 #include "server/exact_kernels.h"
 #include "server/reduce_kernels.h"
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernels for AArch64, where NEON and conversions to and from half precision are always there.
+// Makes the kernels for AArch64, where NEON and conversions to and from half precision are always there.
 #if defined(__aarch64__)
 #include <arm_neon.h>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rounds in two phases, and rounds that fail.
+// Runs rounds in two phases, and ends rounds that fail.
 #include "server/round_ends.h"
 
 #include "server/worker_session.h"
@@ -24,8 +24,8 @@ void RoundEnds::propose_all(Round& round, const std::byte* result) {
   parts_.log.hold(round);
 }
 
-// A member that wants no bytes, or reads the redo log, gets nothing before commit(). But a host whose rank has sent
-// what everybody gets has the result from that rank, and gives it to its other ranks when it hears of this answer.
+// A member that wants no bytes, or reads the redo log, gets nothing before commit(). But a host whose rank has sent the
+// bytes that everybody gets has the result from it, and gives it to its other ranks when it hears of this answer.
 void RoundEnds::propose(Round& round, Arrival& arrival, const std::byte* result) {
   const bool has_source = !arrival.wants_data() && arrival.has_payload() && tensor::copies(round.first.kind) &&
                           (*round.contributors)[static_cast<std::uint32_t>(&arrival - round.arrivals.data())].is_host();
@@ -49,7 +49,7 @@ void RoundEnds::on_landed(WorkerSession& session, std::span<const std::uint32_t>
   }
 }
 
-// The ranks of a host have the result. The servers know when the other hosts have it.
+// Is called when the ranks of a host have the result. The servers know when the other hosts have it.
 void RoundEnds::end_landing(Round& round) {
   if (round.is(RoundPhase::kHostProposed)) return network_->note_landed(round.token());
   commit(round);
@@ -79,7 +79,7 @@ void RoundEnds::fail(Round& round, const Error& why, std::span<const std::uint32
   parts_.log.note_failed(round);
   parts_.compressed.forget(round);
   const auto tell = [&](WorkerSession& session, std::uint32_t immediate, bool is_given_up) {
-    // With the end of the view nobody knows what becomes of the contribution of a host.
+    // When the view ends nobody knows what becomes of the contribution of a host.
     const bool is_known = round.failure().code() != ErrorCode::kRoundAborted;
     if (!is_given_up || !is_known) return refuse(session, immediate, round.failure());
     tensor::Cancelled outcome;
@@ -125,7 +125,7 @@ void RoundEnds::note_failure(const Round& round) {
   if (when_failed) when_failed();
 }
 
-// Ranks of other hosts may wait there for others of their host to push.
+// Tells relays that the round has failed: ranks of other hosts may wait there for others of their host to push.
 void RoundEnds::tell_relays(const Round& round) {
   if (round.key.for_host || !round.contributors->has_hosts()) return;
   for (std::uint32_t i = 0; i < round.contributors->size(); ++i) {

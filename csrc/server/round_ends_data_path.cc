@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The hot part: answers go out. Nothing here throws, registers memory or takes a lock.
+// Contains the hot part: answers go out. Nothing here throws, registers memory or takes a lock.
 #include "server/round_ends.h"
 #include "server/worker_session.h"
 
@@ -64,7 +64,7 @@ void RoundEnds::acknowledge(Arrival& arrival) {
 }
 
 void RoundEnds::on_written(std::uint64_t token) {
-  // It is our own token, which never leaves this process.
+  // This is our own token, which never leaves this process.
   Round& round = parts_.table.by_token(static_cast<std::uint32_t>(token));
   // In two phases everyone has been answered from the slot by now.
   if (--round.counts.writes_in_flight == 0 && round.is_two_phase()) release(round.result);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The rare events of the round engine: rounds that have waited, cancelled operations, and losses. The hot part is
-// round_engine_data_path.cc.
+// Handles the rare events of the round engine: rounds that have waited, cancelled operations, and losses. The hot part
+// is round_engine_data_path.cc.
 #include "server/round_engine.h"
 
 #include <algorithm>
@@ -63,7 +63,7 @@ bool RoundEngine::resume() {
     try {
       queue_.provide(round);
     } catch (const Error& error) {
-      if (round.is_with_servers()) continue;  // their answer acknowledges pushes, too
+      if (round.is_with_servers()) continue;  // the servers' answer acknowledges pushes, too
       ends_.fail(round, error);
       continue;
     }
@@ -98,7 +98,7 @@ tensor::Cancelled RoundEngine::cancel(WorkerSession& session, const tensor::Canc
   for (const tensor::CancelledPartition& one : cancel.partitions) {
     const RoundKey key{cancel.group, cancel.tensor, one.partition, cancel.for_host};
     Round* round = table_.find(key, cancel.round);
-    // Once it is over, every member has been answered, or told of a failure.
+    // When a round is over, every member has been answered, or told of a failure.
     Outcome outcome = round == nullptr && table_.is_over(key, cancel.round) ? Outcome::kAnswered : Outcome::kAborted;
     // A group that lacks a member opens no rounds: a late push is refused without one.
     if (round == nullptr && outcome == Outcome::kAborted &&
@@ -122,7 +122,7 @@ tensor::Cancelled RoundEngine::cancel(WorkerSession& session, const tensor::Canc
   return reply;
 }
 
-// Once the sum is known, the wait with this immediate has been answered, or will be. Before, the round fails for
+// Once the sum is known, the wait with this immediate has been answered, or will be. Before that, the round fails for
 // everybody, even if the push is still to come. Once the host has contributed, the servers decide.
 RoundEngine::Outcome RoundEngine::cancel(Round& round, std::uint32_t contributor, std::uint32_t immediate,
                                          const tensor::Cancel& cancel, std::vector<std::uint32_t>& missing) {
@@ -160,7 +160,7 @@ RoundEngine::Outcome RoundEngine::cancel(Round& round, std::uint32_t contributor
   return Outcome::kAborted;
 }
 
-// `missing`: the ranks that this operation still waited for, as far as they are not known from another partition.
+// `missing` gets the ranks for which this operation still waited, unless another partition has told them.
 void RoundEngine::fail_cancelled(Round& round, std::uint32_t contributor, const tensor::Cancel& cancel,
                                  std::vector<std::uint32_t>& missing) {
   const std::vector<std::uint32_t> late = ranks_without_push(round, contributor);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The hot part of the round engine: a push comes in, and a gathered round is summed. Nothing here registers memory or
-// takes a lock, and nothing is thrown to callers: without memory for a new key or round the sender is lost.
+// Contains the hot part of the round engine: a push comes in, and a gathered round is summed. Nothing here registers
+// memory or takes a lock, and nothing is thrown to callers: without memory for a new key or round the sender is lost.
 #include <cstring>
 #include <new>
 
@@ -10,7 +10,7 @@
 namespace bps::server {
 namespace {
 
-// A copy: the peer may go on writing to where it lies.
+// Copies the header, because the peer may go on writing to where it lies.
 tensor::PushHeader header_at(const std::byte* bytes) {
   tensor::PushHeader header;
   std::memcpy(&header, bytes, sizeof header);
@@ -19,7 +19,7 @@ tensor::PushHeader header_at(const std::byte* bytes) {
 
 }  // namespace
 
-// A push has landed. The immediate is all that the peer chose; the header is checked before it is used.
+// Takes a push that has landed. The peer chose only the immediate; the header is checked before it is used.
 void RoundEngine::on_write(WorkerSession& session, transport::DataEndpoint& from, std::uint32_t immediate,
                            std::uint64_t landed) {
   Slot* slot = pool_.by_number(immediate);
@@ -49,7 +49,7 @@ void RoundEngine::on_posting(WorkerSession& session, transport::DataEndpoint& fr
   take(push);
 }
 
-// Without memory for a new key or round, the sender is lost, which ends its operations, and not the loop.
+// Takes a push. Without memory for a new key or round, the sender is lost, which ends its operations, and not the loop.
 void RoundEngine::take(Push& push) try {
   Round* admitted = nullptr;
   if (push.header.epoch == epoch_) {
@@ -72,7 +72,7 @@ void RoundEngine::take(Push& push) try {
   if (counters_.trace != nullptr) ends_.trace(TraceStage::kPushed, round, push.session.client.worker_rank);
   const bool pulls = push.pulls();
   if (!pulls) {
-    // The memory of a push on its own is the worker's again once we hold the bytes.
+    // The memory of a push on its own belongs to the worker again once we hold the bytes.
     arrival.push_immediate = push.header.immediate;
     const Status kept = keep(arrival);
     if (kept == Status::kOk) {
@@ -95,7 +95,7 @@ void RoundEngine::take(Push& push) try {
   push.session.lose("the server has no memory for what it pushes");
 }
 
-// Copies a payload that was posted in place into a slot. kAgain: there is no free slot.
+// Copies a payload that was posted in place into a slot. Returns kAgain when no slot is free.
 Status RoundEngine::keep(Arrival& arrival) {
   if (!arrival.has_payload() || arrival.slot != nullptr) return Status::kOk;
   arrival.slot = pool_.take(arrival.span.length);
@@ -105,7 +105,7 @@ Status RoundEngine::keep(Arrival& arrival) {
   return status;
 }
 
-// Everyone has pushed.
+// Completes a round to which everyone has pushed.
 void RoundEngine::complete(Round& round) {
   if (round.first.kind == tensor::OperationKind::kAccumulate) {
     stored_.accumulate(round);

@@ -34,8 +34,8 @@ bool RoundSums::plan_feedback(Round& round) try {
   return false;
 }
 
-// The slot of the first payload becomes the result: it is read before it is written, block by block. False: no payload
-// lies in a slot, and none is free.
+// Makes the slot of the first payload the place of the result: it is read before it is written, block by block. Returns
+// false when no payload lies in a slot, and none is free.
 bool RoundSums::find_result_slot(Round& round) {
   for (Arrival& arrival : round.arrivals) {
     if (arrival.slot == nullptr) continue;
@@ -46,15 +46,15 @@ bool RoundSums::find_result_slot(Round& round) {
   return round.result != nullptr;
 }
 
-// The slot of the first compressed payload that travelled takes the code of the result. Nobody pulls later: who sends
-// compressed pushes and pulls at once.
+// The code of the result goes into the slot of the first compressed payload that travelled. Nobody pulls later: a rank
+// that sends compressed pushes and pulls at once.
 void RoundSums::sum_compressed(Round& round) {
   for (const Arrival& arrival : round.arrivals) {
     if (arrival.is_compressed() || arrival.data->direct() != nullptr) continue;
     return ends_.fail(round, {ErrorCode::kMismatch, "some ranks compress their part of this round, and others do not",
                               "install the same bps_rdma version everywhere and use the same settings on all ranks"});
   }
-  // It is read before it is written.
+  // The slot is read before it is written.
   for (Arrival& arrival : round.arrivals) {
     if (arrival.is_compressed() && arrival.slot != nullptr) {
       round.result = arrival.slot;
@@ -110,7 +110,7 @@ Status RoundSums::check_fit(Round& round, WorkerSession*& broken) {
   return summer_.check_fit(round.first.dtype, round.first.length, plan_, broken);
 }
 
-// It is the fault of a worker, which is lost, or of nobody.
+// Ends a pass that failed. It is the fault of a worker, which is lost, or of nobody.
 void RoundSums::end_pass(Round& round, Status status, WorkerSession* broken) {
   if (status == Status::kNoMemory) return ends_.fail(round, no_memory());
   if (status == Status::kCodec) {

@@ -9,8 +9,8 @@
 namespace bps::server {
 namespace {
 
-constexpr std::uint32_t kBehind = std::uint32_t{1} << 31;  // numbers that are so far ahead are behind
-// A gap so far behind the others is a round that another server has summed: it will not come any more.
+constexpr std::uint32_t kBehind = std::uint32_t{1} << 31;  // numbers that are so far ahead count as behind
+// A gap so far behind the others is a round that another server has summed, which does not come any more.
 constexpr std::uint32_t kFarthestBack = std::uint32_t{1} << 30;
 
 auto run_behind(auto& runs, std::uint32_t base, std::uint32_t number) {
@@ -21,7 +21,7 @@ auto run_behind(auto& runs, std::uint32_t base, std::uint32_t number) {
 
 bool KeyRounds::is_over(std::uint32_t number) const {
   if (number - all_over_below >= kBehind) return true;
-  if (over.empty()) return false;  // as a rule: the ranks are at most one round apart
+  if (over.empty()) return false;  // is the rule: the ranks are at most one round apart
   const auto next = run_behind(over, all_over_below, number);
   return next != over.begin() && number - all_over_below < std::prev(next)->end - all_over_below;
 }
@@ -74,7 +74,7 @@ RoundTable::Lookup RoundTable::find_or_open(const RoundKey& key, std::uint32_t n
   if (state != nullptr && state->is_over(number)) return {Found::kOver, nullptr};
   // Other servers may have had the key before.
   const std::uint32_t base = state != nullptr ? state->all_over_below : number - std::min(number, kFarthestBack);
-  // Only what its opener pays for grows a key: rounds of others end when all of them have come.
+  // A key grows only by what its opener pays for: rounds of others end when all of them have come.
   const bool grows = state == nullptr || (state->opener == &opener && number != base);
   if (opener.rounds >= limits_.rounds || (grows && opener.words >= limits_.words)) return {Found::kTooMany, nullptr};
 

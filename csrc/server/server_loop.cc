@@ -43,7 +43,7 @@ ServerLoop::ServerLoop(ServerLoopOptions options, const van::Membership& members
 
 // ---- Sessions
 
-// The session that a hello belongs to; nullptr where none may have this connection.
+// Returns the session to which a hello belongs, or null where none may have this connection.
 WorkerSession* ServerLoop::admit(const transport::Hello& hello, transport::Transport& transport) {
   const auto found = std::ranges::find_if(sessions_, [&](const auto& session) {
     return session->client.node == hello.node && session->client.worker_loop == hello.client_loop;
@@ -121,7 +121,7 @@ void ServerLoop::attach(WorkerSession& session, const tensor::Attach& attach) {
                 " asks for landing slots although it shares memory with this server; it gets none");
     return;
   }
-  // Each worker gets the same share of the memory; 0 would mean that there is no limit.
+  // Each worker gets the same share of the memory. 0 would mean that there is no limit.
   const std::uint64_t memory =
       options_.slot_memory == 0 ? 0
                                 : std::max<std::uint64_t>(1, options_.slot_memory / std::max(membership_.workers, 1U));
@@ -132,7 +132,7 @@ void ServerLoop::attach(WorkerSession& session, const tensor::Attach& attach) {
   }
 }
 
-// Without memory for the log its members are served as those that share no memory.
+// Shares the redo log. Without memory for it, its members are served as those that share no memory.
 void ServerLoop::share_log(WorkerSession& session) {
   transport::DirectAccess* direct = session.direct();
   if (direct == nullptr) return;
@@ -170,7 +170,7 @@ void ServerLoop::check_paths() {
 
 // ---- Losses
 
-// There is no memory for this worker's slots, or it cannot be registered.
+// Rejects a worker when there is no memory for its slots, or the memory cannot be registered.
 void ServerLoop::reject(WorkerSession& session, const Error& error) {
   log_warning("cannot serve " + session.client.name + ": " + error.what() + " (" + error.hint() + ")");
   session.send(tensor::PushFailed{tensor::kWholeSession, error.code(), error.what(), error.hint()});
@@ -212,7 +212,7 @@ void ServerLoop::on_lost(WorkerSession& session, const std::string& why) {
   count_clients();
   const std::string text = session.client.name + " is lost: " + why;
   if (!when_lost) return lose_node(session.client.node, text);
-  // Its rounds fail when the cause is known, which may be the loss of another member.
+  // The worker's rounds fail when the cause is known, which may be the loss of another member.
   when_lost(session.client.node, text);
 }
 

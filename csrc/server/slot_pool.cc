@@ -14,8 +14,8 @@ namespace {
 constexpr std::uint64_t kPage = 4096;
 constexpr std::uint64_t kSlab = 1 << 20;  // small slots come by the slab, large ones one by one
 
-// The sizes of slots follow the partitions of different tensors. Rounding them up to a page (small) or an eighth of the
-// next power of two (large) keeps the number of size classes small.
+// Sizes of slots follow the partitions of different tensors. They are rounded up to a page (small) or an eighth of the
+// next power of two (large), which keeps the number of size classes small.
 std::uint64_t capacity_for(std::uint64_t payload) {
   const std::uint64_t wanted = payload + transport::kMaxHeader;
   std::uint64_t step = kPage;

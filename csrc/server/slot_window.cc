@@ -8,14 +8,14 @@ namespace {
 
 constexpr std::uint32_t kSmallSlots = 128;  // 1 MiB per worker loop
 constexpr std::uint32_t kFewestSmallSlots = 8;
-constexpr std::size_t kCreditBytes = transport::kMaxMessage - 64;  // in one message
+constexpr std::size_t kCreditBytes = transport::kMaxMessage - 64;  // those of one message
 
 }  // namespace
 
 void SlotWindow::open(std::uint64_t largest_payload, std::uint32_t large_slots, std::uint64_t memory) {
   std::uint64_t large = large_slots;
   std::uint64_t small = kSmallSlots;
-  if (memory > 0) {  // one eighth for small slots, the rest for large ones
+  if (memory > 0) {  // one eighth is for small slots, the rest for large ones
     small = std::clamp<std::uint64_t>(memory / 8 / tensor::kSmallSlot, kFewestSmallSlots, kSmallSlots);
     large = std::clamp<std::uint64_t>(memory / 8 * 7 / (largest_payload + transport::kMaxHeader), 1, large_slots);
   }

@@ -8,7 +8,7 @@
 namespace bps::server {
 namespace {
 
-// The weights that an addition is for: the sender names the group, which must have it among its ranks.
+// Returns the key of the weights for an addition. The sender names the group, which must have it among its ranks.
 RoundKey stored_key(const Round& round) {
   return {round.first.stored_by(), round.key.tensor, round.key.partition};
 }
@@ -43,7 +43,7 @@ StoredPartition* StoredWeights::find(const RoundKey& key) {
 }
 
 bool StoredWeights::plan_store(Round& round) {
-  forget(storing_);  // of a pass that has failed
+  forget(storing_);  // forgets those of a pass that has failed
   try {
     const std::vector<std::uint32_t>& ranks = round.group->group.ranks;
     storing_.ranks = ranks;
@@ -142,7 +142,7 @@ void StoredWeights::release_held(StoredPartition& stored, Release which) {
     if (!round.is(RoundPhase::kHeld) || find(stored_key(round)) != &stored) return true;  // it was given up
     if (which == Release::kThoseInTime && !may_go_on(stored, round.held_at(), most_ahead_of(round))) return false;
     sums_.plan().sources.assign(1, {.bytes = stored.bytes.data()});
-    // It has had a slot since it was held, if it needs one.
+    // The round has had a slot since it was held, if it needs one.
     if (sums_.plan_targets(round) && sums_.run(round, added_to(stored))) answer(round);
     return true;
   });

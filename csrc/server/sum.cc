@@ -27,7 +27,7 @@ std::byte* Summer::scratch(std::size_t index) {
   return scratch_[index].data();
 }
 
-// The sums of hosts are read here as a whole, because the parts that do not fit a float64 lie behind all elements.
+// Reads the sums of hosts as a whole, because the parts that do not fit a float64 lie behind all elements.
 Status Summer::begin_exact(const Reduction& what, std::uint64_t elements, const SumPlan& plan, WorkerSession*& broken,
                            tensor::UnroundedWriter* unrounded) {
   exact_.begin(what, unrounded);
@@ -99,7 +99,7 @@ Status Summer::check_fit(Dtype dtype, std::uint64_t length, const SumPlan& plan,
   return Status::kNoMemory;
 }
 
-// Multiplying what a host has averaged brings its sum back: the product of a float16 and the number of ranks is exact.
+// To multiply what a host has averaged brings its sum back: a float16 times the number of ranks is exact.
 Status Summer::sum_as_float32(const Reduction& what, const SumPlan& plan, std::span<float> sum,
                               WorkerSession*& broken) try {
   constexpr std::size_t kFloats = kBlock / sizeof(float);
@@ -111,7 +111,7 @@ Status Summer::sum_as_float32(const Reduction& what, const SumPlan& plan, std::s
     std::size_t used = 0;
     const Status status = read(what, plan, at * element, block.size() * element, used, broken);
     if (status != Status::kOk) return status;
-    std::ranges::fill(block, -0.0F);  // to which a sum of nothing but -0 is added
+    std::ranges::fill(block, -0.0F);  // a sum of nothing but -0 is added to it
     for (std::size_t i = 0; i < plan.sources.size(); ++i) {
       if (!plan.sources[i].averaged) {
         compress::widen(what.dtype, in_[i], block, compress::Into::kAdd);

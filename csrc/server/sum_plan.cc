@@ -4,8 +4,9 @@
 namespace bps::server {
 namespace {
 
-// The sum of a host's ranks, not averaged, may exceed what float16 can hold, although the average of all does not: so
-// each host averages its own part, by the size of the whole group, and the parts are added.
+// Returns true when hosts average before they send. The sum of a host's ranks may exceed what float16 can hold,
+// although the average of all does not. So each host averages its part, by the size of the whole group, and the parts
+// are added.
 bool averages_early(const Round& round) {
   const bool in_parts = round.key.for_host ? !round.group->ends_on_host : round.contributors->has_hosts();
   return in_parts && round.first.dtype == Dtype::kFloat16 && round.first.op == ReduceOp::kAverage;
@@ -35,7 +36,7 @@ void SumPlan::read_from(const Round& round) {
     if (arrival.slot != nullptr) sources.back().span.length = arrival.slot->capacity - transport::kMaxHeader;
   }
   if (!round.contributors->has_hosts() || !averages_early(round)) return;
-  // Hosts have averaged their part; ranks that are alone on theirs have not, nor has what came compressed.
+  // Hosts have averaged their part. Ranks that are alone on theirs have not, nor has what came compressed.
   std::size_t source = 0;
   for (std::uint32_t i = 0; i < round.contributors->size(); ++i) {
     const Arrival& arrival = round.arrivals[i];

@@ -17,10 +17,10 @@ namespace bps::server {
 namespace {
 
 constexpr std::size_t kFloats = std::size_t{512} << 10;  // of a source: two of them do not fit into a core's own caches
-constexpr std::size_t kSlice = std::size_t{64} << 10;    // so short that other programs interrupt few
+constexpr std::size_t kSlice = std::size_t{64} << 10;    // is so short that other programs interrupt few
 constexpr int kPasses = 3;
 
-// The fastest slice counts, because other programs only ever make it slower. The memory is warm: it was just filled.
+// Counts the fastest slice, because other programs only ever make it slower. The memory is warm: it was just filled.
 double rate_of_loop() {
   std::vector<float> first(kFloats);
   const std::vector<float> second(kFloats);

@@ -15,12 +15,12 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 }  // namespace
 
-// The sum without its sign, with digits below 2^-1074 for what a division leaves.
+// Holds the sum without its sign, with digits below 2^-1074 for what a division leaves.
 struct Superaccumulator::Magnitude {
   static constexpr std::size_t kBelow = 2;
   std::array<std::uint32_t, kDigits + kBelow> digits{};
   bool is_negative = false;
-  bool has_rest = false;  // less than the last digit
+  bool has_rest = false;  // something less than the last digit is left
 
   explicit Magnitude(const std::array<std::int64_t, kDigits>& from) {
     is_negative = carry(from, 1) < 0;
@@ -35,7 +35,7 @@ struct Superaccumulator::Magnitude {
     }
     has_rest = rest != 0;
   }
-  // The number of the highest bit that is set, counted from the lowest digit; -1: none is.
+  // Returns the number of the highest bit that is set, counted from the lowest digit; -1: none is.
   int highest() const {
     for (std::size_t i = digits.size(); i-- > 0;) {
       if (digits[i] != 0) return static_cast<int>(i) * 32 + 31 - std::countl_zero(digits[i]);
@@ -55,7 +55,7 @@ struct Superaccumulator::Magnitude {
   }
 
  private:
-  // The carry out of the highest digit: negative if the number is.
+  // Returns the carry out of the highest digit, which is negative if the number is.
   std::int64_t carry(const std::array<std::int64_t, kDigits>& from, std::int64_t sign) {
     std::int64_t over = 0;
     for (std::size_t i = 0; i < kDigits; ++i) {
@@ -78,7 +78,7 @@ void Superaccumulator::add(double value, std::size_t above) {
     return;
   }
   const std::uint64_t mantissa = exponent == 0 ? fraction : fraction | kHidden;
-  const int place = exponent == 0 ? 0 : exponent - 1;  // of its last bit, above 2^-1074
+  const int place = exponent == 0 ? 0 : exponent - 1;  // that of its last bit, above 2^-1074
   const std::int64_t sign = is_negative ? -1 : 1;
   const int shift = place % 32;
   const std::uint64_t low = mantissa << shift;  // the lower 64 of 84 bits
@@ -112,7 +112,7 @@ double Superaccumulator::value(std::uint32_t divisor, Rounding rounding, int sca
   const int highest = magnitude.highest();
   constexpr int kLowest = 32 * static_cast<int>(Magnitude::kBelow);  // the bit that stands for 2^-1074
   if (highest < 0 && !magnitude.has_rest) return others_ == 0 ? -0.0 : 0.0;
-  // The last bit that a float64 of this size has. Subnormal ones have fewer bits.
+  // This is the last bit that a float64 of this size has. Subnormal ones have fewer bits.
   const int last = std::max(highest - kMantissaBits, kLowest);
   std::uint64_t kept = highest < last ? 0 : magnitude.bits(last, highest - last + 1);
   const bool half = (magnitude.digits[(last - 1) / 32] >> ((last - 1) % 32) & 1) != 0;

@@ -6,7 +6,7 @@
 namespace bps::server {
 namespace {
 
-// Lost paths that come back have another number; the worker may open one before it has noticed the loss.
+// Lost paths that come back have another number. The worker may open one before it has noticed the loss.
 constexpr std::size_t kMostPaths = std::size_t{2} * transport::kMostRails;
 
 }  // namespace
@@ -14,7 +14,7 @@ constexpr std::size_t kMostPaths = std::size_t{2} * transport::kMostRails;
 std::span<const Answer> AnswerStream::confirm(std::uint32_t count) {
   const std::uint32_t more = count - confirmed_;
   if (more > answers_.size() - first_) return {};
-  if (first_ > 0 && first_ >= answers_.size() / 2) {  // before the span is handed out
+  if (first_ > 0 && first_ >= answers_.size() / 2) {  // comes before the span is handed out
     answers_.erase(answers_.begin(), answers_.begin() + static_cast<std::ptrdiff_t>(first_));
     first_ = 0;
   }
@@ -120,7 +120,7 @@ void WorkerPaths::lead(const WorkerPath& lost, transport::DataEndpoint*& data, s
     return std::ranges::find(lost.keys, id, &tensor::AnswerKeys::by) != lost.keys.end();
   };
   std::vector<transport::DataEndpoint*> offered;
-  std::vector<transport::DataEndpoint*> others;  // which the worker had not completed when it wrote: better than none
+  std::vector<transport::DataEndpoint*> others;  // the worker had not completed these when it wrote: better than none
   for (const WorkerPath& path : paths_) {
     for (const AnswerStream& stream : path.streams) {
       if (!stream.data->is_lost()) (is_offered(path.id) ? offered : others).push_back(stream.data);

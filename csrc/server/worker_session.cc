@@ -102,7 +102,7 @@ void WorkerSession::confirm(const tensor::Received& received) {
 
 void WorkerSession::add_keys(const tensor::AnswerKeys& keys) {
   WorkerPath* path = paths_.find(keys.path);
-  if (path == nullptr) return;  // it was settled meanwhile, or never complete
+  if (path == nullptr) return;  // it was settled meanwhile, or was never complete
   if (path->keys.size() == WorkerPath::kMostKeyLists) return lose("it names more memory than a worker can wait for");
   path->keys.push_back(keys);
 }
@@ -122,7 +122,7 @@ void WorkerSession::break_path(WorkerPath& path, const std::string& why) {
 
 std::vector<transport::Endpoint*> WorkerSession::settle(const tensor::PathLost& lost) {
   WorkerPath* path = paths_.find(lost.path);
-  if (path != nullptr && !paths_.has_other_than(lost.path)) return {};  // it came by that very path
+  if (path != nullptr && !paths_.has_other_than(lost.path)) return {};  // the message came by that very path
   WorkerPath old;
   if (path != nullptr) {
     if (!path->broken) context_.counters.paths_lost.add();

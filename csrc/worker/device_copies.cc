@@ -120,8 +120,7 @@ void DeviceCopies::note_filled(const Ended& ended) {
 
 // ---- From the device
 
-// Starts copies from the device. Operations far ahead of what they have sent are passed: other ranks may wait for the
-// rest.
+// Starts copies. Operations far ahead of what they have sent are passed: other ranks may wait for the rest.
 bool DeviceCopies::fetch(ServerConnection& server) {
   const auto is_over = [](const Portion& one) { return is_ending(one) || one.fetched() == one.parts.size(); };
   bool found = false;
