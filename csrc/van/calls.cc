@@ -26,7 +26,7 @@ void Calls::fail(const BarrierState::Caller& caller, ErrorCode code, const std::
   if (member.fate != Member::Fate::kLost) send_(member.peer, Failed{caller.call, code, text, hint});
 }
 
-// More callers of one rank than it can have threads.
+// Fails a call when more calls of its rank wait than the rank can have threads.
 bool Calls::fail_if_too_many(std::size_t waiting, const BarrierState::Caller& caller, const std::string& what) {
   if (waiting < BarrierState::kMostWaiting) return false;
   fail(caller, ErrorCode::kInvalidArgument,
@@ -35,13 +35,13 @@ bool Calls::fail_if_too_many(std::size_t waiting, const BarrierState::Caller& ca
   return true;
 }
 
-// Nobody waits for it any more.
+// Forgets a group for which nobody waits any more.
 Calls::NewGroups::iterator Calls::drop(NewGroups::iterator asked) {
   registry_.give_back(asked->second.first, Registry::bytes_of(asked->first.first, asked->first.second));
   return new_groups_.erase(asked);
 }
 
-// Names the one that went first: others may have gone because of that.
+// Fails a call when one of the ranks is gone. It names the one that went first: others may have gone because of that.
 bool Calls::fail_if_gone(const Member& caller, std::uint32_t call, std::span<const std::uint32_t> ranks,
                          const std::string& what) {
   const Member* first = nullptr;
@@ -157,7 +157,7 @@ void Calls::new_group(const Member& caller, const NewGroup& call) {
   if (fail_if_too_many(waiting->second.waiting(rank), {rank, call.call}, what)) return;
   std::vector<BarrierState::Caller> all_here = waiting->second.arrive({rank, call.call});
   if (all_here.empty() && call.name != kPairName) return;
-  // Ranks that asked twice; of a pair, those that have asked so far.
+  // These are ranks that asked twice, and, of a pair, those that have asked so far.
   for (const auto& again : waiting->second.cancel_all()) all_here.push_back(again);
   new_groups_.erase(waiting);
   announce(registry_.add_group(call.ranks, call.name), std::move(all_here));
@@ -241,7 +241,7 @@ void Calls::gone(const Member& member) {
     }
     entry = drop(entry);
   }
-  // A server that has left sums for the others until it closes its connection, and has to know their groups.
+  // A server that has left sums for the others until it closes its connection, so it has to know their groups.
   if (member.fate == Member::Fate::kLost) disconnected(member);
 }
 

@@ -14,10 +14,10 @@ Connection::Connection(EventLoop& loop, Fd socket, transport::MessageKeys keys, 
 Connection::~Connection() {
   state_->closed = true;
   state_->endpoint.abandon();
-  loop_.post([keep = std::move(state_)] {});  // a callback of the endpoint may be what destroys us
+  loop_.post([keep = std::move(state_)] {});  // keeps it alive, as a callback of the endpoint may be what destroys us
 }
 
-// A lost peer is reported by on_closed.
+// Reports a message that is too long. A lost peer is reported by on_closed.
 void Connection::check_sent(Status status, std::size_t bytes) {
   if (status != Status::kProtocol) return;
   state_->endpoint.abandon();

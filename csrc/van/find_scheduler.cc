@@ -15,7 +15,7 @@ namespace {
 constexpr double kConnectSeconds = 1;
 constexpr double kHandshakeSeconds = 3;
 constexpr double kLongestPauseSeconds = 0.2;
-// The scheduler of the job before this one may be about to end, and this job's to start.
+// The scheduler of the job before may be about to end, and this job's to start.
 constexpr auto kOthersTime = std::chrono::seconds(5);
 constexpr double kRivalSeconds = 0.5;  // to answer, on the same host
 
@@ -52,12 +52,12 @@ FoundScheduler connect(const std::string& host, std::uint16_t port, const transp
   return {std::move(socket), session, where};
 }
 
-// The tries at all ports, and what they have shown so far.
+// Keeps the tries at all ports, and what they have shown so far.
 class Tries {
  public:
   explicit Tries(bool one_port) : one_port_(one_port) {}
 
-  // Throws what will not change.
+  // Throws an error that will not change.
   void note(const Error& error) {
     if (error.code() == ErrorCode::kTransport) throw Error(error);  // this process cannot open a socket, now or later
     const Found found = found_by(error);
@@ -122,7 +122,7 @@ std::string find_rival(const std::vector<std::uint16_t>& ports, const transport:
     if (port == 0) continue;
     try {
       return connect("127.0.0.1", port, credentials, Deadline::after(kRivalSeconds)).where;
-    } catch (const Error&) {  // none, or one of another job
+    } catch (const Error&) {  // there is none, or it belongs to another job
     }
   }
   return "";

@@ -30,14 +30,14 @@ Hosts::Hosts(const Membership& members) {
   }
 }
 
-// With fewer servers than ranks on the host each server has several of them, so that all ranks take part.
+// Returns how many ranks speak to one server: several where there are fewer servers, so that all ranks take part.
 std::uint32_t Hosts::spread(std::uint32_t host) const {
   const std::size_t servers = servers_.size();
   return static_cast<std::uint32_t>((ranks_[host].size() + servers - 1) / servers);
 }
 
 std::uint32_t Hosts::relay(std::uint32_t host, std::uint32_t server_rank, std::uint64_t hash) const {
-  // A server that is a worker of this host needs nobody to speak to it.
+  // A server that is a worker of this host needs no other rank to speak to it.
   const Server& server = servers_[server_rank];
   if (server.worker >= 0 && server.host == host) return static_cast<std::uint32_t>(server.worker);
   const auto servers = static_cast<std::uint32_t>(servers_.size());

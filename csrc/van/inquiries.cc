@@ -8,8 +8,8 @@
 namespace bps::van {
 namespace {
 
-// Each makes all members work, so that there are only so many at one time, and one of each that asks. Members have this
-// long to reply before others may ask.
+// Each question makes all members work. So only this many are open at one time, and one of each peer that asks. Members
+// have this long to reply before others may ask.
 constexpr std::size_t kMostOpen = 16;
 constexpr auto kPatience = std::chrono::seconds(1);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Messages, and how members leave and are lost. How views follow each other is in job_views.cc.
+// Handles messages, and members that leave and are lost. How views follow each other is in job_views.cc.
 #include "van/job.h"
 
 #include <algorithm>
@@ -36,14 +36,14 @@ Job::Job(Options options, Events events)
                 .on_reunited = [this] { reunite(); }}),
       inquiries_(events_.send) {}
 
-// Three heartbeats in the time after which the scheduler finds a member lost, at the least.
+// A member sends three heartbeats at least in the time after which the scheduler finds it lost.
 std::uint32_t Job::beat_ms() const {
   const std::uint64_t members = record_.members->membership().nodes.size();
   const auto spread = static_cast<std::uint32_t>(members * 1000 / kBeatsPerSecond);
   return std::max(1U, std::min(std::max(kBeat_ms, spread), record_.options.silence_ms / 3));
 }
 
-// A member of a suspended job was this in the view that has ended, and says nothing more.
+// A member of a suspended job waits, too: this was its connection in the view that has ended, and brings nothing more.
 bool Job::waits(Peer peer) const {
   return joining_.waits(peer) || (record_.phase.is<Suspended>() && record_.members->find(peer) != nullptr);
 }
@@ -64,12 +64,12 @@ bool Job::receive(Peer peer, Message&& message) {
     if (const auto* leave = std::get_if<Leave>(&message)) reuniting->reunion.add_leave(peer, *leave);
     return true;  // calls have to be made again in the next view
   }
-  // Nothing of the view before is of interest any more, and its welcome to this one may not have been read yet.
+  // Nothing of the view before matters any more, and its welcome to this one may not have been read yet.
   if (record_.members->find_before(peer) != nullptr) return !std::holds_alternative<Leave>(message);
   Member* const member = record_.members->find(peer);
   if (std::holds_alternative<Heartbeat>(message)) {
-    // The one sign of life: it says that all threads of the member move, where any other message comes from one of
-    // them.
+    // Only a heartbeat is a sign of life: it says that all threads of the member move. Any other message comes from one
+    // of them.
     if (!suspicions_.empty() && member != nullptr) answer_suspicions(*member, true);
     return true;
   }
@@ -83,7 +83,7 @@ bool Job::receive_of_member(Member& member, Message&& message) {
   }
   if ((record_.phase.is<Renewing>() || !calls_) && !std::holds_alternative<Leave>(message) &&
       !std::holds_alternative<Suspect>(message)) {
-    return true;  // a call of the view that has ended: it has failed where it came from
+    return true;  // this is a call of the view that has ended, and has failed where it came from
   }
   const auto of_worker = [&](auto method, const auto& call) {
     if (!member.is_worker()) return false;
@@ -148,15 +148,15 @@ void Job::leave(Member& member, const Leave& leave) {
   record_.members->note_gone(member, Member::Fate::kLeft);
   member.suspends = leave.suspends;
   member.farewell = member.node->describe() + (leave.suspends ? " has suspended the job" : " has left the job");
-  // It may have left because another rank is about to: those who wait for it want to know that one.
+  // It may have left because another rank is about to. Those who wait for it want to know about that one.
   if (!leave.failure.empty()) member.farewell += ", after: " + leave.failure;
   if (leave.reason.empty()) {
-    // Also those that have left, itself among them: what they sum for others may wait for what it will not push.
+    // Tells those, too, that have left, and this one: what they sum for others may wait for what it will not push.
     departures_.add(member, false, member.is_worker() ? member.farewell : "", leave.call);
   } else {
-    // The cause of the lost member's own end is the first cause; it may be a loss that only the leaving member saw.
+    // The cause of the lost member's end is the first cause. It may be a loss that only the leaving member saw.
     const Member* lost = record_.members->by_node(leave.lost_node);
-    // If nobody else saw that loss, the one who saw it may be the cause as well as the one whom it lost: name both.
+    // If nobody else saw that loss, the member that saw it may be the cause as well as the one it lost: name both.
     member.cause = lost != nullptr && !lost->cause.empty() ? lost->cause : member.name() + " says: " + leave.reason;
     if (leave.lost_node == 0) {
       member.farewell = member.cause = member.name() + " ended: " + leave.reason;
@@ -189,7 +189,7 @@ void Job::tell_departed() {
   }
 }
 
-// Goes on without a member that has left or is lost, once those who need to know have been told.
+// Goes on without a member that has left or is lost, once those are told who need to know.
 void Job::gone(const Member& member) {
   if (links_) links_->call_off();
   answer_suspicions(member, false);
@@ -231,7 +231,7 @@ void Job::answer_suspicions(const Member& about, bool is_heard) {
 }
 
 // The two would otherwise count each other as lost, and so would the ranks that wait for them. In the next view they
-// connect again; where the network lets them do that over and over, and then carries nothing, one of them is lost.
+// connect again. If the network lets them do that over and over, and then carries nothing, one of them is lost.
 void Job::end_view_of_broken(Member& from, Member& about) {
   const std::string both = from.node->describe() + " and " + about.node->describe();
   if (suspicions_.count_break(from.node->identity, about.node->identity)) {
@@ -283,7 +283,7 @@ void Job::end_if_all_left() {
   (void)joining_.take_entrants();
   for (const Peer peer : joining_.end_all()) {
     const Member* const member = record_.members->find_renewed(peer);
-    if (member != nullptr && member->connected) continue;  // it hears that where it was before
+    if (member != nullptr && member->connected) continue;  // the member hears that by the connection that it had before
     joining_.refuse(peer, {ErrorCode::kPeerLost, "every worker has left the job", "start the job again"});
   }
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One view follows another: after a loss, in the place of a lost scheduler, with those who enter, and when workers have
-// left to come back.
+// Makes one view follow another: after a loss, in the place of a lost scheduler, with those who enter, and when workers
+// have left to come back.
 #include <algorithm>
 #include <limits>
 
@@ -10,7 +10,7 @@
 namespace bps::van {
 namespace {
 
-// A server waits for the scheduler to decide, and then some.
+// A server waits for the scheduler to decide, and this long beyond that.
 constexpr std::chrono::milliseconds kGrace{10000};
 
 std::string seconds_text(std::chrono::milliseconds time) {
@@ -22,7 +22,7 @@ std::uint32_t to_ms(std::chrono::milliseconds time) {
   return static_cast<std::uint32_t>(std::clamp<std::int64_t>(time.count(), 1, kMost));
 }
 
-// The options of the registry for a view of these members.
+// Returns the options of the registry for a view of these members.
 Registry::Options registry_of(Registry::Options registry, const Membership& members) {
   registry.workers = members.workers;
   registry.servers = static_cast<std::uint32_t>(members.slots.size());
@@ -46,7 +46,7 @@ void Job::start(Rendezvous::Seating seating) {
   for (const Member& member : record_.members->all()) {
     if (!begins_anew || !member.is_here()) continue;
     if (member.renewed_as != 0 && std::ranges::count(seating.peers, member.renewed_as) > 0) continue;
-    // A server that has come too late, or one more than the workers want: it reads this where it was before.
+    // A server that came too late, or one more than the workers want, reads this by the connection that it had before.
     events_.send(member.peer, AllLeft{true, "the workers have resumed the job with fewer servers"});
   }
   record_.phase.begin(Running{});
@@ -59,7 +59,7 @@ void Job::start(Rendezvous::Seating seating) {
   // A member that connects from here on will be in the next view, if in any.
   if (record_.options.terms.min_workers != 0 && events_.on_epoch) events_.on_epoch(record_.epoch + 1);
   const auto before = std::exchange(record_.members, std::make_unique<MemberTable>(std::move(seating)));
-  // A process that is stopped just now reads that one first, perhaps, and must not find there that it is lost.
+  // A process that is stopped just now may read from that connection first, and must not find there that it is lost.
   for (Member& member : record_.members->all()) {
     const Member* const was = before->find_renewed(member.peer);
     if (was != nullptr && was->connected) record_.members->set_before(member, was->peer);
@@ -95,7 +95,7 @@ void Job::end_view(const std::string& why) {
                            std::to_string(record_.epoch) + " begins with " + std::to_string(workers) +
                            ", among them the former " + name_ranks(left);
   events_.tell(record_.members->peers(&Member::is_here), ViewEnded{record_.epoch, text});
-  // A member that has left waits for the others, which may need its server. In the next view nobody does.
+  // A member that has left waits for the others, which may need its server. In the next view nobody needs it.
   for (const Member& member : record_.members->all()) {
     if (member.serves_on()) events_.send(member.peer, AllLeft{true});
   }
@@ -103,7 +103,7 @@ void Job::end_view(const std::string& why) {
 
 // ---- In the place of a lost scheduler
 
-// The view that was lost with its scheduler is known, as far as it can be; it ends.
+// Ends the view that was lost with its scheduler, which is known as far as it can be.
 void Job::reunite() {
   const Reunion reunion = std::move(record_.phase.in<Reuniting>()->reunion);
   if (reunion.empty()) {  // all are gone again
@@ -171,7 +171,7 @@ void Job::begin_when_all_are_back() {
       if (member == nullptr || member->is_worker()) {
         joining_.refuse(peer, *renewing.give_up);
       } else {
-        // A server hears how the workers leave where it was before, and may be needed by those who resume the job.
+        // A server hears how the workers leave by its old connection. Those who resume the job may need it.
         record_.members->renew(*member, 0);
         if (events_.close) events_.close(peer);
       }
@@ -200,7 +200,7 @@ void Job::give_up() {
   if (record_.phase.is<Reuniting>()) return reunite();
   if (record_.phase.is<Suspended>()) return give_up_suspended();
   const bool was_entering = joining_.refuse_late();
-  if (was_entering || record_.phase.is<Running>()) return;  // it was not for one of the members
+  if (was_entering || record_.phase.is<Running>()) return;  // the wait was not for one of the members
   if (auto* renewing = record_.phase.in<Renewing>()) {
     std::string awaited;
     for (const Member& member : record_.members->all()) {
@@ -220,7 +220,7 @@ void Job::give_up() {
 
 // ---- A job whose workers have left to come back, and whose servers wait for them
 
-// All workers have left.
+// Is called when all workers have left.
 void Job::suspend(bool well) {
   record_.phase.begin(Suspended{.well = well, .until = Clock::now() + record_.options.resume_timeout});
   calls_.reset();
@@ -228,8 +228,8 @@ void Job::suspend(bool well) {
   suspicions_.forget_breaks();
   ++record_.epoch;
   if (events_.on_epoch) events_.on_epoch(record_.epoch);  // before anybody is told to join
-  // A member that has joined a view that does not begin, or waits to enter the job, tries again and is part of this
-  // one.
+  // A member that has joined a view which does not begin, or waits to enter the job, tries again and becomes part of
+  // this one.
   (void)joining_.take_entrants();
   for (Member& member : record_.members->all()) record_.members->renew(member, 0);
   for (const Peer peer : joining_.end_all()) {
@@ -260,7 +260,7 @@ void Job::give_up_suspended() {
                         "start the missing processes, look into their logs, or raise BPS_JOIN_TIMEOUT"};
   for (const Peer peer : joining_.end_all()) {
     const Member* const server = record_.members->find_renewed(peer);
-    if (server == nullptr || !server->connected) events_.send(peer, refused);  // it has not heard it otherwise
+    if (server == nullptr || !server->connected) events_.send(peer, refused);  // the server has not heard it otherwise
   }
 }
 

@@ -26,10 +26,10 @@ void Joining::refuse(Peer peer, const Refused& why) {
 bool Joining::join(Peer peer, const Join& join) {
   const JobPhase& phase = record_.phase;
   if (knows(peer) || phase.is<Over>()) return false;  // cut off by a job that is over, a caller tries again
-  // The job is running, and will be known here soon.
+  // The job is running, and this scheduler will soon know it.
   if (phase.is<Reuniting>() || (phase.is<Gathering>() && join.renews != 0)) return false;
   const bool is_suspended = phase.is<Suspended>();
-  // It has found this scheduler before that knew of the view to come.
+  // This process found this scheduler before it knew of the view to come.
   const std::uint32_t next_epoch = record_.epoch + (phase.is<Running>() ? 1 : 0);
   if ((record_.options.terms.min_workers != 0 || is_suspended) && join.epoch != next_epoch) return false;
   if (join.renews != 0) {
@@ -51,14 +51,14 @@ void Joining::gather(Peer peer, const Join& join) {
   Rendezvous& rendezvous = *record_.phase.rendezvous();
   if (const auto refused = rendezvous.add(peer, join)) return refuse(peer, *refused);
   const auto patience = std::min(record_.options.join_timeout, std::chrono::milliseconds(join.patience_ms));
-  // Before workers resume a suspended job, a new server waits for as long as the others.
+  // A new server waits for as long as the others, before workers resume a suspended job.
   const bool waits_on = record_.phase.is<Suspended>() && join.node.worker_rank == kNoRank;
   patience_.begin(peer, waits_on ? Clock::time_point::max() : Clock::now() + patience);
   if (rendezvous.complete()) events_.on_complete(rendezvous.seat());
 }
 
-// A member of the view that has ended joins the next one. Where that cannot begin, a server waits on: the end of the
-// job is told where it was before, and workers may suspend the job instead.
+// A member of the view that has ended joins the next one. Where that cannot begin, a server waits on: it hears of the
+// end of the job by its old connection, and workers may suspend the job instead.
 bool Joining::join_again(Peer peer, const Join& join) {
   Member* const member = record_.members->by_identity(join.node.identity);
   auto* renewing = record_.phase.in<Renewing>();
@@ -95,7 +95,7 @@ bool Joining::resume_server(Peer peer, const Join& join) {
   return true;
 }
 
-// The member gets the ranks that it has had; of a suspended job's servers, none is a worker.
+// Seats a member with the ranks that it has had. No server of a suspended job is a worker.
 void Joining::seat_again(Peer peer, const Join& join, Member& member, Clock::time_point until) {
   Node node = join.node;
   node.worker_rank = member.node->worker_rank;
@@ -159,7 +159,7 @@ bool Joining::rejoin(Peer peer, const Rejoin& report) {
   if (phase.is<Over>() || knows(peer)) return false;
   const bool may_come = phase.is<Gathering>() || phase.is<Reuniting>();
   if (!may_come || record_.options.terms.min_workers == 0) {
-    // A process that is in this view was something else in an earlier one, which needs no answer.
+    // A process that is in this view was another node in an earlier one, which needs no answer.
     const Member* known = record_.members->by_identity(report.self().identity);
     const std::uint32_t epoch = record_.members->membership().epoch;
     if (known != nullptr && known->connected && epoch > report.membership.epoch) return true;
@@ -174,7 +174,7 @@ bool Joining::rejoin(Peer peer, const Rejoin& report) {
   }
   if (reuniting == nullptr) {
     phase.begin(Reuniting{.reunion = std::move(first), .until = Clock::now() + record_.options.reunion_patience});
-    // New processes that have come already do not know of which view they will be; they try again.
+    // New processes that have come already do not know in which view they will be, so they try again.
     for (const Peer waiting : end_all()) {
       if (job_.close) job_.close(waiting);
     }

@@ -10,7 +10,7 @@
 namespace bps::van {
 namespace {
 
-constexpr auto kLook = std::chrono::milliseconds(900);  // every second heartbeat
+constexpr auto kLook = std::chrono::milliseconds(900);  // comes with every second heartbeat
 
 }  // namespace
 
@@ -36,7 +36,7 @@ void LinkFollower::shift(std::vector<std::uint64_t> links, Clock::time_point now
   shift_.begin(std::move(links), now);
 }
 
-// Servers have other weights now.
+// Is called when servers have other weights.
 void LinkFollower::note_shift() {
   watch_.adopt(shift_.links());
   std::string text;

@@ -9,7 +9,7 @@ namespace {
 
 constexpr double kUnlimited = std::numeric_limits<double>::infinity();
 constexpr int kHalvings = 200;     // far more than a double has bits
-constexpr double kNothing = 1e-9;  // of all bytes: what rounding leaves
+constexpr double kNothing = 1e-9;  // so much of all bytes is what rounding leaves
 
 class Loads {
  public:
@@ -24,7 +24,7 @@ class Loads {
   Busy busy(const Site& site, double share) const {
     return {.link = load(site, share) / site.link, .sums = share > 0 ? all_ * share / site.sums : 0};
   }
-  // The largest share with which the site keeps within `seconds` for each byte; negative if it cannot.
+  // Returns the largest share with which the site keeps within `seconds` for each byte; negative if it cannot.
   double most(const Site& site, double seconds) const {
     const double summed = site.sums == kUnlimited ? 1 : std::min(1.0, seconds * site.sums / all_);
     const double slope = all_ - 2.0 * site.contributions;
@@ -32,7 +32,7 @@ class Loads {
     if (slope > 0) return room < 0 ? -1 : std::min(summed, room / slope);
     return load(site, summed) <= seconds * site.link ? summed : -1;
   }
-  // The least one: a host with more than half of all contributions sends less the more it sums itself.
+  // Returns the least share: a host with more than half of all contributions sends less the more it sums itself.
   double least(const Site& site, double seconds) const {
     const double slope = all_ - 2.0 * site.contributions;
     const double room = seconds * site.link - site.contributions;

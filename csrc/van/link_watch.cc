@@ -8,19 +8,19 @@ namespace bps::van {
 namespace {
 
 constexpr double kLeastBusy_us = 100e3;   // of the busiest flow between two looks: below it a slow link costs little
-constexpr double kLeastBytes = 64 << 10;  // of a flow, to say anything
-constexpr int kLooks = 2;                 // that have to agree
-// The flows of a slow link are busy so many times as long as others. Those of a good one differ by up to 1.6 on a
+constexpr double kLeastBytes = 64 << 10;  // a flow with fewer says nothing
+constexpr int kLooks = 2;                 // so many looks have to agree
+// The flows of a slow link are busy this many times as long as others. Those of a good one differ by up to 1.6 on a
 // machine with a load of 13. A link that is known to be slow is followed more closely.
 constexpr double kSlow = 1.6, kStillSlow = 1.3;
-constexpr double kLess = 0.85, kStillLess = 0.75;  // changes that are worth a shift
+constexpr double kLess = 0.85, kStillLess = 0.75;  // changes by these factors are worth a shift
 constexpr double kMargin = 0.9;  // a link with too much to do holds all up, one with too little costs little
 constexpr double kTry = 2;
-// A slow link that has little to do may seem twice as fast as it is, by what queues before it take at once.
+// A slow link that has little to do may seem twice as fast as it is, by what the queues before it take at once.
 constexpr double kFaster = 3;
-constexpr int kFirstPause = 10, kLongestPause = 160, kGoodTrial = 3;  // looks
+constexpr int kFirstPause = 10, kLongestPause = 160, kGoodTrial = 3;  // how many looks they last
 constexpr double kFades = 0.5;
-constexpr double kQuarter = 0.25;  // the flow that the others are compared with has so many below it
+constexpr double kQuarter = 0.25;  // this share of the flows is below the one with which the others are compared
 
 }  // namespace
 
@@ -39,7 +39,7 @@ struct LinkWatch::Window {
     }
   }
 
-  // The mean time for which the flows of a host are busy, in the direction in which they are longer.
+  // Returns the mean time for which the flows of a host are busy, in the direction in which they are longer.
   double busy_of(std::size_t host) const {
     double longer = 0;
     for (const bool in : {false, true}) {
@@ -54,7 +54,7 @@ struct LinkWatch::Window {
     }
     return longer;
   }
-  // The time for which flows are busy, of links that are not slow; 0: there are none.
+  // Returns the time for which flows are busy on links that are not slow; 0: there are none.
   double usual_busy() const {
     std::vector<double> all;
     for (std::size_t flow = 0; flow < bytes.size(); ++flow) {
@@ -65,7 +65,7 @@ struct LinkWatch::Window {
     std::ranges::nth_element(all, quarter);
     return *quarter;
   }
-  // Bytes per second while the link is busy, in the busier direction.
+  // Returns bytes per second while the link is busy, in the busier direction.
   double rate_of(std::size_t host) const {
     double best = 0;
     for (const bool in : {false, true}) {
@@ -108,7 +108,7 @@ bool LinkWatch::take(std::uint32_t node, const LinkUse& use) {
 }
 
 // Returns what counts now. Of several flows between two hosts the longest counts. What earlier looks have seen counts
-// half as much each time: one alone sees a step or two.
+// half as much each time, since a single look sees a step or two.
 LinkWatch::Window LinkWatch::window() {
   Window now(hosts_.size());
   for (auto& [nodes, flow] : flows_) {
@@ -135,17 +135,17 @@ std::optional<double> LinkWatch::judge(Host& host, double ratio, double rate, bo
   host.slower = 0;
   if (!is_known) return std::nullopt;
   host.faster = rate >= used(host) * kFaster ? host.faster + 1 : 0;
-  // Beside a trial that fails all others look good.
+  // All other hosts look good beside a trial that fails.
   const auto is_tried = [&](const Host& other) { return &other != &host && other.state == State::kTried; };
   if (std::ranges::any_of(hosts_, is_tried)) return std::nullopt;
   ++host.calm;
   if (host.state == State::kTried && host.calm >= kGoodTrial) {
     host.pause = kFirstPause;
     host.state = used(host) >= nominal(host) * kLess ? State::kGood : State::kSlow;
-    if (host.state == State::kSlow) host.faster = kLooks;  // it may be faster still
+    if (host.state == State::kSlow) host.faster = kLooks;  // the link may be faster still
   }
   if (host.state != State::kSlow || !may_change) return std::nullopt;
-  // One that has seemed fast before and was not is believed later.
+  // A host that has seemed fast before and was not is believed later.
   const int doubt = host.pause == kFirstPause ? 0 : std::max(kFirstPause, host.pause / 4);
   if ((host.faster < kLooks || host.calm < doubt) && host.calm < host.pause) return std::nullopt;
   host.state = State::kTried;
@@ -156,7 +156,7 @@ std::optional<std::vector<std::uint64_t>> LinkWatch::look(bool may_change) {
   Window now = window();
   const double usual = now.usual_busy();
   if (usual == 0 || std::ranges::max(now.busy_us) < kLeastBusy_us) return std::nullopt;
-  // The slowest first, and then the others without their flows to it: that these are slow is not their fault.
+  // The slowest host comes first, then the others without their flows to it: that these are slow is not their fault.
   std::vector<double> busy(hosts_.size()), ratios(hosts_.size()), rates(hosts_.size()), links(hosts_.size());
   const auto look_at = [&](std::size_t i) {
     ratios[i] = busy[i] / usual;
@@ -173,8 +173,8 @@ std::optional<std::vector<std::uint64_t>> LinkWatch::look(bool may_change) {
     if (!now.is_slow[i] && busy[i] > 0) look_at(i);
   }
   usual_ = std::max(usual_, std::ranges::max(rates));
-  // The part that the busiest link carries of what weights count on. What is measured at the start may be more than a
-  // busy machine can.
+  // This is the part that the busiest link carries of what weights count on. What is measured at the start may be more
+  // than a busy machine can carry.
   double part = 0;
   for (std::size_t i = 0; i < hosts_.size(); ++i) part = std::max(part, rates[i] / used(hosts_[i]));
   part = std::min(part, 1.0);
@@ -188,7 +188,7 @@ std::optional<std::vector<std::uint64_t>> LinkWatch::look(bool may_change) {
     links[i] = *link > nominal(hosts_[i]) * kLess ? nominal(hosts_[i]) : std::max(*link, 1.0);
     changes = true;
   }
-  if (is_new) flows_.clear();  // what was before it became slow does not tell how slow it is
+  if (is_new) flows_.clear();  // what was before the link became slow does not tell how slow it is
   if (!changes) return std::nullopt;
   std::vector<std::uint64_t> by_node;
   for (const std::size_t host : host_of_) by_node.push_back(static_cast<std::uint64_t>(std::llround(links[host])));

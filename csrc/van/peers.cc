@@ -7,9 +7,9 @@
 namespace bps::van {
 namespace {
 
-// A connection that has not asked to join, or was refused, stays open so long: the reason must have time to arrive.
+// A connection that has not asked to join, or was refused, stays open this long: the reason must have time to arrive.
 constexpr auto kLinger = std::chrono::seconds(2);
-constexpr double kBeatSeconds = 0.5;  // as members send theirs, or more often where the time-out is short
+constexpr double kBeatSeconds = 0.5;  // as often as members send theirs, or more often where the time-out is short
 constexpr double kBeatsPerTimeout = 12;
 
 }  // namespace
@@ -34,7 +34,7 @@ void Peers::send(std::span<const Peer> peers, const Message& message) {
   }
 }
 
-// Far more often than a look: members count the time since the last one, and not since this process was stopped.
+// Returns a time far below that of a look: members count from the last heartbeat, not from when this process stopped.
 double Peers::beat_s() const {
   return std::min(kBeatSeconds, timeout_s_ / kBeatsPerTimeout);
 }
@@ -75,7 +75,7 @@ std::vector<std::pair<Peer, std::string>> Peers::find_silent(const Job& job) {
     if (is_known ? silence.count() <= timeout_s_ : silence <= kLinger) continue;
     silent.emplace_back(peer, "silent for " + std::to_string(silence.count()).substr(0, 4) + " s");
   }
-  // A network that is cut in one direction: the others are in good health, and hear what is said here of them.
+  // The network may be cut in one direction. The others are then in good health, and hear what is said of them here.
   if (members_ > 1 && heard == 0) {
     for (auto& [peer, why] : silent) why += ", and so are all others: the scheduler's own network may be cut";
   }

@@ -13,7 +13,7 @@ namespace bps::van {
 namespace {
 
 constexpr std::uint32_t kIdMask = (1U << 30) - 1;
-constexpr std::uint64_t kEntryBytes = 256;  // of a name or a group, beside its text and its ranks
+constexpr std::uint64_t kEntryBytes = 256;  // those of a name or a group, beside its text and its ranks
 
 std::string describe(const TensorSpec& spec, std::uint32_t rank) {
   const std::string shape = spec.shape.empty() ? "of " + std::to_string(spec.count) + " elements" : spec.shape;
@@ -77,7 +77,7 @@ Registry::Declared Registry::declare(std::uint32_t rank, std::span<const TensorS
       const std::string text =
           "tensor '" + spec.name + "' is " + describe(tensor.spec, tensor.first_rank) + " but " + describe(spec, rank);
       complain(text);
-      // A rank that agreed before contradicts itself only: the others can still complete the tensor with it.
+      // A rank that agreed before contradicts only itself: the others can still complete the tensor with it.
       if (tensor.declared_by[static_cast<std::size_t>(member)]) continue;
       tensor.failure = text;
       Conflict& conflict = result.conflicts.emplace_back(Conflict{tensor.id.id, text, {}});
@@ -150,7 +150,7 @@ void Registry::limit_partitions(std::uint64_t bytes) {
   options_.cut.limit(partition_limit_);
 }
 
-// Places it as the workers will: they start from the same load and cut the tensor by the same rule.
+// Places a tensor as the workers will: they start from the same load and cut it by the same rule.
 void Registry::place(const Group& group, const TensorSpec& spec, const std::vector<std::uint64_t>& from) {
   const auto element = static_cast<std::uint32_t>(size_of(Dtype{spec.dtype}));
   std::vector<std::uint64_t> after = from;

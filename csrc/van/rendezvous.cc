@@ -8,9 +8,9 @@
 namespace bps::van {
 namespace {
 
-// The most members of each kind in a job that was suspended: what one process says there is memory for.
+// A suspended job has at most this many members of each kind, so that there is memory for what one process says.
 constexpr std::uint32_t kMostMembers = 1U << 20;
-constexpr std::size_t kMostNamed = 4;  // lost processes in one text
+constexpr std::size_t kMostNamed = 4;  // how many lost processes one text names
 
 std::string counts(std::uint32_t workers, std::uint32_t servers) {
   return std::to_string(workers) + (workers == 1 ? " worker and " : " workers and ") + std::to_string(servers) +
@@ -118,7 +118,7 @@ void Rendezvous::count() {
 }
 
 void Rendezvous::add_again(Peer peer, Node node) {
-  // A new server may have asked for it meanwhile.
+  // A new server may have asked for this rank meanwhile.
   if (is_resumed_ && servers_taken_.ranks.contains(node.server_rank)) node.server_rank = kAnyRank;
   push(peer, std::move(node));
 }
@@ -168,7 +168,7 @@ std::string Rendezvous::lose(Peer peer, const std::string& why) {
   return name;
 }
 
-// The next process that comes tells them.
+// Forgets the numbers of members. The next process that comes tells them.
 void Rendezvous::forget_unused_numbers() {
   if (!is_resumed_ || has_workers()) return;
   workers_ = servers_ = kMostMembers;
@@ -194,7 +194,7 @@ std::string Rendezvous::lost() const {
   return text;
 }
 
-// A process without a rank of its own replaces nobody for certain.
+// Forgets lost processes that this one replaces. One without a rank of its own replaces nobody for certain.
 void Rendezvous::forget_lost(const Node& node) {
   if (node.worker_rank < 0 && node.server_rank < 0) return;
   std::erase_if(lost_, [&](const Lost& one) {
@@ -209,7 +209,7 @@ std::string Rendezvous::missing(Rank rank, std::uint32_t count, const std::strin
       std::to_string(here) + " of " + std::to_string(count) + " " + role + (count == 1 ? "" : "s") + " joined";
   std::vector<bool> taken(count);
   for (const Joined& joined : joined_) {
-    if (joined.node.*rank == kAnyRank) return text;  // any of the free ranks may be its
+    if (joined.node.*rank == kAnyRank) return text;  // any of the free ranks may be its own
     const auto place = static_cast<std::size_t>(joined.node.*rank);
     if (joined.node.*rank >= 0 && place < count) taken[place] = true;  // others get a free one, see seat()
   }
@@ -259,7 +259,7 @@ Rendezvous::Seating Rendezvous::seat_again() {
   return seat();
 }
 
-// The last ones. Those that stay and had a rank that there is no more get a free one.
+// Leaves out the last ones. Servers that stay, and whose rank does not exist any more, get a free one.
 void Rendezvous::leave_out_spare_servers() {
   const auto place = [](const Joined& joined) {
     return joined.node.worker_rank == kNoRank ? joined.node.server_rank : kNoRank;

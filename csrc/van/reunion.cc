@@ -28,7 +28,7 @@ std::optional<Refused> Reunion::add(Peer peer, const Rejoin& report) {
   return std::nullopt;
 }
 
-// Its report of the view stays: others that report this view say the same.
+// Forgets a peer. Its report of the view stays if others report this view, as they say the same.
 void Reunion::remove(Peer peer) {
   leaves_.erase(peer);
   const auto found = reports_.find(peer);
@@ -82,7 +82,7 @@ std::vector<Peer> Reunion::strangers() const {
 }
 
 std::vector<std::pair<Peer, Message>> Reunion::owed() const {
-  std::map<std::uint32_t, std::uint64_t> ended;  // by group: the barriers that have ended for some member
+  std::map<std::uint32_t, std::uint64_t> ended;  // by group: the number of barriers that have ended for some member
   std::map<std::pair<std::vector<std::uint32_t>, std::string>, std::uint32_t> made;
   for (const auto& [peer, report] : reports_) {
     if (!is_of_view(report)) continue;

@@ -8,7 +8,7 @@
 namespace bps::van {
 namespace {
 
-// Numbers what is different, in the order in which it comes.
+// Numbers different values, in the order in which they come.
 template <typename T>
 std::uint32_t number_of(std::map<T, std::uint32_t>& known, std::vector<T>& all, T one) {
   const auto [found, is_new] = known.try_emplace(std::move(one), static_cast<std::uint32_t>(all.size()));

@@ -13,11 +13,11 @@
 namespace bps::van {
 namespace {
 
-// The part of the time-out after which members go on without a silent scheduler: the rest is for messages on their way.
+// Members go on without a silent scheduler after this part of the time-out. The rest is for messages on their way.
 constexpr double kMostSilence = 0.9;
 // Members notice within the time-out that a scheduler is lost, and then look for the next one several times a second.
 constexpr double kReunionGraceSeconds = 2;
-constexpr int kNewsPerSecond = 100'000;  // messages that tell members who is gone
+constexpr int kNewsPerSecond = 100'000;  // how many messages tell members who is gone
 constexpr auto kDumpPatience = std::chrono::milliseconds(500);
 
 Fd listen_on_first_free(const SchedulerOptions& options) {
@@ -112,7 +112,7 @@ void Scheduler::stop() {
   loop_.wake();
 }
 
-// The closure may run when nobody waits any more.
+// The posted function may run when nobody waits any more.
 std::string Scheduler::dump() {
   const auto told = std::make_shared<std::promise<std::string>>();
   std::future<std::string> reply = told->get_future();
@@ -161,21 +161,21 @@ Duration Scheduler::time_to_join_deadline() const {
   return std::max(Duration::zero(), Duration(*deadline - Clock::now()));
 }
 
-// When thousands leave at the same time, each hears of the others in a few messages.
+// Returns when to tell who is gone. When thousands leave at one time, each hears of the others in a few messages.
 Duration Scheduler::time_to_news() const {
   if (!job_.has_departed()) return std::chrono::hours(1);
   const Duration spread = std::chrono::seconds(peers_.size()) / kNewsPerSecond;
   return std::max(Duration::zero(), Duration(last_news_ + spread - Clock::now()));
 }
 
-// Not after a silence: see step_down(). Where this scheduler is ended, those that leave have their replies.
+// Tells nothing after a silence: see step_down(). Where this scheduler is ended, those that leave have their replies.
 void Scheduler::tell_departed() {
   if (step_down() && stepped_down()) return;
   job_.tell_departed();
   last_news_ = Clock::now();
 }
 
-// A process that connects from here on is told of this view.
+// Sets the view of which a process hears that connects from now on.
 void Scheduler::begin(std::uint32_t epoch) {
   listener_loop_.call([&] { credentials_.view.epoch = epoch; });
 }
@@ -184,7 +184,7 @@ void Scheduler::close_listener() {
   listener_loop_.call([this] { listener_->close(); });
 }
 
-// On the listener's thread: unauthenticated peers never reach the loop that sends heartbeats.
+// Runs on the listener's thread: unauthenticated peers never reach the loop that sends heartbeats.
 void Scheduler::post_entry(transport::AuthenticatedSocket&& socket) {
   if (socket.hello.plane != transport::Plane::kVan) return;
   const auto shared = std::make_shared<transport::AuthenticatedSocket>(std::move(socket));  // must be copyable
@@ -201,13 +201,13 @@ void Scheduler::receive(Peer peer, Message&& message) {
 }
 
 void Scheduler::send(Peer peer, const Message& message) {
-  publish();  // first, so that a process that sees the consequence of an event also sees it counted
+  publish();  // comes first: a process that sees the consequence of an event also sees it counted
   peers_.send(peer, message);
 }
 
-// Members that have gone on without this scheduler are not lost, and those that have not must hear nothing of the
-// kind: once it has been silent for so long that some may have, it decides nothing any more. Checked before anything
-// is decided, because connections that were closed meanwhile may be seen before the next heartbeat.
+// Members that have gone on without this scheduler are not lost, and those that have not must hear nothing of the kind.
+// So once it has been silent for so long that some may have gone on, it decides nothing any more. This is checked
+// before each decision, because connections that were closed meanwhile may be seen before the next heartbeat.
 bool Scheduler::step_down() {
   const bool gathers = job_.phase() == Job::Phase::kGathering || job_.phase() == Job::Phase::kSuspended;
   if (!options_.is_outlived || life_ != Life::kRunning || gathers) return life_ != Life::kRunning;
@@ -231,7 +231,7 @@ void Scheduler::beat() {
   if (job_.links() != nullptr) job_.links()->look(peers_.last_beat());
 }
 
-// A process that has not joined yet, or again, was stopped before it could, perhaps: it tries once more.
+// Cuts off silent processes. One that has not joined yet, or again, was perhaps stopped before: it tries once more.
 void Scheduler::cut_off_silent() {
   if (step_down()) return;
   for (const auto& [peer, why] : peers_.find_silent(job_)) {

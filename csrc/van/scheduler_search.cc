@@ -50,7 +50,7 @@ void SchedulerSearch::run(double patience_s) {
           return;
         }
       }
-      // Whatever listens there is no scheduler of this job, yet.
+      // What listens there is no scheduler of this job, yet.
       sleep_until(Deadline::after(kPauseSeconds));
     }
   } catch (const Stopped&) {

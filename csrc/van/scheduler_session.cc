@@ -82,7 +82,7 @@ void SchedulerSession::suspect(std::uint32_t node, const std::string& why) {
     if (peers_.is_lost(node)) return;
     peers_.add(node, why);
     if (line_.is_open()) return line_.send(Suspect{node, true});
-    if (peers_.is_lost(0)) return lose(node, end_.why());  // this node is out itself
+    if (peers_.is_lost(0)) return lose(node, end_.why());  // this node itself is out
     if (is_away()) return;                                 // the next scheduler will find out
     answer_suspicion(node);
   });
@@ -101,7 +101,7 @@ void SchedulerSession::receive(Message&& message) {
   if (!receive_news(message)) receive_answer(std::move(message));
 }
 
-// Takes what nobody here has asked for. False: the message is something else.
+// Takes what nobody here has asked for. Returns false when the message is something else.
 bool SchedulerSession::receive_news(const Message& message) {
   if (const auto* info = std::get_if<GroupInfo>(&message)) {
     learn(info->group);
@@ -133,7 +133,7 @@ bool SchedulerSession::receive_news(const Message& message) {
 
 void SchedulerSession::note_departed(const Departed::Member& member) {
   if (member.is_lost) {
-    // A member that has left because of a loss, as this one may have, knows about itself.
+    // This node may have left because of a loss, and then knows about itself.
     if (member.node != self().id) lose(member.node, member.text);
     return;
   }
@@ -171,7 +171,7 @@ void SchedulerSession::welcome(Welcome&& welcome) {
     std::iota(all.ranks.begin(), all.ranks.end(), 0);
     events_.on_group(all, nullptr);
   }
-  // A scheduler with a longer time-out sends heartbeats less often: a shorter one here would find it lost too early.
+  // A scheduler with a longer time-out sends heartbeats less often: with a shorter one here it would seem lost.
   const double told_silence_s = welcome.silence_ms / 1e3;
   seat_.silence = to_duration(std::max(options_.heartbeat_timeout_s, told_silence_s));
   heartbeats_.emplace(loop_, welcome.beat_ms / 1e3, seat_.silence,
@@ -197,7 +197,7 @@ void SchedulerSession::learn(const Group& group) {
 }
 
 void SchedulerSession::end_view(const ViewEnded& ended) {
-  if (ended.patience_ms != 0) end_.note_patience(ended.patience_ms);  // also after another view has ended
+  if (ended.patience_ms != 0) end_.note_patience(ended.patience_ms);  // is noted also after another view has ended
   if (!end_.note_view_ended(ended.text)) return;
   finish(End::kViewEnded, ended.text);
   if (events_.on_view_ended) events_.on_view_ended(ended.text);  // first: a caller may go into the next view at once
@@ -212,7 +212,7 @@ void SchedulerSession::lose(std::uint32_t node, const std::string& why) {
   if (events_.on_lost) events_.on_lost(node, why);
 }
 
-// The scheduler hears a node, or there is none that could say what became of it.
+// Ends a suspicion: the scheduler hears the node, or there is no scheduler that could say what became of it.
 void SchedulerSession::answer_suspicion(std::uint32_t node) {
   const auto suspected = peers_.why(node);
   if (!suspected) {
@@ -228,7 +228,7 @@ void SchedulerSession::answer_suspicion(std::uint32_t node) {
 
 void SchedulerSession::on_beat(bool was_stopped) {
   if (!line_.is_open()) {
-    // Without a scheduler nobody else tells a server that the last worker has left.
+    // Nobody else tells a server without a scheduler that the last worker has left.
     const bool is_used = !events_.is_in_use || events_.is_in_use();
     const bool is_unused_server = self().worker_rank == kNoRank && !is_used;
     if (state_.is(SessionState::kAlone) && is_unused_server) finish(End::kSchedulerLost, end_.why_scheduler_lost());
@@ -237,7 +237,7 @@ void SchedulerSession::on_beat(bool was_stopped) {
   heartbeats_->send();
   if (was_stopped) line_.forgive_silence();
   const Duration silent = line_.silence();
-  if (silent <= seat_.silence || end_.resume_patience_ms() != 0) return;  // who only waits may be stopped
+  if (silent <= seat_.silence || end_.resume_patience_ms() != 0) return;  // a scheduler that only waits may be stopped
   lose_scheduler("silent for " + in_seconds(silent));
 }
 

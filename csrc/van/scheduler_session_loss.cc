@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The scheduler is lost: a session looks for another one, goes on alone, or ends.
+// Handles the loss of the scheduler: a session looks for another one, goes on alone, or ends.
 #include <algorithm>
 #include <utility>
 
@@ -21,7 +21,7 @@ Error scheduler_lost(const std::string& why) {
 
 }  // namespace
 
-// The connection to the scheduler has ended, or is silent.
+// Is called when the connection to the scheduler has ended, or is silent.
 void SchedulerSession::lose_scheduler(const std::string& why) {
   if (state_.is(SessionState::kRetired)) return line_.close();
   const End end = end_.so_far();
@@ -32,7 +32,7 @@ void SchedulerSession::lose_scheduler(const std::string& why) {
   expel(why);
 }
 
-// Calls of the scheduler wait, and so do those who suspect a peer.
+// Looks for another scheduler. Calls of the scheduler wait meanwhile, and so do those who suspect a peer.
 void SchedulerSession::search(const std::string& why) {
   line_.close();
   state_.enter(SessionState::kSearching);
@@ -46,7 +46,7 @@ void SchedulerSession::search(const std::string& why) {
                               .on_given_up = [this, why](const std::string&) { give_up_search(why); }});
 }
 
-// The next view begins with other credentials; this one keeps its own.
+// Goes back to a scheduler. The next view begins with other credentials; this one keeps its own.
 void SchedulerSession::come_back(FoundScheduler&& scheduler) {
   search_.reset();
   state_.enter(SessionState::kJoined);
@@ -57,7 +57,7 @@ void SchedulerSession::come_back(FoundScheduler&& scheduler) {
   log_warning("found a scheduler at " + line_.where() + " in the place of the lost one");
 }
 
-// `why`: how the scheduler was lost.
+// `why` says how the scheduler was lost.
 void SchedulerSession::give_up_search(std::string why) {
   search_.reset();
   why += ", and there was no other one for " + in_seconds(to_duration(options_.scheduler_patience_s));
@@ -65,8 +65,8 @@ void SchedulerSession::give_up_search(std::string why) {
   expel(why);
 }
 
-// The members are known to each other, and what they have declared and grouped is known to them: sums go on. A
-// connection to a member that breaks from here on, or broke before the scheduler said why, is the loss of that member.
+// Members know each other, and what they have declared and grouped, so sums go on. A connection to a member that breaks
+// from here on, or broke before the scheduler said why, is the loss of that member.
 void SchedulerSession::go_on_alone(const std::string& why) {
   line_.close();
   state_.enter(SessionState::kAlone);
@@ -80,10 +80,10 @@ void SchedulerSession::go_on_alone(const std::string& why) {
   while (const auto node = peers_.any()) answer_suspicion(*node);
 }
 
-// The job goes on without this node, if at all. A node that has not joined may try again: see Van::try_to_join().
+// The job goes on without this node, if it does. A node that has not joined may try again: see Van::try_to_join().
 void SchedulerSession::expel(const std::string& why) {
   std::string text = describe_loss(line_, why);
-  // The process that hosts it may have left, perhaps because of an earlier loss.
+  // The process that hosts the scheduler may have left, perhaps because of an earlier loss.
   const std::string loss = end_.first_loss().why;
   const std::string& first = loss.empty() ? report_.last_left() : loss;
   if (!first.empty()) text = first + "; after that, " + text;

@@ -32,7 +32,7 @@ std::optional<std::uint64_t> read_run(const Fd& folder, const std::string& path)
     fail(path, std::strerror(errno));
   }
   check_owner(folder.get(), opened.status, path);
-  // Its owner, who may change it anyway, or root has let a group write: so Kubernetes does with volumes (fsGroup).
+  // The owner of the file, who may change it anyway, or root has let a group write. Kubernetes does so (fsGroup).
   if ((opened.status.st_mode & S_IWOTH) != 0) fail(path, "every user can write it: chmod o-w " + path);
   std::array<char, kMostBytes> bytes{};
   const ssize_t size = ::read(opened.file.get(), bytes.data(), bytes.size());

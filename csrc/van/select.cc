@@ -69,7 +69,7 @@ Kind select_transport(std::span<const Kind> allowed, const Node& from, const Nod
 }
 
 bool share_loopback(const Node& a, const Node& b) {
-  // Without what the user tells hosts apart by.
+  // The key is compared without the part by which the user tells hosts apart.
   const auto place = [](const std::string& key) { return key.substr(0, key.find(' ', key.find(' ') + 1)); };
   return place(a.host_key) == place(b.host_key);
 }

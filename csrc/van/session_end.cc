@@ -34,7 +34,7 @@ std::string SessionEnd::why() const {
   return why_;
 }
 
-// A thread that sees that the view has ended also sees why.
+// Sets the reason, too, so that a thread that sees that the view has ended also sees why.
 bool SessionEnd::note_view_ended(const std::string& why) {
   const std::lock_guard lock(mutex_);
   if (view_ended_) return false;

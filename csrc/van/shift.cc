@@ -29,7 +29,7 @@ void Shift::begin(std::vector<std::uint64_t> links, Clock::time_point now) {
 
 bool Shift::take(const Member& worker, Rounds&& rounds, const GroupOf& group_of) {
   if (rounds.number > number_) return false;
-  if (!open_ || rounds.number != number_) return true;  // it was called off meanwhile
+  if (!open_ || rounds.number != number_) return true;  // the shift was called off meanwhile
   if (open_->has_answered[worker.rank()]) return false;
   const auto before = [&](const TensorRound& next) {
     const auto found = std::ranges::lower_bound(from_, next.key(), {}, &TensorRound::key);

@@ -16,10 +16,10 @@ namespace bps::van {
 
 namespace {
 
-// The scheduler decides when a wait has been too long, because it knows for whom; this is what it may be late by.
+// The scheduler decides when a wait is too long, because it knows for whom it is. It may be late by this much.
 constexpr double kGraceSeconds = 1;
 constexpr double kJoinPauseSeconds = 0.05;
-// The others are counted from 1.
+// Other calls are counted from 1.
 constexpr std::uint32_t kJoinCall = 0;
 constexpr std::uint32_t kLeaveCall = ~0U;
 // A longer list of tensors goes out in several messages at once: the answers are as long as the questions.
@@ -43,7 +43,7 @@ Answer await(SchedulerSession& session, PendingCalls::Call& call, double timeout
     answer = call.wait(Deadline::after(timeout_s));
   } catch (const Error&) {
     throw;
-  } catch (...) {  // interrupted: nobody is to count on this call any more
+  } catch (...) {  // is interrupted: nobody is to count on this call any more
     session.post(Cancel{call.number()});
     throw;
   }
@@ -102,7 +102,7 @@ FoundScheduler Van::find(const Deadline& deadline) const {
                         options_.scheduler_hint);
 }
 
-// False when the scheduler went away without a word: an old one that is ending, perhaps. Then the next may be found.
+// Returns false when the scheduler went away without a word, perhaps as an old one that ends. Another may follow.
 bool Van::try_to_join(const Node& self, std::uint32_t workers, std::uint32_t servers, const Deadline& deadline) {
   FoundScheduler found = find(deadline);
   const std::string where = found.where;
