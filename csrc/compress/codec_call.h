@@ -33,7 +33,7 @@ class CodecCall {
 
   // Notes that the call has failed: "encode() of the codec 'cut' raised ValueError: no". The first one counts.
   static void fail(std::string why);
-  // Return whether, and how, a call of this thread has failed since the last take_failure(); "" if none has.
+  // These say whether, and how, a call of this thread failed since the last take_failure(); "" if none did.
   static bool has_failed();
   static std::string take_failure();
 

@@ -18,9 +18,9 @@
 // what pack() makes. io.bounded() takes strings and bytes with a largest size. io.require() states what else holds for
 // a valid message.
 //
-// On the wire: little-endian, without padding. A bool is one byte, 0 or 1. An enum has its underlying type, and
-// is_valid(value), found next to the enum, says which values exist. Strings, bytes and vectors follow a 32-bit count.
-// A variant is one byte, the position of the alternative, and then that alternative: append alternatives, never insert.
+// Numbers travel little-endian, without padding. A bool is one byte, 0 or 1. An enum has its underlying type, and
+// is_valid(value), found next to the enum, says which values exist. Strings, bytes and vectors follow a 32-bit count. A
+// variant is one byte, the position of the alternative, and then that alternative: append alternatives, never insert.
 //
 // decode() reads untrusted bytes. It returns nothing unless the bytes are exactly one valid message, it allocates no
 // more than a small multiple of the bytes it has been given, and it never reads beyond them. What it accepts is what

@@ -50,7 +50,7 @@ inline constexpr const char* kRestartJob = "restart the job from its last checkp
 // This is the hint for an operation that has not ended in time.
 inline constexpr const char* kRaiseTimeout = "check that every rank of the group calls it, or raise BPS_TIMEOUT";
 
-// Is the outcome of a data-path call.
+// Tells how a data-path call has ended.
 enum class [[nodiscard]] Status : std::uint8_t {
   kOk,
   kAgain,     // a window is full; retry after the next poll

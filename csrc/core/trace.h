@@ -51,7 +51,7 @@ struct TraceKey {
   bool operator==(const TraceKey&) const = default;
 };
 
-// Is laid out as in the rings and in the file (trace_file.h): small, and with every byte named.
+// Describes an event as it lies in the rings and in the file (trace_file.h): small, and with every byte named.
 struct TraceEvent {
   std::uint64_t time = 0;   // TraceRing::now()
   std::uint64_t value = 0;  // bytes

@@ -39,8 +39,8 @@ bool is_loopback(const std::string& host);
 bool is_of_this_host(const std::string& host);
 
 std::string host_name();
-// Process ids are unique only within it. Containers with namespaces of their own may share the host's name, the names
-// of local sockets, and folders. Returns 0 where the kernel does not tell.
+// Returns 0 where the kernel does not tell. Process ids are unique only within a namespace. Containers with namespaces
+// of their own may share the host's name, the names of local sockets, and folders.
 unsigned long long pid_namespace();
 
 }  // namespace bps::node

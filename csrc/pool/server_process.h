@@ -47,7 +47,7 @@ class ServerProcess {
   // Returns how it has ended: "ended with status 1", "was killed by signal 9"; nothing while it runs.
   std::optional<std::string> look();
   void kill(int signal) const;
-  // Return the bytes of its own memory, and the seconds that it has computed; 0 once it has ended.
+  // These return the bytes of its own memory, and the seconds that it has computed; 0 once it has ended.
   std::uint64_t memory() const;
   double cpu_seconds() const;
 

@@ -138,7 +138,7 @@ class DataEndpoint : public Endpoint {
   bool is_whole(std::uint64_t landed, std::uint64_t total) const {
     return landed == total || (total > longest_piece_ && landed == (total - 1) % longest_piece_ + 1);
   }
-  // Is measured by transports whose rails do not tell how fast they are.
+  // Returns the rate, which transports measure whose rails do not tell how fast they are.
   virtual MeasuredRate measured_rate() const { return {}; }
   // Returns what was carried since the last call; zeros where that is unknown. Asks the system; not for the data path.
   virtual Carried take_carried() { return {}; }

@@ -144,7 +144,7 @@ class Reactor {
   void let_caller_go(std::unique_lock<std::mutex>& progress);
   void sleep(std::unique_lock<std::mutex>& progress);
   bool relies_on_descriptors() const;
-  // Are called by ProgressLock.
+  // ProgressLock calls these.
   void begin_progress(Duration at_most);
   bool progress_once(std::unique_lock<std::mutex>& progress, ProgressLock::Outcome& outcome);
   bool sleep_in_stead(std::unique_lock<std::mutex>& progress);

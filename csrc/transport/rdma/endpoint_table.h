@@ -33,7 +33,7 @@ class EndpointTable {
   bool awaits_completions() const;
   int begin_turn();
 
-  // For paths that may be lost one by one: asks those that have acknowledged nothing for a while for a sign of life.
+  // Asks paths that may be lost one by one for a sign of life, if they have acknowledged nothing for a while.
   void look_for_silence();
   void lose_all(const std::string& why);
   // Tells the losses that were noted since. `detail` is added to each. Returns how many it told.

@@ -14,7 +14,7 @@
 
 #include "transport/rdma/libraries.h"
 
-// Macros of the headers that stand for the functions of the same names.
+// These macros of the headers stand for the functions of the same names.
 #undef ibv_reg_mr
 #undef ibv_query_port
 
