@@ -5,8 +5,7 @@ namespace bps::server {
 namespace {
 
 // Returns true when hosts average before they send. The sum of a host's ranks may exceed what float16 can hold,
-// although the average of all does not. So each host averages its part, by the size of the whole group, and the parts
-// are added.
+// although the average of all does not. So each host averages its part by the size of the whole group.
 bool averages_early(const Round& round) {
   const bool in_parts = round.key.for_host ? !round.group->ends_on_host : round.contributors->has_hosts();
   return in_parts && round.first.dtype == Dtype::kFloat16 && round.first.op == ReduceOp::kAverage;
