@@ -37,7 +37,6 @@ __all__: list[str] = [
     "deal_slots",
     "describe_array",
     "describe_on_device",
-    "djb2",
     "finish_orphans",
     "format_trace",
     "hide_stacks",
@@ -47,9 +46,7 @@ __all__: list[str] = [
     "locked_memory_limit",
     "log_info",
     "log_warning",
-    "make_key",
     "memory_watch_obstacle",
-    "naive",
     "name_for_others",
     "pace_of",
     "partition_for_link",
@@ -64,9 +61,7 @@ __all__: list[str] = [
     "register_view_hooks",
     "release_orphans",
     "renew_block",
-    "sdbm",
     "seconds_per_byte",
-    "server_of",
     "show_stacks_by",
     "start_operation",
     "with_rdma",
@@ -749,7 +744,6 @@ def describe_on_device(
     The memory of an array of a GPU, by the CUDA driver of this name; None for other memory. stream: a CUstream as a number, in which the array is made and used.
     """
 
-def djb2(key: typing.SupportsInt | typing.SupportsIndex) -> int: ...
 def finish_orphans(timeout: typing.SupportsFloat | typing.SupportsIndex) -> None:
     """
     Waits for the operations of handles that were dropped, without holding the GIL; for `timeout` seconds.
@@ -795,15 +789,11 @@ def log_warning(text: str) -> None:
     One line on standard error; see BPS_LOG_LEVEL.
     """
 
-def make_key(
-    tensor: typing.SupportsInt | typing.SupportsIndex, partition: typing.SupportsInt | typing.SupportsIndex
-) -> int: ...
 def memory_watch_obstacle() -> tuple[str, str]:
     """
     Why the kernel does not tell this process when memory is given back, and what to do about it; empty: it does.
     """
 
-def naive(key: typing.SupportsInt | typing.SupportsIndex) -> int: ...
 def name_for_others(host: str) -> str:
     """
     This name or address, if it leads others to this host, else an address of this host that does.
@@ -884,7 +874,6 @@ def renew_block(identity: typing.SupportsInt | typing.SupportsIndex) -> None:
     The block holds other memory from now on: its next use is that of a new block.
     """
 
-def sdbm(key: typing.SupportsInt | typing.SupportsIndex) -> int: ...
 def seconds_per_byte(
     sites: collections.abc.Sequence[
         tuple[
@@ -895,13 +884,6 @@ def seconds_per_byte(
     ],
     shares: collections.abc.Sequence[typing.SupportsFloat | typing.SupportsIndex],
 ) -> float: ...
-def server_of(
-    hash: str,
-    servers: typing.SupportsInt | typing.SupportsIndex,
-    workers: typing.SupportsInt | typing.SupportsIndex,
-    tensor: typing.SupportsInt | typing.SupportsIndex,
-    partition: typing.SupportsInt | typing.SupportsIndex,
-) -> int: ...
 def show_stacks_by(
     text: collections.abc.Callable[[], str],
     signal: typing.SupportsInt | typing.SupportsIndex,

@@ -59,21 +59,6 @@ void bind_tensor(py::module_& module) {
                                        {"write_feedback", tensor::OperationKind::kWriteFeedback},
                                    });
 
-  module.def("make_key", &tensor::make_key, py::arg("tensor"), py::arg("partition"));
-  module.def("djb2", &tensor::djb2, py::arg("key"));
-  module.def("sdbm", &tensor::sdbm, py::arg("key"));
-  module.def("naive", &tensor::naive, py::arg("key"));
-  module.def(
-      "server_of",
-      [](const std::string& hash, std::uint32_t servers, std::uint32_t workers, std::uint32_t tensor,
-         std::uint64_t partition) {
-        tensor::KeyMapConfig config;
-        config.hash = tensor::parse_key_hash(hash);
-        config.servers = servers;
-        config.workers = workers;
-        return tensor::server_of(config, tensor, partition);
-      },
-      py::arg("hash"), py::arg("servers"), py::arg("workers"), py::arg("tensor"), py::arg("partition"));
   module.def(
       "deal_slots", [](const std::vector<std::uint32_t>& weights) { return tensor::deal_slots(weights); },
       py::arg("weights"));
