@@ -61,19 +61,6 @@ enum class [[nodiscard]] Status : std::uint8_t {
   kCodec,     // a codec of the program has failed
 };
 
-inline const char* to_string(Status status) {
-  switch (status) {
-    case Status::kOk: return "ok";
-    case Status::kAgain: return "window full";
-    case Status::kPeerLost: return "connection lost";
-    case Status::kProtocol: return "protocol violated";
-    case Status::kNoMemory: return "no memory";
-    case Status::kOverflow: return "overflow";
-    case Status::kCodec: return "codec failed";
-  }
-  return "?";
-}
-
 // Throws kTransport with errno in words. Where a limit of the system is behind it (core/limits.h), the error names the
 // limit and its value, and the hint tells how to raise it. `hint` is for everything else.
 [[noreturn]] void throw_errno(const std::string& what, const std::string& hint = "");

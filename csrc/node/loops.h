@@ -49,7 +49,6 @@ class Loops {
   Loops(const Loops&) = delete;
   Loops& operator=(const Loops&) = delete;
 
-  std::size_t size() const { return loops_.size(); }
   Loop& operator[](std::size_t index) { return *loops_[index]; }
   // Returns the rails that RDMA works on; none when it is not used.
   const std::vector<transport::rdma::Rail>& rails() const { return rails_; }

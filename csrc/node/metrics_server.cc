@@ -42,7 +42,6 @@ std::string response(std::string_view status, std::string_view type, std::string
 
 MetricsServer::MetricsServer(const std::string& address, std::uint16_t port, std::function<std::string()> text)
     : text_(std::move(text)), listener_(transport::Listener::listen_tcp(address, port)) {
-  port_ = transport::Listener::port_of(listener_.get());
   ::fcntl(listener_.get(), F_SETFL, ::fcntl(listener_.get(), F_GETFL) | O_NONBLOCK);
   loop_.watch(listener_.get(), EPOLLIN, [this](std::uint32_t) { accept_some(); });
   thread_ = start_thread([this] { run(); });

@@ -30,13 +30,10 @@ class MetricsServer {
   static constexpr std::size_t kMostRequest = 8192;
   static constexpr double kPatience_s = 5;
 
-  // Port 0 means any port.
   MetricsServer(const std::string& address, std::uint16_t port, std::function<std::string()> text);
   ~MetricsServer();
   MetricsServer(const MetricsServer&) = delete;
   MetricsServer& operator=(const MetricsServer&) = delete;
-
-  std::uint16_t port() const { return port_; }
 
  private:
   struct Connection {
@@ -59,7 +56,6 @@ class MetricsServer {
   const std::function<std::string()> text_;
   EventLoop loop_;
   Fd listener_;
-  std::uint16_t port_ = 0;
   Connections connections_;  // the oldest first
   std::atomic<bool> stopping_{false};
   std::thread thread_;

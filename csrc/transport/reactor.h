@@ -73,7 +73,6 @@ class Reactor {
   // Is called before start(), or under the progress lock.
   void add(std::unique_ptr<Transport> transport) { transports_.push_back(std::move(transport)); }
   void add(Actor* actor) { actors_.push_back(actor); }
-  void remove(Actor* actor) { std::erase(actors_, actor); }
 
   void start();
   void stop();

@@ -19,7 +19,6 @@ class ServerPlaces {
       first_.push_back(first_.back() + members.server(rank)->server_loops);
     }
   }
-  std::uint32_t servers() const { return static_cast<std::uint32_t>(first_.size() - 1); }
   std::size_t count() const { return first_.back(); }
   std::size_t first(std::uint32_t server) const { return first_[server]; }
   std::size_t loops(std::uint32_t server) const { return first_[server + 1] - first_[server]; }

@@ -8,7 +8,7 @@
 
 #include "compress/codec_call.h"
 #include "compress/error_feedback.h"
-#include "compress/momentum.h"
+#include "compress/float_bits.h"
 #include "compress/scratch.h"
 
 namespace bps::worker {
@@ -17,6 +17,17 @@ namespace {
 // Returns true when codecs can read and write the elements where they lie.
 bool is_float32(const std::byte* at, Dtype dtype) {
   return dtype == Dtype::kFloat32 && reinterpret_cast<std::uintptr_t>(at) % alignof(float) == 0;
+}
+
+// Nesterov momentum before what is sent is encoded: m = mu * m + g, and g + mu * m is sent (Sutskever et al., "On the
+// importance of initialization and momentum in deep learning", 2013, as BytePS applies it). Momentum that is not finite
+// is set to zero once it has been sent: a round that overflows spoils no later one.
+void add_momentum(float mu, float* momentum, std::span<float> gradient) {
+  for (std::size_t i = 0; i < gradient.size(); ++i) {
+    momentum[i] = mu * momentum[i] + gradient[i];
+    gradient[i] += mu * momentum[i];
+    momentum[i] = compress::finite(momentum[i]) ? momentum[i] : 0.0F;
+  }
 }
 
 }  // namespace
@@ -88,9 +99,7 @@ Status Compressor::encode(std::uint64_t partition, std::uint64_t offset, const t
   if (!is_float32(from, as) || momentum_) {
     const std::span<float> changed = compress::scratch(compress::Scratch::kValues, count);
     compress::widen(as, from, changed);
-    if (momentum_) {
-      compress::add_momentum(compression_->momentum, {momentum_.get() + first, count}, changed);
-    }
+    if (momentum_) add_momentum(compression_->momentum, momentum_.get() + first, changed);
     values = changed;
   }
   if (residual_) {
