@@ -65,7 +65,8 @@ def test_bytepss_name() -> None:
     assert all(torch.equal(one, other) for one, other in zip(results[0][2], results[1][2], strict=True))
 
 
-def synchronous(bps: Any) -> None:
+@harness.on_ranks(workers=3, env=ASYNC | {"BPS_STALENESS": "0"})
+def test_without_staleness_training_is_synchronous(bps: Any) -> None:
     """With staleness 0 weights are what the sum of the ranks' changes makes of them, step by step."""
     import bps_rdma.torch
 
@@ -98,20 +99,13 @@ def synchronous(bps: Any) -> None:
                 assert torch.equal(got, p), step
 
 
-def test_without_staleness_training_is_synchronous() -> None:
-    harness.run(synchronous, workers=3, env=ASYNC | {"BPS_STALENESS": "0"})
-
-
-def refused(bps: Any) -> None:
+@harness.on_ranks(workers=1, env=ASYNC)
+def test_compression_is_refused(bps: Any) -> None:
     import bps_rdma.torch
 
     for how in ({"compression": bps.Int8()}, {"compression": bps_rdma.torch.Compression.bf16}, {"exact": True}):
         with pytest.raises(InvalidArgumentError, match="travel as they are"):
             bps_rdma.torch.DistributedOptimizer(torch.optim.SGD(linear(0).parameters(), lr=0.1), **how)
-
-
-def test_compression_is_refused() -> None:
-    harness.run(refused, workers=1, env=ASYNC)
 
 
 def refused_by_settings(bps: Any) -> None:
@@ -203,7 +197,8 @@ def test_a_synchronous_step_that_failed_comes_with_the_next_one() -> None:
         job.results()
 
 
-def diverges(bps: Any) -> None:
+@harness.on_ranks(workers=2, env=ASYNC | {"BPS_STALENESS": "0"})
+def test_ranks_that_have_not_completed_the_same_steps_are_told(bps: Any) -> None:
     counting = Counting(100)
     counting.step()
     counting.optimizer._bps_steps += bps.rank()  # as if a step had failed on one rank alone
@@ -213,10 +208,6 @@ def diverges(bps: Any) -> None:
     before = counting.values()
     counting.step()
     assert counting.values() == {min(before) + 2}
-
-
-def test_ranks_that_have_not_completed_the_same_steps_are_told() -> None:
-    harness.run(diverges, workers=2, env=ASYNC | {"BPS_STALENESS": "0"})
 
 
 def loads(bps: Any) -> None:

@@ -53,7 +53,9 @@ def test_a_rank_that_is_too_far_ahead_waits(env: dict[str, str]) -> None:
     harness.run(bounded, workers=2, env=env)
 
 
-def given_back(bps: Any) -> None:
+@pytest.mark.parametrize("env", [{}, TCP | SMALL], ids=["shm", "tcp"])
+@harness.on_ranks("env", workers=2)
+def test_weights_are_given_back(bps: Any) -> None:
     weights = np.full(COUNT, 1, np.float32)
     bps.store(weights, name="w")
     bps.accumulate(weights, name="w")
@@ -67,11 +69,6 @@ def given_back(bps: Any) -> None:
         bps.unstore(mine, name="w")
     bps.store(mine, name="w")
     assert (bps.accumulate(0 * mine, name="w") == 1 + bps.size()).all()
-
-
-@pytest.mark.parametrize("env", [{}, TCP | SMALL], ids=["shm", "tcp"])
-def test_weights_are_given_back(env: dict[str, str]) -> None:
-    harness.run(given_back, workers=2, env=env)
 
 
 def lost_worker(bps: Any) -> int:
@@ -112,7 +109,8 @@ def lost_server(bps: Any) -> None:
     assert re.search("server [01]", str(lost)), lost  # a server of which nobody says which it is gets any free number
 
 
-def refused(bps: Any) -> None:
+@harness.on_ranks(workers=2)
+def test_bad_input_is_refused(bps: Any) -> None:
     one = np.ones(4, np.float32)
     with pytest.raises(InvalidArgumentError, match=r"store\(\)"):
         bps.accumulate(one, name="never stored")
@@ -134,10 +132,6 @@ def refused(bps: Any) -> None:
         bps.store(one, name="of one", group=group)
         assert (bps.accumulate(one, name="of one", group=group, staleness=0) == 2).all()
     assert (bps.push_pull(one, name="w", average=False) == bps.size()).all()  # the name serves for sums as well
-
-
-def test_bad_input_is_refused() -> None:
-    harness.run(refused, workers=2)
 
 
 def summed_on_host(bps: Any) -> None:

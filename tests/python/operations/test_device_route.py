@@ -28,6 +28,12 @@ def on_gpu(transport: str, **more: str) -> dict[str, str]:
     return harness.over(transport) | gpu_arrays.env() | more
 
 
+@pytest.fixture
+def env() -> dict[str, str]:
+    """That of tests to which the transport does not matter."""
+    return on_gpu("shm")
+
+
 def reduces(bps: Any, dtype: str) -> None:
     rank, size = bps.rank(), bps.size()
     fake().fake_delay(300)
@@ -148,16 +154,13 @@ def test_some_ranks_may_have_no_gpu(transport, elastic):
     harness.run(mixed, workers=3, servers=2, env=on_gpu(transport, **more))
 
 
-def captured_elsewhere(bps: Any) -> None:
+@harness.on_ranks("env", workers=2)
+def test_another_thread_may_capture_a_graph(bps: Any) -> None:
     array = GpuArray(COUNT, "float32", fake().fake_stream())
     fake().fake_capture_elsewhere()
     array.write(1)
     bps.push_pull_inplace(array, average=False, name="x")
     assert (array.read() == bps.size()).all()
-
-
-def test_another_thread_may_capture_a_graph():
-    harness.run(captured_elsewhere, workers=2, env=on_gpu("shm"))
 
 
 def succeeds(bps: Any, handle: Any) -> bool:
@@ -251,7 +254,8 @@ def test_prepared_operations(transport, loops):
     harness.run(prepared, workers=2, env=on_gpu(transport, BPS_PUSH_THREAD=loops))
 
 
-def moved(bps: Any) -> None:
+@harness.on_ranks("env", workers=2)
+def test_a_prepared_operation_of_an_array_that_has_moved(bps: Any) -> None:
     """The array has other memory now: what it had may be another one's."""
     array, out, other = GpuArray(COUNT), GpuArray(COUNT), GpuArray(COUNT)
     in_place = bps.prepare("push_pull", array, "in place", average=False)
@@ -268,10 +272,6 @@ def moved(bps: Any) -> None:
     assert (in_place().read() == bps.size()).all()
 
 
-def test_a_prepared_operation_of_an_array_that_has_moved():
-    harness.run(moved, workers=2, env=on_gpu("shm"))
-
-
 def keep_until_read(bps: Any, kernel: Kernel, gone: weakref.ref[GpuArray]) -> None:
     """The array stays until the copy behind the kernel has read it, and no longer."""
     gc.collect()
@@ -286,7 +286,8 @@ def keep_until_read(bps: Any, kernel: Kernel, gone: weakref.ref[GpuArray]) -> No
     harness.eventually(is_gone, 30, "the end of the array")
 
 
-def prepared_and_late(bps: Any) -> None:
+@harness.on_ranks("env", workers=1)
+def test_a_prepared_operation_behind_a_late_kernel(bps: Any) -> None:
     """A round of which a late kernel has made nothing leaves the next ones alone; arrays stay while they are read."""
     array = GpuArray(COUNT, "uint8", fake().fake_stream())
     operation = bps.prepare("push_pull", array, "x", average=False, timeout=3 * harness.PATIENCE)
@@ -305,11 +306,8 @@ def prepared_and_late(bps: Any) -> None:
     keep_until_read(bps, kernel, gone)
 
 
-def test_a_prepared_operation_behind_a_late_kernel():
-    harness.run(prepared_and_late, workers=1, env=on_gpu("shm"))
-
-
-def refused_here(bps: Any) -> None:
+@harness.on_ranks("env", workers=2)
+def test_a_refused_call_is_no_round_as_on_the_host(bps: Any) -> None:
     """What rank 1's process refuses is no round: the others wait until it calls again."""
     values = np.ones(COUNT, np.float32)
     if bps.rank() == 1:
@@ -323,11 +321,8 @@ def refused_here(bps: Any) -> None:
     assert (bps.push_pull_inplace(on_gpu, name="device", average=False).read() == bps.size()).all()
 
 
-def test_a_refused_call_is_no_round_as_on_the_host():
-    harness.run(refused_here, workers=2, env=on_gpu("shm"))
-
-
-def nothing_grows(bps: Any) -> None:
+@harness.on_ranks("env", workers=2)
+def test_nothing_grows_and_nothing_is_left(bps: Any) -> None:
     arrays = [GpuArray(1000 + i) for i in range(20)]
     operations = [bps.prepare("push_pull", array, f"p{i}") for i, array in enumerate(arrays)]
 
@@ -354,10 +349,6 @@ def nothing_grows(bps: Any) -> None:
     assert fake().fake_events() <= 2 * len(arrays), "those of the operations under way, and of the ones before"
     bps.shutdown()
     assert fake().fake_streams() == fake().fake_pinned() == 0
-
-
-def test_nothing_grows_and_nothing_is_left():
-    harness.run(nothing_grows, workers=2, env=on_gpu("shm"))
 
 
 def compresses_on_both(bps: Any, first: int) -> str:
@@ -482,7 +473,8 @@ def test_a_driver_that_is_not_there():
     harness.run(without_driver, workers=1, env=env)
 
 
-def keeps_what_is_read(bps: Any) -> None:
+@harness.on_ranks("env", workers=1)
+def test_an_array_stays_while_the_device_reads_it(bps: Any) -> None:
     """The deadline does not wait for the kernel; the copy that does reads the array, which stays as long."""
     array = GpuArray(1000, "uint8", fake().fake_stream())
     kernel = Kernel(array, 3)
@@ -491,10 +483,6 @@ def keeps_what_is_read(bps: Any) -> None:
     gone = weakref.ref(array)
     del array
     keep_until_read(bps, kernel, gone)
-
-
-def test_an_array_stays_while_the_device_reads_it():
-    harness.run(keeps_what_is_read, workers=1, env=on_gpu("shm"))
 
 
 def keeps_what_is_written(bps: Any) -> None:
