@@ -23,7 +23,6 @@ struct FakeWorker final : transport::ControlSink, transport::DataSink {
     const auto message = tensor::decode(bytes, 1);
     ASSERT_TRUE(message.has_value());
     if (const auto* failed = std::get_if<tensor::PushFailed>(&*message)) failures.push_back(*failed);
-    if (const auto* reply = std::get_if<tensor::Cancelled>(&*message)) cancelled = *reply;
     if (const auto* credits = std::get_if<tensor::Credits>(&*message)) {
       slots.insert(slots.end(), credits->slots.begin(), credits->slots.end());
     }
@@ -34,7 +33,6 @@ struct FakeWorker final : transport::ControlSink, transport::DataSink {
   transport::DataEndpoint* data = nullptr;
   std::map<std::uint32_t, int> answers;
   std::vector<tensor::PushFailed> failures;
-  tensor::Cancelled cancelled;  // the last one
   std::vector<tensor::SlotCredit> slots;
   std::vector<float> tensor = std::vector<float>(1000);
   transport::RegionPtr region;

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A server loop: which connections it accepts, how many slots it grants, and what a lost worker leaves behind.
 #include <algorithm>
-#include <set>
 
 #include "server/server_loop_fixture.h"
 
@@ -35,17 +34,8 @@ TEST_F(ServerLoopTest, AWorkerThatIsLostDoesNotComeBack) {
 TEST_F(ServerLoopTest, ManyWorkersShareTheMemoryForSlots) {
   const std::uint64_t payload = 100'000;
   const auto granted = [&](std::uint64_t memory) {
-    van::Membership members;
-    members.workers = kWorkers;
-    for (std::uint32_t i = 0; i < kWorkers; ++i) {
-      van::Node node;
-      node.id = i + 1;
-      node.worker_rank = static_cast<std::int32_t>(i);
-      node.worker_loops = 1;
-      members.nodes.push_back(node);
-    }
-    ServerLoop one(ServerLoopOptions{.window = 8, .slot_memory = memory, .largest_partition = 1 << 20}, members,
-                   {&transport}, counters);
+    ServerLoop one(ServerLoopOptions{.window = 8, .slot_memory = memory, .largest_partition = 1 << 20},
+                   van::members_with_one_loop(kWorkers), {&transport}, counters);
     FakeWorker worker;
     connect_control(one, 1, worker);
     EXPECT_EQ(worker.control->send(encode(tensor::Attach{payload, true}, 1)), Status::kOk);
@@ -65,43 +55,11 @@ TEST_F(ServerLoopTest, ManyWorkersShareTheMemoryForSlots) {
   EXPECT_EQ(granted(1), std::pair(std::ptrdiff_t{1}, std::ptrdiff_t{8})) << "nobody is left without";
 }
 
-TEST_F(ServerLoopTest, EverySlotIsAnnouncedHoweverMany) {
-  attach(0, 4000);
-  std::set<std::uint32_t> numbers;
-  for (const tensor::SlotCredit& slot : workers[0].slots) numbers.insert(slot.slot);
-  EXPECT_EQ(numbers.size(), kWindow + kSmallSlots);
-  EXPECT_EQ(workers[0].slots.size(), kWindow + kSmallSlots);
-}
-
 TEST_F(ServerLoopTest, AWorkerWithFreeSlotsGetsNoMoreOfThem) {
   for (std::uint32_t i = 0; i < 2; ++i) attach(i, 4000);  // pieces so short that all their slots are small ones
   for (std::uint32_t round = 0; round < 20; ++round) push_into_slot(0, header(0, round));
   EXPECT_EQ(counters.overflow_slots.get(), 0U);
   EXPECT_EQ(workers[1].slots.size(), kWindow + kSmallSlots);
-}
-
-TEST_F(ServerLoopTest, WhoIsWaitedForWithoutAnySlotGetsOneMore) {
-  for (std::uint32_t i = 0; i < kWorkers; ++i) attach(i, 4000);
-  // Rank 1 fills all it has with rounds of its own; then the others come with a round that they have not seen of it.
-  for (std::uint32_t round = 100; !workers[1].slots.empty(); ++round) push_into_slot(1, header(1, round));
-  EXPECT_EQ(counters.overflow_slots.get(), 0U);
-  push_into_slot(0, header(0, 7));
-  EXPECT_EQ(workers[1].slots.size(), 0U) << "rank 2 is missing too, and can push";
-  push_into_slot(2, header(2, 7));
-  ASSERT_EQ(workers[1].slots.size(), 1U);
-  push_into_slot(1, header(1, 7));
-  EXPECT_EQ(server_loop->open_rounds(), kWindow + kSmallSlots);
-}
-
-TEST_F(ServerLoopTest, ACancelSaysWhoWasMissing) {
-  push(1, header(1));
-  tensor::Cancel cancel{
-      .tensor = 11, .code = ErrorCode::kTimeout, .what = "rank 1 gave up", .hint = "", .partitions = {}};
-  cancel.partitions.push_back({101, 0});
-  (void)workers[1].control->send(encode(cancel, 1));
-  settle();
-  EXPECT_EQ(workers[1].cancelled.aborted, (std::vector<std::uint32_t>{101}));
-  EXPECT_EQ(workers[1].cancelled.missing, (std::vector<std::uint32_t>{0, 2}));
 }
 
 TEST_F(ServerLoopTest, ALostWorkerFailsItsRounds) {
