@@ -173,19 +173,6 @@ def test_handles_can_be_awaited(bps: Any) -> None:
         assert torch.equal(tensor, torch.full((3000,), float(bps.size())))
 
 
-@harness.on_ranks(workers=2, env=SMALL)
-def test_mistakes_are_told_at_once(bps: Any) -> None:
-    """What cannot be staged is told by the call."""
-    simulated.install(immediate=True)
-    with pytest.raises(bps.InvalidTensorError, match="contiguous"):
-        bps_torch.push_pull_inplace(torch.ones(4, 4).t())
-    with pytest.raises(bps.InvalidTensorError, match="int16"):
-        bps_torch.push_pull_async(torch.ones(4, dtype=torch.int16))
-    with pytest.raises(bps.InvalidTensorError, match="no mean"):
-        bps_torch.push_pull_async_inplace(torch.ones(4, dtype=torch.bool))
-    assert bps_torch.push_pull(torch.ones(2), average=False).tolist() == [2, 2], "the job goes on"
-
-
 # ---- torch.distributed
 
 

@@ -156,29 +156,18 @@ def test_many_names_are_declared_at_once():
     harness.run(declares, workers=2, env=on_gpu())
 
 
-def disagree(bps: Any) -> str:
+def disagree(bps: Any, is_known: bool) -> str:
     """Ranks that would go different ways: one is told, at least, and the others do not wait for their deadline."""
     simulated.install_on_route()
-    how = bps.Int8() if bps.rank() == 0 else None
-    with pytest.raises((bps.MismatchError, bps.PeerLostError), match=r"'byteps\.x( 0)?'") as caught:
-        bps_torch.push_pull(torch.ones(100_000), "x", compression=how)
-    return type(caught.value).__name__
-
-
-def test_ranks_that_disagree_on_compression_are_told():
-    assert "MismatchError" in harness.run(disagree, workers=2, env=on_gpu())
-
-
-def disagree_later(bps: Any) -> str:
-    """The same of a name that has been used, which all ranks know as one that is not compressed."""
-    simulated.install_on_route()
     x = torch.ones(100_000)
-    bps_torch.push_pull(x, "x")
+    if is_known:  # all ranks know the name as one that is not compressed
+        bps_torch.push_pull(x, "x")
     how = bps.Int8() if bps.rank() == 0 else None
     with pytest.raises((bps.MismatchError, bps.PeerLostError), match=r"'byteps\.x( 0)?'") as caught:
         bps_torch.push_pull(x, "x", compression=how)
     return type(caught.value).__name__
 
 
-def test_ranks_that_disagree_on_a_known_name_are_told():
-    assert "MismatchError" in harness.run(disagree_later, workers=2, env=on_gpu())
+@pytest.mark.parametrize("is_known", [False, True])
+def test_ranks_that_disagree_on_compression_are_told(is_known):
+    assert "MismatchError" in harness.run(disagree, is_known, workers=2, env=on_gpu())

@@ -16,7 +16,6 @@ import torch
 from bodies.untold_views import go_on
 from bodies.views import FAST
 from harness import await_mark, eventually, mark
-from restarted import ends_of
 from torch import nn
 
 import bps_rdma.torch as bps_torch
@@ -108,26 +107,6 @@ def test_a_step_is_repeated_without_the_lost_rank(face, moment):
         for mine, reference, theirs in zip(parameters, expected(), first[2], strict=True):
             assert (mine == theirs).all(), "the ranks that are left have the same bits"
             torch.testing.assert_close(torch.from_numpy(mine), torch.from_numpy(reference), rtol=2e-4, atol=1e-5)
-
-
-MAKE = """
-inner = torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.Tanh(), torch.nn.Linear(64, 300), torch.nn.Linear(300, 2))
-model = bps.DistributedDataParallel(inner, bucket_mb=0.02)
-optimizer = torch.optim.SGD(inner.parameters(), lr=0.05, momentum=0.9)
-"""
-END = """
-total = sum(p.double().sum().item() for p in inner.parameters())
-momentum = sum(s["momentum_buffer"].double().sum().item() for s in optimizer.state.values())
-sys.stdout.write(f"end: {begun_at} {state.step} {sorted(set(state.seen))} {total.hex()} {momentum.hex()}\\n")
-"""
-
-
-@pytest.mark.long  # test_made_when_a_rank_enters.py has the same among other wrappers
-def test_a_rank_that_is_started_again_trains_on_with_the_others(tmp_path):
-    ends = ends_of(tmp_path, make=MAKE, loss="model(torch.randn(16, 8, generator=generator)).square().mean()", end=END)
-    assert sorted(int(end[1]) for end in ends)[:2] == [0, 0]
-    assert max(int(end[1]) for end in ends) > 5, "the new rank has gone on where the others were"
-    assert len({tuple(end[2:]) for end in ends}) == 1, "all have the same step, parameters and momentum, to the bit"
 
 
 def rounds_on_its_own(bps: Any) -> int:

@@ -206,18 +206,6 @@ def test_ranks_that_call_in_different_orders() -> None:
     assert "its deadline" not in found["text"]
 
 
-def of_another_size(bps: Any) -> str:
-    with pytest.raises(bps.MismatchError) as refused:
-        bps.push_pull(np.ones(5 + bps.rank() % 2, np.float32), name="w")
-    return str(refused.value)
-
-
-def test_another_size_is_no_hang() -> None:
-    """It is an error at once, on all ranks, that names tensor and ranks."""
-    texts = harness.run(of_another_size, workers=2, env={"BPS_TIMEOUT": "3600"}, timeout=60)
-    assert all("'w'" in text and "rank 0" in text and "rank 1" in text for text in texts)
-
-
 def without_a_name(bps: Any) -> float:
     """Calls without a name are matched by element type and size: those of another size never meet."""
     return float(bps.push_pull(np.ones(7 if bps.rank() == CULPRIT else 5, np.float32))[0])

@@ -179,14 +179,3 @@ def test_a_rank_that_only_followed_is_not_the_cause(transport, servers, attempt)
         text = outcomes[rank].value
         assert f"worker {victim}" in text, text + outcomes[rank].error + outcomes[rank].output
         assert f"worker {follower}" not in text, text
-
-
-@pytest.mark.parametrize("attempt", range(5))
-def test_a_lost_scheduler_is_the_cause_and_not_the_servers_that_end_with_it(attempt):
-    with harness.start(blocked_in, "synchronize", 0, workers=2, servers=2, env=FAST) as job:
-        job.await_marks("ready")
-        job.kill("scheduler")
-        kind, text, _ = job.outcomes(but=[0])[1].value
-        job.kill("rank 0")
-    assert kind == "PeerLostError"
-    assert "scheduler" in text, text
