@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "compress/compression.h"
-#include "core/clock.h"
+#include "passes.h"
 
 namespace {
 
@@ -23,14 +23,6 @@ using bps::compress::Decoded;
 using bps::compress::Into;
 
 constexpr std::size_t kSizes[] = {std::size_t{64} << 10, std::size_t{1} << 20};  // elements
-
-template <typename Function>
-double seconds(std::size_t repeats, Function&& function) {
-  function();  // not counted: it meets the caches as the other one's turn left them
-  const std::uint64_t start = bps::now_ns();
-  for (std::size_t i = 0; i < repeats; ++i) function();
-  return static_cast<double>(bps::now_ns() - start) * 1e-9 / static_cast<double>(repeats);
-}
 
 // False when a decoder refused what its encoder wrote.
 bool measure(std::string_view text, std::size_t elements) {
@@ -52,11 +44,12 @@ bool measure(std::string_view text, std::size_t elements) {
   double memcpy_s = 1e9;
   for (int round = 0; round < 15; ++round) {
     const auto decode = [&](Into into) { accepted &= codec.decode(wire, values, into) == Decoded::kOk; };
-    encode_s = std::min(encode_s, seconds(repeats, [&] { codec.encode(gradient, wire, 1); }));
-    decode_s = std::min(decode_s, seconds(repeats, [&] { decode(Into::kReplace); }));
-    add_s = std::min(add_s, seconds(repeats, [&] { decode(Into::kAdd); }));
-    memcpy_s = std::min(
-        memcpy_s, seconds(repeats, [&] { std::memcpy(values.data(), gradient.data(), elements * sizeof(float)); }));
+    encode_s = std::min(encode_s, seconds_when_warm(repeats, [&] { codec.encode(gradient, wire, 1); }));
+    decode_s = std::min(decode_s, seconds_when_warm(repeats, [&] { decode(Into::kReplace); }));
+    add_s = std::min(add_s, seconds_when_warm(repeats, [&] { decode(Into::kAdd); }));
+    memcpy_s = std::min(memcpy_s, seconds_when_warm(repeats, [&] {
+                          std::memcpy(values.data(), gradient.data(), elements * sizeof(float));
+                        }));
   }
   std::printf(
       "{\"codec\": \"%.*s\", \"elements\": %zu, \"bytes_per_element\": %.4f, \"encode_gbps\": %.2f, \"decode_gbps\": "

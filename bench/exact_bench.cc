@@ -16,12 +16,11 @@
 #include <array>
 #include <cstdio>
 #include <cstring>
-#include <memory>
 #include <random>
 #include <string_view>
 #include <vector>
 
-#include "core/clock.h"
+#include "passes.h"
 #include "server/exact_sum.h"
 #include "server/reduce.h"
 #include "server/reduce_isa.h"
@@ -44,24 +43,6 @@ constexpr Numbers kNumbers[] = {{"float32", Dtype::kFloat32, false},
 constexpr std::size_t kSizes[] = {std::size_t{64} << 10, std::size_t{1} << 20, std::size_t{16} << 20};
 constexpr int kRounds = 41;
 
-// Starts are aligned to cache lines and differ by a few of them, as in reduce_bench.cc.
-class Buffers {
- public:
-  Buffers(std::size_t count, std::size_t bytes) {
-    for (std::size_t i = 0; i < count; ++i) {
-      const std::size_t shift = 192 * i;
-      memory_.push_back(std::make_unique<std::byte[]>(bytes + shift + kLine));
-      const auto start = reinterpret_cast<std::uintptr_t>(memory_.back().get());
-      pointers.push_back(memory_.back().get() + (kLine - start % kLine) + shift);
-    }
-  }
-  std::vector<std::byte*> pointers;
-
- private:
-  static constexpr std::size_t kLine = 64;
-  std::vector<std::unique_ptr<std::byte[]>> memory_;
-};
-
 void fill(const Numbers& numbers, std::byte* into, std::size_t bytes, std::uint32_t seed) {
   std::mt19937 random(seed);
   std::normal_distribution<double> normal(0, 1e-3);
@@ -72,12 +53,6 @@ void fill(const Numbers& numbers, std::byte* into, std::size_t bytes, std::uint3
   const auto* from = reinterpret_cast<const std::byte*>(values.data());
   const auto nothing = [](void*, std::size_t) { return 0.0; };
   bps::server::run_exactly(numbers.dtype, false, {&from, &kUnrounded, 1, &into, 1, values.size(), 1, nothing, nullptr});
-}
-
-double seconds(std::size_t repeats, auto&& function) {
-  const std::uint64_t start = bps::now_ns();
-  for (std::size_t i = 0; i < repeats; ++i) function();
-  return static_cast<double>(bps::now_ns() - start) * 1e-9 / static_cast<double>(repeats);
 }
 
 void measure(std::string_view isa, const Numbers& numbers, ReduceOp op, std::size_t ranks, std::size_t bytes) {

@@ -13,11 +13,10 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
-#include <memory>
 #include <string_view>
 #include <vector>
 
-#include "core/clock.h"
+#include "passes.h"
 #include "server/reduce.h"
 
 namespace {
@@ -34,34 +33,6 @@ constexpr Shape kShapes[] = {{2, 1, true}, {2, 2, true}, {2, 2, false}, {4, 4, t
 constexpr Dtype kDtypes[] = {Dtype::kFloat32, Dtype::kFloat16, Dtype::kBfloat16};
 constexpr std::size_t kSizes[] = {std::size_t{256} << 10, std::size_t{4} << 20, std::size_t{64} << 20};
 
-template <typename Function>
-double seconds(std::size_t repeats, Function&& function) {
-  function();  // not counted: it meets the caches as the other one's turn left them
-  const std::uint64_t start = bps::now_ns();
-  for (std::size_t i = 0; i < repeats; ++i) function();
-  return static_cast<double>(bps::now_ns() - start) * 1e-9 / static_cast<double>(repeats);
-}
-
-// Zeros stay zeros under addition, so no round meets infinities or subnormals. Starts are aligned to cache lines, as
-// landing slots and torch's tensors are, and differ by a few of them: buffers at one offset of their pages would fight
-// for the same sets of the cache, which no two slots with headers do.
-class Buffers {
- public:
-  Buffers(std::size_t count, std::size_t bytes) {
-    for (std::size_t i = 0; i < count; ++i) {
-      const std::size_t shift = 192 * i;
-      memory_.push_back(std::make_unique<std::byte[]>(bytes + shift + kLine));
-      const auto start = reinterpret_cast<std::uintptr_t>(memory_.back().get());
-      pointers.push_back(memory_.back().get() + (kLine - start % kLine) + shift);
-    }
-  }
-  std::vector<std::byte*> pointers;
-
- private:
-  static constexpr std::size_t kLine = 64;
-  std::vector<std::unique_ptr<std::byte[]>> memory_;
-};
-
 void measure(std::string_view isa, Dtype dtype, const Shape& shape, std::size_t bytes) {
   const Buffers buffers(shape.sources + (shape.in_place ? 0 : shape.destinations), bytes);
   const std::vector<const std::byte*> sources(buffers.pointers.begin(), buffers.pointers.begin() + shape.sources);
@@ -73,12 +44,12 @@ void measure(std::string_view isa, Dtype dtype, const Shape& shape, std::size_t 
   double reduce_s = 1e9;
   double memcpy_s = 1e9;
   for (int round = 0; round < 15; ++round) {
-    reduce_s = std::min(reduce_s, seconds(repeats, [&] {
+    reduce_s = std::min(reduce_s, seconds_when_warm(repeats, [&] {
                           bps::server::reduce({dtype, bps::ReduceOp::kSum, 1}, sources, destinations,
                                               bytes / bps::size_of(dtype));
                         }));
-    memcpy_s =
-        std::min(memcpy_s, seconds(repeats, [&] { std::memcpy(buffers.pointers[0], buffers.pointers[1], bytes); }));
+    memcpy_s = std::min(
+        memcpy_s, seconds_when_warm(repeats, [&] { std::memcpy(buffers.pointers[0], buffers.pointers[1], bytes); }));
   }
   const double traffic = static_cast<double>(streams * bytes) / reduce_s * 1e-9;
   const double copy = 2 * static_cast<double>(bytes) / memcpy_s * 1e-9;
