@@ -9,6 +9,7 @@
 
 #include "server/server_loop.h"
 #include "transport/local/self_transport.h"
+#include "van/members.h"
 #include "worker/worker_loop.h"
 
 namespace bps::worker::testing {
@@ -28,15 +29,7 @@ class WorkerLoopTest : public ::testing::Test {
                                       .staging_bytes = 1 << 20,
                                       .silence_s = kSilence_s},
                     reactor) {
-    van::Membership members;
-    members.workers = 2;  // the second one never says anything
-    for (std::uint32_t i = 0; i < members.workers; ++i) {
-      van::Node node;
-      node.id = i + 1;
-      node.worker_rank = static_cast<std::int32_t>(i);
-      node.worker_loops = 1;
-      members.nodes.push_back(node);
-    }
+    const van::Membership members = van::members_with_one_loop(2);  // the second one never says anything
     for (std::size_t i = 0; i < kServers; ++i) {
       server_loops.push_back(
           std::make_unique<server::ServerLoop>(server::ServerLoopOptions{.largest_partition = 1 << 20}, members,
