@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import io
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -23,6 +23,7 @@ from bps_rdma.torch.check_alike import all_gather_bytes, place_of
 from bps_rdma.torch.encoding import Encoder, decode
 from bps_rdma.torch.transfer import AnyHandle, members_of
 
+T = TypeVar("T")
 _WINDOW_BYTES = 64 << 20  # received at once by ranks that do not keep the result
 
 
@@ -52,6 +53,11 @@ def check_tensor(name: str, tensor: torch.Tensor) -> None:
         raise InvalidTensorError(
             f"{name} is expanded: several of its elements share one address", "pass a clone() of it"
         )
+
+
+def nbytes(tensor: torch.Tensor) -> int:
+    """Bytes of its elements."""
+    return tensor.numel() * tensor.element_size()
 
 
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor | None:
@@ -167,13 +173,13 @@ def broadcast_objects(
         if keepers is not None and set(keepers) <= {rank}:
             continue  # the only rank that needs them has them
         for tensor in tensors:
-            size = tensor.numel() * tensor.element_size()
+            size = nbytes(tensor)
             transfers.append(Transfer(f"{name}.{size}.{counted[size]}", rank, tensor))
             counted[size] += 1
     if keepers is None:
         broadcast_tensors(transfers, members)  # receivers have made theirs on the same kind of device
         return found
-    for window in _windows(transfers):
+    for window in windows(transfers, lambda each: each.tensor):
         broadcast_tensors([_with_memory(each) for each in window], members, staged=False)
     return found if keep else {}
 
@@ -208,15 +214,16 @@ def _with_memory(each: Transfer) -> Transfer:
     return Transfer(each.name, each.root, torch.empty_like(each.tensor, device="cpu"))
 
 
-def _windows(transfers: Sequence[Transfer]) -> list[list[Transfer]]:
-    """Runs of at most _WINDOW_BYTES, or of one tensor."""
-    windows: list[list[Transfer]] = []
-    room = 0
-    for each in transfers:
-        size = each.tensor.numel() * each.tensor.element_size()
-        if not windows or size > room:
-            windows.append([])
-            room = _WINDOW_BYTES
-        windows[-1].append(each)
+def windows(items: Sequence[T], tensor_of: Callable[[T], torch.Tensor]) -> Iterator[list[T]]:
+    """Runs of items whose tensors have at most _WINDOW_BYTES, or of one item."""
+    window: list[T] = []
+    room = _WINDOW_BYTES
+    for each in items:
+        size = nbytes(tensor_of(each))
+        if window and size > room:
+            yield window
+            window, room = [], _WINDOW_BYTES
+        window.append(each)
         room -= size
-    return windows
+    if window:
+        yield window

@@ -14,11 +14,9 @@ import bps_rdma
 from bps_rdma import Group
 from bps_rdma.errors import BpsError
 from bps_rdma.settings import config_with
-from bps_rdma.torch.broadcast_objects import Transfer, broadcast_objects, broadcast_tensors
+from bps_rdma.torch.broadcast_objects import Transfer, broadcast_objects, broadcast_tensors, nbytes, windows
 from bps_rdma.torch.membership import host_identity
-from bps_rdma.torch.shards import Shards, nbytes
-
-_WINDOW_BYTES = 64 << 20  # parameters whose states travel at once: ranks that need none of them hold them for a moment
+from bps_rdma.torch.shards import Shards
 
 
 def gather_hosts(members: Group) -> dict[int, bytes]:
@@ -73,7 +71,7 @@ def move_states(
         if holders[param] and not set(shards.keepers(param)) <= set(holders[param])
     ]
     found: dict[torch.Tensor, Any] = {}
-    for window in _windows(moving, params):
+    for window in windows(moving, lambda place: params[place]):
         roots = sorted({holders[params[place]][0] for place in window})
         own = {
             place: state[params[place]]
@@ -87,19 +85,6 @@ def move_states(
                 if root != rank and rank in shards.keepers(param) and rank not in holders[param]:
                     found[param] = value
     return found
-
-
-def _windows(places: Sequence[int], params: Sequence[torch.Tensor]) -> list[list[int]]:
-    windows: list[list[int]] = []
-    room = 0
-    for place in places:
-        size = nbytes(params[place])
-        if not windows or size > room:
-            windows.append([])
-            room = _WINDOW_BYTES
-        windows[-1].append(place)
-        room -= size
-    return windows
 
 
 def send_parameters(holders: dict[torch.Tensor, list[int]], members: Group) -> None:

@@ -9,17 +9,12 @@ import torch
 
 import bps_rdma
 from bps_rdma import Group
-from bps_rdma.torch.broadcast_objects import Transfer, broadcast_tensors, bytes_of
+from bps_rdma.torch.broadcast_objects import Transfer, broadcast_tensors, bytes_of, nbytes
 from bps_rdma.torch.transfer import members_of, zeros_beside
 
 # Parameters up to this size are sent together with others of their owner: twice as fast as one by one. Above it the
 # copies cost more than the messages.
 _SMALL_BYTES = 64 << 10
-
-
-def nbytes(tensor: torch.Tensor) -> int:
-    """Bytes of its elements."""
-    return tensor.numel() * tensor.element_size()
 
 
 class Shards:
