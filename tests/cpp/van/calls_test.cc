@@ -120,14 +120,6 @@ TEST(Declare, BadSpecificationsDoNotTravel) {
   EXPECT_EQ(job.scheduler->counters().lost, 0U);
 }
 
-TEST(Declare, BalancedBringsTheLoad) {
-  JointJob job(2, [](auto& options) { options.terms = {.placement = "auto", .key_hash = "balanced"}; });
-  const auto ids = declare(job[0], {tensor_of("a"), tensor_of("b")});
-  EXPECT_EQ(ids[0].server_load, (std::vector<std::uint64_t>{0, 0}));
-  EXPECT_EQ(ids[1].server_load, (std::vector<std::uint64_t>{48, 0}));
-  EXPECT_EQ(declare(job[1], {tensor_of("b")})[0], ids[1]);
-}
-
 TEST(Declare, AWholeModelTakesOneRoundTrip) {
   JointJob job(2);
   std::vector<TensorSpec> model;
@@ -193,14 +185,6 @@ TEST(Groups, RanksThatDisagreeAreTold) {
               EXPECT_NE(thrown.what.find("a group of the same name is asked for with ranks 0, 1, 2"), std::string::npos)
                   << thrown.what;
             }});
-}
-
-TEST(Groups, BadRanksAreRefused) {
-  JointJob job(2);
-  for (const std::vector<std::uint32_t>& ranks :
-       std::vector<std::vector<std::uint32_t>>{{}, {1, 0}, {0, 0}, {0, 2}, {1}}) {
-    EXPECT_EQ(thrown_by([&] { job[0]->new_group(ranks, "g", 1); }).code, ErrorCode::kInvalidArgument);
-  }
 }
 
 TEST(Calls, ServersDoNotTakePart) {

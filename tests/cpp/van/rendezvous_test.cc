@@ -198,13 +198,5 @@ TEST(Rendezvous, SaysWhoIsMissing) {
   EXPECT_EQ(rendezvous.missing(), "3 of 4 workers joined");
 }
 
-TEST(Rendezvous, WhoWithdrawsFreesTheRank) {
-  Rendezvous rendezvous(2, 0);
-  EXPECT_FALSE(rendezvous.add(1, wish(0, kNoRank, 2, 0)));
-  rendezvous.remove(1);
-  EXPECT_TRUE(rendezvous.empty());
-  EXPECT_FALSE(rendezvous.add(2, wish(0, kNoRank, 2, 0)));
-}
-
 }  // namespace
 }  // namespace bps::van
