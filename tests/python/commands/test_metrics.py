@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from bodies.metrics import fetch, samples, value
 from harness import await_mark, mark
-from harness.freeze import frozen
+from harness.freeze import frozen, thread_of
 from prometheus_client.parser import text_string_to_metric_families
 
 COUNT = 1 << 18  # float32: 1 MiB
@@ -251,11 +251,6 @@ def test_bad_requests_change_nothing(port_of_a_rank, request_):
     assert fetch(port_of_a_rank)[0] == 200
 
 
-def a_loop_of(pid: int) -> int:
-    tasks = Path(f"/proc/{pid}/task").iterdir()
-    return next(int(task.name) for task in tasks if (task / "comm").read_text().startswith("bps-loop"))
-
-
 def counts_under_a_stuck_loop(bps: Any) -> tuple[int, float]:
     bps.push_pull_inplace(np.ones(8, np.float32), name="x")
     mark("ready")
@@ -272,7 +267,7 @@ def test_metrics_of_a_hung_loop_come_within_a_deadline():
     port = harness.free_ports(1)
     with harness.start(counts_under_a_stuck_loop, workers=1, env={"BPS_METRICS_PORT": str(port)}) as job:
         job.await_marks("ready")
-        with frozen(a_loop_of(job.pid("rank 0"))):
+        with frozen(thread_of(job.pid("rank 0"), "bps-loop-0")):
             job.set_mark("stuck")
             job.await_marks("counted")
             found = samples(fetch(port)[2])

@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import harness
 import numpy as np
 from bodies.arrays import caught
 from harness import await_mark, mark
-from harness.freeze import freeze, frozen
+from harness.freeze import freeze, frozen, thread_of
 
 HEARTBEAT_S = 6 * harness.PATIENCE
 FAST = {"BPS_HEARTBEAT_TIMEOUT": str(HEARTBEAT_S), "BPS_SHUTDOWN_TIMEOUT": str(2 * harness.PATIENCE)}
@@ -29,15 +28,10 @@ def meets_the_other_later(bps: Any) -> str:
     return caught(bps.barrier)
 
 
-def a_loop_of(pid: int) -> int:
-    tasks = Path(f"/proc/{pid}/task").iterdir()
-    return next(int(task.name) for task in tasks if (task / "comm").read_text().startswith("bps-loop"))
-
-
 def test_a_process_with_a_stuck_loop_is_lost():
     with harness.start(meets_the_other_later, env=FAST) as job:
         job.await_marks("ready")
-        with frozen(a_loop_of(job.pid("rank 1"))):
+        with frozen(thread_of(job.pid("rank 1"), "bps-loop-0")):
             job.wait("rank 0")
         job.set_mark("over")
         errors = [outcome.value for outcome in job.outcomes()]
@@ -50,6 +44,6 @@ def test_a_process_with_a_stuck_loop_is_lost():
 def test_a_loop_that_is_stopped_for_a_moment_changes_nothing():
     with harness.start(meets_the_other_later, env=FAST) as job:
         job.await_marks("ready")
-        freeze(a_loop_of(job.pid("rank 1")), 0.25 * HEARTBEAT_S)
+        freeze(thread_of(job.pid("rank 1"), "bps-loop-0"), 0.25 * HEARTBEAT_S)
         job.set_mark("over")
         assert job.results() == ["", ""]
