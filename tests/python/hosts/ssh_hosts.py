@@ -208,6 +208,15 @@ class Hosts:
         self.close()
 
 
+def await_files(folder: Path, pattern: str, count: int, command: harness.Command) -> None:
+    """Files of a job that this command has started."""
+    harness.eventually(
+        lambda: len(list(folder.glob(pattern))) >= count,
+        what=f"{count} files {pattern}; the launcher has said {command.output()}",
+        hopeless=lambda: "" if command.status is None else f"it has ended: {command.output()}",
+    )
+
+
 def lines_of(text: str, beginning: str) -> Sequence[str]:
     """Sorted lines that begin so."""
     return sorted(line for line in text.splitlines() if line.startswith(beginning))

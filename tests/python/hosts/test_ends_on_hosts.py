@@ -11,7 +11,7 @@ from pathlib import Path
 
 import harness
 import pytest
-from ssh_hosts import HOSTS, LAUNCHER, Hosts, lines_of
+from ssh_hosts import HOSTS, LAUNCHER, Hosts, await_files, lines_of
 
 # Ends by nothing but SIGKILL.
 STUBBORN = """
@@ -54,14 +54,6 @@ bps.shutdown()
 def start(hosts: Hosts, folder: Path, text: str, *words: str) -> harness.Command:
     (folder / "job.py").write_text(text)
     return hosts.bps("run", *words, "job.py", str(folder), cwd=folder)
-
-
-def await_files(folder: Path, pattern: str, count: int, command: harness.Command) -> None:
-    harness.eventually(
-        lambda: len(list(folder.glob(pattern))) >= count,
-        what=f"{count} files {pattern}; the launcher has said {command.output()}",
-        hopeless=lambda: "" if command.status is None else f"it has ended: {command.output()}",
-    )
 
 
 @pytest.mark.parametrize("signum", [pytest.param(signal.SIGINT, marks=pytest.mark.long), signal.SIGKILL])

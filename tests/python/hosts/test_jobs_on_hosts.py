@@ -10,7 +10,7 @@ from pathlib import Path
 
 import harness
 import pytest
-from ssh_hosts import Hosts, lines_of
+from ssh_hosts import Hosts, await_files, lines_of
 
 import bps_rdma
 
@@ -38,15 +38,6 @@ END = "bps.shutdown()\n"
 def script(folder: Path, text: str = "") -> str:
     (folder / "job.py").write_text(SUM + text + END)
     return "job.py"
-
-
-def until_up(folder: Path, ranks: int, command: harness.Command) -> None:
-    def hopeless() -> str:
-        return "" if command.status is None else f"it has ended: {command.output()}"
-
-    harness.eventually(
-        lambda: len(list(folder.glob("up-*"))) == ranks, what=f"{ranks} ranks that are up", hopeless=hopeless
-    )
 
 
 def test_ranks_on_two_hosts(hosts: Hosts, tmp_path: Path):
@@ -84,7 +75,7 @@ pathlib.Path(sys.argv[1], "secret").write_text(pathlib.Path(os.environ["BPS_SECR
 """
     words = ["run", "-H", "host1:2,host2", "--server-hosts", "host3", script(tmp_path, show + STAY), str(tmp_path)]
     command = hosts.bps(*words, cwd=tmp_path, env={"BPS_PORTS": "30000-30009"})
-    until_up(tmp_path, 3, command)
+    await_files(tmp_path, "up-*", 3, command)
     secret = (tmp_path / "secret").read_bytes()
     assert len(secret) == 64
     looked = 0
