@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import os
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import harness
 import pytest
 import torch
 import torch.distributed as dist
-from harness import mark
+from harness import await_mark, mark
 
 import bps_rdma.torch  # noqa: F401  registers the backend
 
@@ -32,19 +31,13 @@ def joined(port: int) -> tuple[int, int]:
     return rank, size
 
 
-def await_rank(rank: int, name: str) -> None:
-    """Waits for a mark of another rank."""
-    path = Path(os.environ["BPS_TEST_FOLDER"]) / f"mark-{rank}-{name}"
-    harness.eventually(path.exists, what=f"{name!r} of rank {rank}")
-
-
 def one_destroys(_: Any, port: int, leaver: int) -> None:
     rank, size = joined(port)
     tensor = torch.ones(1000)
     dist.all_reduce(tensor)
     assert float(tensor[0]) == size
     if rank != leaver:
-        await_rank(leaver, "gone")
+        await_mark("gone", leaver)
     dist.destroy_process_group()
     mark("gone")
 
@@ -61,7 +54,7 @@ def waits_for_one_that_destroys(bps: Any, port: int, leaver: int, call: str) -> 
     others = [other for other in range(size) if other != leaver]
     if rank == leaver:
         for other in others:
-            await_rank(other, "waits")
+            await_mark("waits", other)
         dist.destroy_process_group()
         return ""
     mark("waits")
@@ -93,7 +86,7 @@ def goes_on_in_a_group(_: Any, port: int, leaver: int) -> float:
         dist.destroy_process_group()
         mark("gone")
         return -1.0
-    await_rank(leaver, "gone")
+    await_mark("gone", leaver)
     tensor = torch.full((100_000,), float(rank))
     dist.all_reduce(tensor, group=group)  # a part of it is summed by the server of the rank that has left
     talked = torch.full((3,), float(rank))
