@@ -247,18 +247,3 @@ def test_suspend_and_resume(bps: Any) -> None:
         bps_torch.suspend()
     bps_torch.resume(2, global_rank=rank)
     assert (bps_torch.size(), mean()) == (2, 1.5)
-
-
-@harness.on_ranks(workers=1)
-def test_wrong_arguments_are_named_as_those_of_the_numpy_face(bps: Any) -> None:
-    x = torch.ones(3)
-    for call in ("push_pull", "push_pull_inplace", "push_pull_async", "push_pull_async_inplace",
-                 "push_pull_group_sync_inplace"):  # fmt: skip
-        for arguments, says in (({"name": 5}, "name=5 is not a text"), ({"priority": "high"}, "priority='high'")):
-            with pytest.raises(bps.InvalidArgumentError, match=says):
-                getattr(bps_torch, call)(x, **arguments)
-    with pytest.raises(bps.InvalidArgumentError, match="name=5 is not a text"):
-        bps_torch.declare(5, x)
-    assert x.tolist() == [1, 1, 1]
-    for name in (None, ""):  # from here
-        assert bps_torch.push_pull(x, name=name).tolist() == [1, 1, 1]

@@ -3,14 +3,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import harness
 import numpy as np
 import pytest
 import torch
 
-import bps_rdma.torch as bps
+import bps_rdma.torch as bps_torch
 from bps_rdma.errors import BpsError
 
+WITH_NAMES = [
+    "push_pull",
+    "push_pull_inplace",
+    "push_pull_async",
+    "push_pull_async_inplace",
+    "push_pull_group_sync_inplace",
+]
 WRONG = [
     ("push_pull(5)", "int is not a torch.Tensor"),
     ("push_pull(np.ones(3))", "ndarray is not a torch.Tensor"),
@@ -21,10 +30,11 @@ WRONG = [
     ("push_pull_async_inplace(x.to_sparse())", "not dense"),
     ("push_pull(x, group=3)", "3 is not a group"),
     ("push_pull_async(x, group=[0])", "[0] is not a group"),
-    ("push_pull(x, name=5)", "name=5"),
-    ("push_pull(x, priority='high')", "priority='high'"),
+    *((f"{call}(x, name=5)", "name=5 is not a text") for call in WITH_NAMES),
+    *((f"{call}(x, priority='high')", "priority='high'") for call in WITH_NAMES),
     ("push_pull(x, compression='zip')", "zip"),
     ("declare('a', x, group=3)", "3 is not a group"),
+    ("declare(5, x)", "name=5 is not a text"),
     ("DistributedDataParallel(5)", "int is not a torch.nn.Module"),
     ("DistributedDataParallel(net, group=3)", "3 is not a group"),
     ("DistributedDataParallel(net, bucket_mb='x')", "bucket_mb='x' is not a number"),
@@ -47,18 +57,15 @@ WRONG = [
 ]
 
 
-def calls(_: object) -> list[float]:
-
-    net = torch.nn.Linear(4, 2)
-    here = {"np": np, "x": torch.ones(4), "net": net, "sgd": torch.optim.SGD(net.parameters(), 0.1)}
+@harness.on_ranks(workers=1)
+def test_wrong_arguments_are_named(bps: Any) -> None:
+    net, x = torch.nn.Linear(4, 2), torch.ones(4)
+    here = {"np": np, "x": x, "net": net, "sgd": torch.optim.SGD(net.parameters(), 0.1)}
     for call, says in WRONG:
         with pytest.raises(BpsError) as caught:
-            eval(f"bps.{call}", {"bps": bps, "float": float} | here)
+            eval(f"bps.{call}", {"bps": bps_torch, "float": float} | here)
         assert says in caught.value.message, call
         assert caught.value.hint, call
-    result: list[float] = bps.push_pull(torch.ones(4), average=False, name="w").tolist()
-    return result
-
-
-def test_wrong_arguments_are_named() -> None:
-    assert harness.run(calls, workers=1) == [[1.0] * 4]
+    assert x.tolist() == [1, 1, 1, 1]
+    for name in ("w", "", None):
+        assert bps_torch.push_pull(x, average=False, name=name).tolist() == [1, 1, 1, 1]
