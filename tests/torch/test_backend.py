@@ -282,6 +282,16 @@ def test_tensors_that_are_not_contiguous_are_copied_there_and_back(bps: Any) -> 
     dist.destroy_process_group()
 
 
+@harness.on_ranks(workers=2, init=False)
+def test_what_is_completed_lies_in_the_tensor(bps: Any) -> None:
+    """Also where it comes through a copy, as that of columns, and nobody calls wait()."""
+    joined()
+    columns = torch.ones(40, 30).t()
+    harness.eventually(dist.all_reduce(columns, async_op=True).is_completed)
+    assert columns.eq(2).all()
+    dist.destroy_process_group()
+
+
 @harness.on_ranks(workers=3, init=False)
 def test_works_and_their_futures(bps: Any) -> None:
     rank, size = joined()

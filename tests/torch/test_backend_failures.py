@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from datetime import timedelta
@@ -142,6 +143,37 @@ def test_wait_takes_a_timeout_and_can_be_called_again(bps: Any) -> None:
     assert work.wait(timedelta(seconds=60))
     assert float(tensor[0]) == size
     dist.destroy_process_group()
+
+
+def forgotten(bps: Any, until: str) -> list[str]:
+    """Rank 0 calls what rank 1 does not, and never waits for it."""
+    rank, _ = joined()
+    lines: list[str] = []
+    noting = logging.Handler()
+    noting.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("bps_rdma").addHandler(noting)
+    group = dist.new_group(timeout=timedelta(seconds=1))
+    if rank == 0 and until == "the group ends":
+        harness.eventually(dist.all_reduce(torch.ones(4), group=group, async_op=True).is_completed)
+    elif rank == 0:
+
+        def call() -> bool:
+            dist.all_reduce(torch.ones(4), group=group, async_op=True)
+            return False
+
+        with pytest.raises(bps.DeadlineError, match="earlier collective of this group"):
+            harness.eventually(call)
+    bps.barrier()
+    dist.destroy_process_group()
+    return lines
+
+
+@pytest.mark.parametrize("until", ["the group ends", "the group is used"])
+def test_a_failure_for_which_nobody_waits_is_told(until):
+    lines, others = harness.run(forgotten, until, workers=2, init=False)
+    assert "a collective for which nobody waited has failed" in lines[0]
+    assert "worker 1" in lines[0]
+    assert not others
 
 
 def left_behind(bps: Any, where: str, victim: int) -> tuple[str, str]:

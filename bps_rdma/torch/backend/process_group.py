@@ -20,7 +20,7 @@ from bps_rdma.torch.backend.folded import Fold, sum_sparse
 from bps_rdma.torch.backend.pending import Call, Pace, Pending, together
 from bps_rdma.torch.backend.recurring import Recurring
 from bps_rdma.torch.backend.reductions import operation
-from bps_rdma.torch.backend.work import BpsWork, ReceivedWork, done, kept, profiling, settle
+from bps_rdma.torch.backend.work import BpsWork, ReceivedWork, done, kept, profiling, report_unseen, settle
 
 Tensor = torch.Tensor
 c10d_core: Any = torch._C._distributed_c10d
@@ -113,6 +113,7 @@ class BpsProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
 
         The others go on: what they need of this process stays until they have left, too.
         """
+        report_unseen()
         super().shutdown()
         if self._leaves:
             self._leaves = False

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import threading
 import time
 from collections import deque
@@ -30,6 +31,7 @@ from bps_rdma.torch.transfer.device import Device
 
 profiling: Callable[[], bool] = torch._C._autograd._profiler_enabled
 _making_futures = threading.Lock()
+_log = logging.getLogger("bps_rdma")
 _NO_LIMIT = timedelta(0)  # torch's word for it; the operation has its own deadline
 
 
@@ -64,8 +66,10 @@ class BpsWork(dist.Work):
         self._stream = self._device.current() if self._device is not None else None  # in which to finish
         self._finished: Any = None  # event
         self._lock = threading.Lock()  # one thread at a time may wait for a handle, which gives its result once
+        self._waited = False  # for the handles, which give their results once
         self._over = False
         self._error: Exception | None = None
+        self._told = False  # somebody knows of the error
         self._future: Any = None
         self._record: Any = None
         if profiling():
@@ -87,9 +91,14 @@ class BpsWork(dist.Work):
             with contextlib.suppress(RuntimeError):
                 self._future.wait()  # so that the profiler's record is complete when the caller stops profiling
         self._follow()
-        if self._error is not None:
-            raise job.raised(self._error)
+        if (error := self._tell()) is not None:
+            raise job.raised(error)
         return True
+
+    def _tell(self) -> Exception | None:
+        self._told = True
+        _open.end(self)
+        return self._error
 
     def _follow(self) -> bool:
         # The stream of every thread that waits then waits for the copies to the device, as with NCCL's works.
@@ -100,19 +109,24 @@ class BpsWork(dist.Work):
             self._device.order(self._device.current(), self._finished)
         return True
 
-    def _settle(self) -> None:
+    def _settle(self, *, finishes: bool = True) -> None:
         with self._lock:
             if self._over:
                 return
             try:
                 with keeping:
-                    settle(self._handles, (), self._pace)
+                    if not self._waited:
+                        settle(self._handles, (), self._pace)
+                        self._waited = True
+                    if not finishes:
+                        return
                     self._finish()
             except Exception as error:
                 self._error = error
             self._over = True
             self._finishes = ()
-        _open.end(self)
+        if self._error is None:
+            _open.end(self)
 
     def _device_to_finish_on(self) -> Device | None:
         # Where nothing is staged, as with messages and sparse tensors, what remains are copies to the results.
@@ -183,8 +197,8 @@ class BpsWork(dist.Work):
     def _result_of(self, _: Any) -> list[Any]:
         # torch's C++ code sees only errors that a callback raises; one that is set on a future it does not see.
         self._settle()
-        if self._error is not None:
-            raise self._error
+        if (error := self._tell()) is not None:
+            raise error
         self._follow()  # this callback's stream is that of the future
         return self._tensors
 
@@ -196,8 +210,16 @@ class BpsWork(dist.Work):
         self.get_future()
 
     def is_completed(self) -> bool:
-        """Returns whether wait() would return or raise at once."""
-        return self.blocker() is None
+        """Returns whether wait() would return or raise at once. If so, the results are in the tensors."""
+        if self.blocker() is not None:
+            return False
+        self._settle()
+        return True
+
+    def unseen_error(self) -> Exception | None:
+        """The error of a work that is over, if nobody has been told of it. Its tensors stay as they are."""
+        self._settle(finishes=False)  # who has not waited may have other values in them by now
+        return None if self._told or self._error is None else self._tell()
 
     def is_small(self) -> bool:
         """True if its results take next to no memory."""
@@ -213,9 +235,7 @@ class BpsWork(dist.Work):
 
     def exception(self) -> Exception | None:
         """Its error, once it is over; None without one."""
-        if self.is_completed():
-            self._settle()
-        return self._error
+        return self._tell() if self.is_completed() else None
 
     def result(self) -> list[Any]:
         """The tensors; waits for them."""
@@ -271,30 +291,44 @@ class _Open:
     _MOST_BYTES = 64 << 20
 
     def __init__(self) -> None:
-        self._works: set[BpsWork] = set()
+        self.works: set[BpsWork] = set()
         self._over: deque[BpsWork] = deque(maxlen=16)
         self._many = 64
         self._bytes = 0  # bytes of works since the last look
 
     def add(self, work: BpsWork) -> None:
-        are_many = len(self._works) >= self._many
+        are_many = len(self.works) >= self._many
         if are_many or self._bytes >= self._MOST_BYTES:
-            chosen = [one for one in list(self._works) if are_many or not one.is_small()]
-            self._works.difference_update([one for one in chosen if one.is_completed()])
+            chosen = [one for one in list(self.works) if are_many or not one.is_small()]
+            self.works.difference_update(self.over(chosen))
             self._bytes = 0
             if are_many:
-                self._many = max(64, 2 * len(self._works))
-        self._works.add(work)
+                self._many = max(64, 2 * len(self.works))
+        self.works.add(work)
         self._bytes += work.nbytes()
 
     def end(self, work: BpsWork) -> None:
-        if work in self._works:
-            self._works.discard(work)
+        if work in self.works:
+            self.works.discard(work)
             if work.is_small():
                 self._over.append(work)
 
+    def over(self, among: list[BpsWork]) -> list[BpsWork]:
+        """Those that are over; says in the log what they have failed with, where nobody has waited for them."""
+        found = [one for one in among if one.blocker() is None]
+        errors = [error for one in found if (error := one.unseen_error()) is not None]
+        if errors:
+            more = f", and {len(errors) - 1} more" if len(errors) > 1 else ""
+            _log.warning("a collective for which nobody waited has failed: %s%s", errors[0], more)
+        return found
+
 
 _open = _Open()
+
+
+def report_unseen() -> None:
+    """Says in the log what works have failed with for which nobody has waited."""
+    _open.over(list(_open.works))
 
 
 def kept(work: BpsWork) -> BpsWork:
