@@ -305,8 +305,12 @@ def naming(prefix: str, group: Group | None) -> Iterator[str]:
     name = names.give(prefix)
     try:
         yield name
-        if running.may_lose_members and not job.current().has_entrants:
-            bps_rdma.barrier(group)
     except RoundAbortedError:
         names.take_back(prefix, name)
         raise
+    if running.may_lose_members and not job.current().has_entrants:
+        try:
+            bps_rdma.barrier(group)
+        except BaseException:  # also Ctrl-C: the others, which still come to this barrier, have not made it either
+            names.take_back(prefix, name)
+            raise

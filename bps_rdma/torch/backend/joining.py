@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,16 +18,26 @@ from bps_rdma.torch.backend.process_group import BpsProcessGroup
 from bps_rdma.torch.backend.reconfigure import ReconfigurableGroup
 
 
-class _DefaultGroups:
-    """Counts the default groups of a job: a job that outlives one must not see the names of its operations again."""
+class _Groups:
+    """Counts the groups of a job: a job that outlives a default group must not see the names of its operations again.
+
+    Each counts once it is made. Who is interrupted before, as while it waits for the others, makes it again under the
+    name that the others give it; torch's own numbers then differ between ranks.
+    """
 
     def __init__(self) -> None:
         self.made = 0
+        self.others: Counter[tuple[int, ...]] = Counter()  # by their ranks
 
     @property
     def prefix(self) -> str:
         """The prefix of the names of operations in the current default group."""
         return f"torch {self.made}"
+
+    @property
+    def next_prefix(self) -> str:
+        """That of the next default group."""
+        return f"torch {self.made + 1}"
 
 
 @dataclass(frozen=True)
@@ -61,10 +72,12 @@ def create(options: Any, more: object = None) -> BpsProcessGroup:
                 "call bps_rdma.torch.init() on all ranks before new_group()",
             )
         ranks = list(options.global_ranks_in_group)
-        prefix = current().part(_DefaultGroups).prefix
-        group = bps_rdma.new_group(ranks, name=f"{prefix}.{options.group_id}")
-        collectives = Collectives(options.group_rank, ranks, group, prefix)
-        return BpsProcessGroup(options, collectives, leaves=False, stages=stages)
+        counted = current().part(_Groups)
+        group = bps_rdma.new_group(ranks, name=f"{counted.prefix}.{counted.others[tuple(ranks)]}")
+        collectives = Collectives(options.group_rank, ranks, group, counted.prefix)
+        made = BpsProcessGroup(options, collectives, leaves=False, stages=stages)
+        counted.others[tuple(ranks)] += 1
+        return made
     if getattr(options, "enable_reconfigure", False):  # torch 2.14 and later
         return ReconfigurableGroup(options)
     return _create_default(options, stages)
@@ -80,12 +93,12 @@ def _create_default(options: Any, stages: bool) -> BpsProcessGroup:
             f"this is worker {bps_rdma.rank()} of {bps_rdma.size()}, but rank {rank} of {size} in torch.distributed",
             "start both with the same RANK and WORLD_SIZE, or call bps_rdma.shutdown() first",
         )
-    counted = current().part(_DefaultGroups)
-    counted.made += 1
+    counted = current().part(_Groups)
     try:
-        collectives = Collectives(rank, range(size), None, counted.prefix)
+        collectives = Collectives(rank, range(size), None, counted.next_prefix)
         made = BpsProcessGroup(options, collectives, leaves=starts, stages=stages)
         bps_rdma.barrier()  # or a rank that destroys the group now would end the store that others still read
+        counted.made += 1
     except BaseException:
         if starts:
             bps_rdma.shutdown()
