@@ -292,6 +292,19 @@ def test_what_is_completed_lies_in_the_tensor(bps: Any) -> None:
     dist.destroy_process_group()
 
 
+@harness.on_ranks(workers=2, init=False)
+def test_names_are_alike_where_one_rank_does_not_wait(bps: Any) -> None:
+    """Sizes are new on both ranks in the same order; an empty tensor needs no name, however it is called."""
+    rank, _ = joined(timeout=timedelta(seconds=20 * harness.PATIENCE))
+    work = dist.all_reduce(torch.empty(0), async_op=rank == 0)
+    if work is not None:
+        work.wait()
+    tensor = torch.ones(7)
+    dist.all_reduce(tensor)
+    assert tensor.eq(2).all()
+    dist.destroy_process_group()
+
+
 @harness.on_ranks(workers=3, init=False)
 def test_works_and_their_futures(bps: Any) -> None:
     rank, size = joined()

@@ -18,7 +18,7 @@ from bps_rdma.operations import ReduceOp
 from bps_rdma.torch.backend.collectives import Collectives
 from bps_rdma.torch.backend.folded import Fold, sum_sparse
 from bps_rdma.torch.backend.pending import Call, Pace, Pending, together
-from bps_rdma.torch.backend.recurring import Recurring
+from bps_rdma.torch.backend.recurring import Recurring, may_recur
 from bps_rdma.torch.backend.reductions import operation
 from bps_rdma.torch.backend.work import BpsWork, ReceivedWork, done, kept, profiling, report_unseen, settle
 
@@ -136,7 +136,7 @@ class BpsProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         if not self._takes(tensor):
             return self._inner(tensor).allreduce([tensor], _options(c10d.AllreduceOptions(), opts))
         work = self._work("all_reduce", self._collectives.reduce(tensor, op, call), [tensor], [tensor], call)
-        if recurs and isinstance(op, ReduceOp):
+        if recurs and isinstance(op, ReduceOp) and may_recur(tensor):
             self._recurring.note(tensor, self._collectives.options("all_reduce", tensor, op, call))
         return work
 

@@ -62,9 +62,7 @@ class Recurring:
         return True
 
     def note(self, tensor: torch.Tensor, options: OperationOptions) -> None:
-        """Remembers a tensor that has been reduced with these options, and prepares its operation the second time."""
-        if not (tensor.is_cpu and tensor.is_contiguous() and tensor.dtype in DTYPES and tensor.numel() > 0):
-            return
+        """Remembers a tensor that may_recur(), reduced with these options; prepares its operation the second time."""
         seconds = options.timeout or 0.0
         known = self._known.get(id(tensor))
         if known is None and len(self._known) >= _MOST:
@@ -78,6 +76,11 @@ class Recurring:
         self._known[id(tensor)] = _Known(
             tensor.data_ptr(), tensor.nbytes, tensor.dtype, options.op, seconds, operation, weakref.ref(tensor, lose)
         )
+
+
+def may_recur(tensor: torch.Tensor) -> bool:
+    """Returns whether all-reduces of this tensor are worth remembering, and are those of a tensor of its dtype."""
+    return tensor.is_cpu and tensor.is_contiguous() and tensor.dtype in DTYPES and tensor.numel() > 0
 
 
 def _same(known: _Known, tensor: torch.Tensor, op: ReduceOp, seconds: float) -> bool:
