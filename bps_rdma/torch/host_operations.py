@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Operations of bps_rdma on torch tensors that are never staged.
 
-push(), pull() and those of weights that servers keep take tensors on a device by a copy in CPU memory. The others take
-CPU tensors, and say so; prepare() also takes CUDA tensors on the core's own route.
+They take tensors on a device by a copy in CPU memory. Only forget() takes CPU tensors alone, and prepare() those and
+CUDA tensors on the core's own route; they say so.
 """
 
 from __future__ import annotations
@@ -14,12 +14,15 @@ from typing import Any, Literal
 import torch
 
 import bps_rdma
-from bps_rdma import Handle, PreparedOperation, argument_types, arrays
+from bps_rdma import Group, Handle, PreparedOperation, argument_types, arrays, job
 from bps_rdma.handle import PythonHandle
+from bps_rdma.operations.declare import declared_compression
 from bps_rdma.operations.messages import Together
-from bps_rdma.operations.options import AnyCompression, ReduceName
+from bps_rdma.operations.options import EXACT, EXACT_TO_ODD, AnyCompression, ReduceName
 from bps_rdma.positions import keywords_since
+from bps_rdma.torch import transfer
 from bps_rdma.torch.arguments import full_name, in_core, on_cpu, ours, required_name
+from bps_rdma.torch.checks import check_tensor
 from bps_rdma.torch.host_copies import copied, read, target, written
 from bps_rdma.torch.membership import AnyGroup
 
@@ -190,13 +193,18 @@ def accumulate_async(
 def feedback_state(
     like: torch.Tensor, name: str, *, group: AnyGroup = None, timeout: float | None = None
 ) -> dict[str, torch.Tensor]:
-    """Returns the feedback of push_pulls of this name, of CPU tensors, as flat tensors; see bps_rdma.feedback_state().
+    """Returns the feedback of push_pulls of this name as flat CPU tensors; see bps_rdma.feedback_state().
 
     torch.save() takes it, and torch.load(weights_only=True).
     """
-    own = required_name(name)
-    state = bps_rdma.feedback_state(on_cpu(like, "feedback_state"), own, group=ours(group), timeout=timeout)
-    return {key: torch.from_numpy(value) for key, value in state.items()}
+    members = ours(group)
+    found: dict[str, torch.Tensor] = {}
+    for piece, part, host in _compressed(like, required_name(name), members):
+        state = bps_rdma.feedback_state(host, piece, group=members, timeout=timeout)
+        for key, value in state.items():
+            whole = found.setdefault(key, torch.zeros(like.numel(), dtype=torch.float32, device="cpu"))
+            whole[part] = torch.from_numpy(value)
+    return found
 
 
 @keywords_since("group", "timeout", leading=3, named=False)
@@ -209,9 +217,31 @@ def load_feedback_state(
     timeout: float | None = None,
 ) -> None:
     """Goes on from what feedback_state() gave; see bps_rdma.load_feedback_state()."""
-    values = {key: value.detach().cpu().numpy() for key, value in state.items()}
-    own = required_name(name)
-    bps_rdma.load_feedback_state(on_cpu(like, "load_feedback_state"), own, values, group=ours(group), timeout=timeout)
+    members = ours(group)
+    values = {key: value.detach().cpu().reshape(-1) for key, value in state.items()}
+    for piece, part, host in _compressed(like, required_name(name), members):
+        # One of another size goes as it is: the core says what is wrong with it.
+        own = {key: (one[part] if len(one) == like.numel() else one).numpy() for key, one in values.items()}
+        bps_rdma.load_feedback_state(host, piece, own, group=members, timeout=timeout)
+
+
+def _compressed(like: torch.Tensor, name: str, group: Group | None) -> list[tuple[str, slice, torch.Tensor]]:
+    """The compressed operations of which push_pulls of a tensor consist: name, part of the tensor, and CPU memory.
+
+    A tensor on a device is sent in pieces, of which a small one may travel as it is.
+    """
+    check_tensor(like)
+    if transfer.device_of(like) is None:
+        return [(name, slice(None), like)]
+    running, members = job.current(), transfer.members_of(group)
+    found, begin = [], 0
+    for piece, elements in transfer.pieces(name, like):
+        wanted = declared_compression(running, members, piece, None)
+        if running.compression(arrays.core_dtype(like.dtype), elements, wanted) not in ("", EXACT, EXACT_TO_ODD):
+            host = torch.empty(elements, dtype=like.dtype, device="cpu")
+            found.append((piece, slice(begin, begin + elements), host))
+        begin += elements
+    return found or [(name, slice(None), written(like)[0])]  # the core says what is wrong with it
 
 
 def forget(tensor: torch.Tensor) -> None:
@@ -243,10 +273,12 @@ def zeros(shape: int | Sequence[int], dtype: Any = "float32") -> torch.Tensor:
 
 
 class ExactSum(bps_rdma.ExactSum):
-    """Adds CPU tensors without rounding, first on each rank and then over the ranks, and rounds once.
+    """Adds tensors without rounding, first on each rank and then over the ranks, and rounds once.
+
+    Tensors on a device are added by a copy in CPU memory, where the sum is kept; the result is where `like` is.
 
     Args:
-        like: a tensor of the shape and dtype that will be added, on the CPU.
+        like: a tensor of the shape and dtype that will be added.
         name, group: as for push_pull().
 
     See bps_rdma.ExactSum, which has the same methods.
@@ -254,8 +286,21 @@ class ExactSum(bps_rdma.ExactSum):
 
     @keywords_since("name", "group", leading=2)
     def __init__(self, like: torch.Tensor, name: str | None = None, *, group: AnyGroup = None) -> None:
-        super().__init__(on_cpu(like, "ExactSum"), full_name(name), group=ours(group))
+        super().__init__(written(like)[0], full_name(name), group=ours(group))
+        self._bring = target(None, like)[1]
 
     def add(self, array: torch.Tensor) -> None:
-        """Adds a CPU tensor of the same size and dtype on this rank; see bps_rdma.ExactSum.add()."""
-        super().add(on_cpu(array, "ExactSum.add"))
+        """Adds a tensor of the same size and dtype on this rank; see bps_rdma.ExactSum.add()."""
+        super().add(read(array))
+
+    @keywords_since("average", "divisor", "priority", "timeout", named=False)
+    def push_pull(
+        self,
+        *,
+        average: bool = False,
+        divisor: int | None = None,
+        priority: int = 0,
+        timeout: float | None = None,
+    ) -> torch.Tensor:
+        """The sum of what all ranks have added, as a new tensor; see bps_rdma.ExactSum.push_pull()."""
+        return self._bring(super().push_pull(average=average, divisor=divisor, priority=priority, timeout=timeout))

@@ -114,10 +114,7 @@ def test_what_has_no_route_from_a_device_says_so(bps: Any) -> None:
     x = torch.ones(4)
     for call, arguments in {
         "prepare": ("push_pull", x),
-        "feedback_state": (x, "x"),
-        "load_feedback_state": (x, "x", {}),
         "forget": (x,),
-        "ExactSum": (x,),
     }.items():
         with pytest.raises(bps.InvalidTensorError, match=rf"{call}\(\) has no route for tensors on a device"):
             getattr(bps_torch, call)(*arguments)
@@ -156,6 +153,45 @@ def test_what_goes_by_a_copy_of_the_whole(bps: Any) -> None:
     assert x.eq(10).all()
     with pytest.raises(bps.InvalidTensorError, match="`out` is on meta"):
         bps_torch.accumulate(x, "w", out=torch.empty(3000, device="meta"))
+
+
+@harness.on_ranks(workers=3, env=SMALL)
+def test_exact_sums_go_by_a_copy_of_the_whole(bps: Any) -> None:
+    """Rank 0 has its tensors on the CPU."""
+    if bps.rank():
+        simulated.install(immediate=True)
+    total = bps_torch.ExactSum(torch.empty(30, 40), "t")
+    for value in (1e20, 0.5, -1e20):
+        total.add(torch.full((30, 40), value))
+    assert torch.equal(total.push_pull(), torch.full((30, 40), 1.5))
+    assert torch.equal(total.push_pull(average=True), torch.full((30, 40), 0.5))
+
+
+# The first pieces of a tensor are compressed, and the last one travels as it is.
+COMPRESSED = SMALL | {"BPS_COMPRESSION": "int4:feedback=1", "BPS_MIN_COMPRESS_BYTES": "1024", "BPS_TRANSPORT": "tcp"}
+
+
+@harness.on_ranks(env=COMPRESSED, **harness.on_hosts("ab"))
+def test_feedback_of_a_tensor_on_a_device(bps: Any) -> None:
+    simulated.install(immediate=True)
+    own = torch.linspace(-1, 1 + bps.rank(), 10 * 1024 + 50)
+    bps_torch.push_pull(own, "g")
+    state = bps_torch.feedback_state(own, "g")
+    assert set(state) == {"residual", "servers"}
+    for value in state.values():
+        assert value.shape == own.shape
+        assert value.any()
+        assert not value[10 * 1024 :].any()
+    following = bps_torch.push_pull(own, "g")
+    bps_torch.load_feedback_state(own, "g", state)
+    assert torch.equal(bps_torch.push_pull(own, "g"), following)
+    bps_torch.load_feedback_state(own, "g", {})
+    assert not torch.equal(bps_torch.push_pull(own, "g"), following)
+    with pytest.raises(bps.InvalidArgumentError, match="of 2000 elements is not one of"):
+        bps_torch.load_feedback_state(own, "g", {key: value[:2000] for key, value in state.items()})
+    with pytest.raises(bps.InvalidArgumentError, match="compress"):
+        bps_torch.feedback_state(own.to(torch.int64), "numbers")
+    bps.barrier()  # the other rank may still declare that name
 
 
 @harness.on_ranks(workers=2, env=SMALL)
