@@ -351,6 +351,35 @@ def test_send_and_recv_wait_at_once(bps: Any) -> None:
     dist.destroy_process_group()
 
 
+@pytest.mark.parametrize("stages", [False, True])
+@harness.on_ranks(workers=3, init=False)
+def test_groups_are_split(bps: Any, stages: bool) -> None:
+    """torch splits groups of processes that have an accelerator; here it is told that the CPU is one."""
+    cpu = torch.device("cpu", 0)
+    torch.accelerator.is_available = lambda: True
+    torch.accelerator.current_accelerator = lambda *_: cpu
+    rank, _ = joined(pg_options=Options(stage_gpu=stages))
+    dist.group.WORLD.bound_device_id = cpu
+    pair = dist.split_group(split_ranks=[[2, 0]], timeout=timedelta(seconds=50), group_desc="two of them")
+    assert (pair is None) == (rank == 1)
+    if pair is not None:
+        assert type(pair) is type(dist.group.WORLD)
+        assert (pair.group_desc, pair._stages, dist.get_world_size(pair)) == ("two of them", stages, 2)
+        tensor = torch.full((3,), float(rank))
+        dist.all_reduce(tensor, group=pair)
+        assert tensor.tolist() == [2.0] * 3
+        dist.broadcast(tensor.fill_(rank), 2, group=pair)
+        assert tensor.tolist() == [2.0] * 3
+        alone = dist.split_group(pair, split_ranks=[[0], [1]])
+        dist.all_reduce(tensor, group=alone)
+        assert tensor.tolist() == [2.0] * 3
+    mesh = dist.device_mesh.init_device_mesh("cpu", (3,))
+    whole = torch.full((3,), float(rank))
+    dist.all_reduce(whole, group=mesh.get_group())
+    assert whole.tolist() == [3.0] * 3
+    dist.destroy_process_group()
+
+
 def across(_: Any, namespaces: list[str]) -> list[float]:
     enter(namespaces[int(os.environ["RANK"])])
     rank, _ = joined()

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+import bps_rdma
 from bps_rdma import Group
 from bps_rdma.errors import InvalidTensorError
 from bps_rdma.operations import OperationOptions, ReduceOp, start
@@ -41,6 +42,17 @@ class Collectives:
         self._prefix = prefix
         self._names: dict[tuple[str, torch.dtype, int], str] = {}
         self.messages = Messages(rank, ranks, group, prefix)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Worker ranks, in torch's order of the group."""
+        return self._ranks
+
+    def of_some(self, ranks: Sequence[int], name: str) -> Collectives:
+        """Those of some ranks of this group, which are given in their order; the name is that of no other group."""
+        chosen = [self._ranks[rank] for rank in ranks]
+        group = bps_rdma.new_group(chosen, name=f"{self._prefix}.{name}")
+        return Collectives(ranks.index(self._rank), chosen, group, self._prefix)
 
     def reduce(self, tensor: torch.Tensor, op: ReduceOp | Fold, call: Call) -> Pending:
         """Replaces the tensor by the reduction over all ranks."""

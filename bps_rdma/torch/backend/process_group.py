@@ -108,6 +108,49 @@ class BpsProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         self._seconds = timeout.total_seconds()
         super().set_timeout(timeout)
 
+    # ---- Groups of some ranks, as torch.distributed.split_group() makes them where there is an accelerator
+
+    supports_splitting = True
+    options = None  # that of its parent a new group has by itself
+
+    def _set_sequence_number_for_group(self) -> None:
+        """Calls are matched without numbers of torch."""
+
+    def get_group_store(self) -> Any:
+        """The store that the group was made with."""
+        return self._store
+
+    def split_group(
+        self,
+        new_ranks: Sequence[int],
+        timeout: timedelta | None = None,
+        opts: Any = None,
+        group_name: str = "",
+        group_desc: str | None = None,
+        device_types: object = None,
+    ) -> BpsProcessGroup | None:
+        """Makes a group of some ranks of this one, on these; the others get None. It stages what this one stages.
+
+        Args:
+            new_ranks: in this group.
+            timeout: default: that of this group.
+            opts, device_types: of other backends, which are ignored.
+            group_name: the same on its ranks, and that of no other group.
+            group_desc: for people.
+        """
+        if self.rank() not in new_ranks:
+            return None
+        collectives = self._collectives.of_some(new_ranks, group_name)
+        options = c10d_core._DistributedBackendOptions()
+        options.store = c10d.PrefixStore(f"{group_name}/", self._store)
+        options.group_rank, options.group_size = list(new_ranks).index(self.rank()), len(new_ranks)
+        options.global_ranks_in_group = list(collectives.ranks)
+        options.timeout = timeout or timedelta(seconds=self._seconds)
+        made = BpsProcessGroup(options, collectives, leaves=False, stages=self._stages)
+        made._set_group_name(group_name)
+        made._set_group_desc(group_desc or "undefined")
+        return made
+
     def shutdown(self) -> None:
         """Called by destroy_process_group(); a default group that has joined the job leaves it, waiting for nobody.
 
