@@ -20,10 +20,10 @@ import simulated
 import torch
 import torch.distributed as dist
 from torch import nn
-from training import Exact, Plain, batch, loss_of, seeded, share
+from training import Plain, batch, loss_of, seeded, share
 
 import bps_rdma.torch as bps_torch
-from bps_rdma.torch import DistributedDataParallel, broadcast_parameters
+from bps_rdma.torch import broadcast_parameters
 from bps_rdma.torch.backend import Options
 from bps_rdma.torch.transfer import operation
 
@@ -54,24 +54,6 @@ def test_ddp(strategy):
 
 def test_ddp_of_three():
     harness.run(on_both, on_device.with_ddp, "bucketed", workers=3, env=SMALL)
-
-
-@harness.on_ranks(workers=2, env=SMALL)
-def test_ddp_trains_as_one_process(bps: Any) -> None:
-    """Sums of the exact model are exact: the weights are those of one process on the whole batch."""
-    from training import train_alone
-
-    alone = Exact()
-    train_alone(alone, torch.optim.SGD(alone.parameters(), lr=2.0**-10), 4)
-    simulated.install(immediate=True)
-    model = Exact()
-    ddp = DistributedDataParallel(model, bucket_mb=0.01)
-    optimizer = torch.optim.SGD(model.parameters(), lr=2.0**-10)
-    for step in range(4):
-        optimizer.zero_grad()
-        loss_of(ddp(batch(step, *share(bps.rank(), bps.size())))).backward()
-        optimizer.step()
-    on_device.same(on_device.kept(alone), on_device.kept(model), "")
 
 
 # ---- Other faces
