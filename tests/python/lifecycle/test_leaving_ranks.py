@@ -172,31 +172,35 @@ def test_no_round_waits_for_ever_for_a_rank_that_has_left():
     assert harness.run(leaves_what_others_never_call, workers=2, env=NEVER)[0] == 0
 
 
-def leaves_after_a_failure(bps: Any, calls: int) -> str:
+def leaves_after_a_failure(bps: Any, is_refused: bool) -> str:
     """Rank 2 waits for rank 1 in vain and leaves; rank 0 waits for rank 2."""
     rank = bps.rank()
     one = np.ones(1000, np.float32)
     first, second = (bps.new_group(ranks) if rank in ranks else None for ranks in ([0, 2], [1, 2]))
+
+    def failure(**call: Any) -> str:
+        with pytest.raises(bps.BpsError) as error:
+            bps.push_pull(one, **call)
+        return str(error.value)
+
     if rank == 0:
-        try:
-            bps.push_pull(one, name="y", group=first, timeout=60)
-        except bps.PeerLostError as error:
-            return str(error)
-    if rank == 1 and calls == 1:  # it does not call, and with two calls it leaves: the second one is refused
+        return failure(name="y", group=first, timeout=60)
+    if rank == 1 and not is_refused:  # it does not call; otherwise it leaves
         await_mark("raised", 2)
-    for _ in range(calls if rank == 2 else 0):
-        try:
-            bps.push_pull(one, name="x", group=second, timeout=0.3 if calls == 1 else 60)
-        except bps.BpsError:
-            mark("raised")
+    if rank == 2 and is_refused:  # once this rank knows that the other one has left
+        harness.eventually(lambda: "cannot be synchronised" in failure(name="x", group=second, timeout=60))
+    elif rank == 2:
+        failure(name="x", group=second, timeout=0.3)
+        mark("raised")
     return ""
 
 
 @pytest.mark.parametrize(
-    ("calls", "why"), [(1, "push_pull of 'x', round 0: not complete"), (2, "'x' cannot be synchronised: worker 1")]
+    ("is_refused", "why"),
+    [(False, "push_pull of 'x', round 0: not complete"), (True, "'x' cannot be synchronised: worker 1")],
 )
-def test_who_waits_for_a_rank_that_left_after_a_failure_is_told_of_the_failure(calls, why):
-    told = harness.run(leaves_after_a_failure, calls, workers=3, servers=1, env=ENV)[0]
+def test_who_waits_for_a_rank_that_left_after_a_failure_is_told_of_the_failure(is_refused, why):
+    told = harness.run(leaves_after_a_failure, is_refused, workers=3, servers=1, env=ENV)[0]
     assert "worker 2" in told, told
     assert f"has left the job, after: {why}" in told, told
     assert "1" in told.split("after:")[1], told
