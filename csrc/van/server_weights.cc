@@ -43,7 +43,10 @@ std::optional<ServerWeights> ServerWeights::of_job(const Membership& members, co
 }
 
 ServerWeights::ServerWeights(const Membership& members, const Hosts& hosts)
-    : sum_rates_(members.servers), servers_(members.servers), sums_on_hosts_(hosts.active()) {
+    : worker_of_(members.servers, kNoRank),
+      sum_rates_(members.servers),
+      servers_(members.servers),
+      sums_on_hosts_(hosts.active()) {
   const Placement placement = parse_placement(members.nodes.front().terms.placement);
   std::map<std::string, std::size_t> known;
   std::vector<std::vector<std::uint32_t>> embedded;
@@ -58,6 +61,7 @@ ServerWeights::ServerWeights(const Membership& members, const Hosts& hosts)
     host.link = std::max(host.link, placement == Placement::kMixed ? 0.0 : static_cast<double>(node.link));
     if (node.worker_rank >= 0) host_of_.push_back(static_cast<std::uint32_t>(found->second));
     if (node.server_rank < 0) continue;
+    worker_of_[static_cast<std::uint32_t>(node.server_rank)] = node.worker_rank;
     sum_rates_[static_cast<std::uint32_t>(node.server_rank)] = node.sum_rate;
     const bool is_dedicated = node.worker_rank < 0;
     any_dedicated |= is_dedicated;
@@ -97,9 +101,25 @@ double ServerWeights::sums_of(const Host& host) const {
   return sums < host.link ? sums : Site{}.sums;
 }
 
-std::vector<Site> ServerWeights::sites_of(const Group& group) const {
+// A group whose ranks are all on one host is summed by the servers inside these, where there are any: so no rank
+// outside it is woken or waited for. Where links count all servers of a host share what it sums.
+std::vector<ServerWeights::Host> ServerWeights::hosts_for(const Group& group) const {
+  const std::uint32_t home = host_of_[group.ranks.front()];
+  const auto is_elsewhere = [&](std::uint32_t rank) { return host_of_[rank] != home; };
+  if (std::ranges::any_of(group.ranks, is_elsewhere)) return hosts_;
+  const auto is_outside = [&](std::uint32_t server) {
+    const std::int32_t worker = worker_of_[server];
+    return worker < 0 || group.index_of(static_cast<std::uint32_t>(worker)) < 0;
+  };
+  std::vector<Host> hosts = hosts_;
+  std::vector<std::uint32_t>& servers = hosts[home].servers;
+  if (!std::ranges::all_of(servers, is_outside)) std::erase_if(servers, is_outside);
+  return hosts;
+}
+
+std::vector<Site> ServerWeights::sites_of(const Group& group, std::span<const Host> hosts) const {
   std::vector<Site> sites;
-  for (const Host& host : hosts_) {
+  for (const Host& host : hosts) {
     Site& site = sites.emplace_back();
     site.link = host.link;
     site.sums = host.servers.empty() ? 0 : sums_of(host);
@@ -112,17 +132,18 @@ std::vector<Site> ServerWeights::sites_of(const Group& group) const {
 }
 
 std::vector<std::uint32_t> ServerWeights::of(const Group& group) const {
-  const std::vector<double> shares = link_shares(sites_of(group));
+  const std::vector<Host> hosts = hosts_for(group);
+  const std::vector<double> shares = link_shares(sites_of(group, hosts));
   std::vector<std::uint32_t> weights(servers_);
-  for (std::size_t i = 0; i < hosts_.size(); ++i) {
-    const double each = shares[i] * kAll / static_cast<double>(std::max<std::size_t>(hosts_[i].servers.size(), 1));
-    for (const std::uint32_t server : hosts_[i].servers) weights[server] = static_cast<std::uint32_t>(each + 0.5);
+  for (std::size_t i = 0; i < hosts.size(); ++i) {
+    const double each = shares[i] * kAll / static_cast<double>(std::max<std::size_t>(hosts[i].servers.size(), 1));
+    for (const std::uint32_t server : hosts[i].servers) weights[server] = static_cast<std::uint32_t>(each + 0.5);
   }
   return weights;
 }
 
 std::vector<ServerWeights::Part> ServerWeights::parts_of(const Group& group) const {
-  const std::vector<Site> sites = sites_of(group);
+  const std::vector<Site> sites = sites_of(group, hosts_for(group));
   const std::vector<double> shares = link_shares(sites);
   const std::vector<Busy> busy = busy_per_byte(sites, shares);
   std::vector<Part> parts;

@@ -65,10 +65,12 @@ class ServerWeights {
     double link = 0;                     // bytes per second; 0: unknown
     std::vector<std::uint32_t> servers;  // those that may sum
   };
-  std::vector<Site> sites_of(const Group& group) const;
+  std::vector<Host> hosts_for(const Group& group) const;
+  std::vector<Site> sites_of(const Group& group, std::span<const Host> hosts) const;
   double sums_of(const Host& host) const;
 
   std::vector<Host> hosts_;
+  std::vector<std::int32_t> worker_of_;   // by server rank; kNoRank: it is a process of its own
   std::vector<std::uint64_t> sum_rates_;  // by server rank
   std::vector<std::uint32_t> host_of_;    // by worker rank
   std::uint32_t servers_ = 0;
