@@ -373,6 +373,11 @@ def test_groups_are_split(bps: Any, stages: bool) -> None:
         alone = dist.split_group(pair, split_ranks=[[0], [1]])
         dist.all_reduce(tensor, group=alone)
         assert tensor.tolist() == [2.0] * 3
+    for _ in range(2):  # rank 1 has made fewer groups than rank 0, and torch calls the group by another name there
+        other = dist.split_group(split_ranks=[[0, 1]])
+        if other is not None:
+            dist.all_reduce(tensor := torch.full((3,), float(rank)), group=other)
+            assert tensor.tolist() == [1.0] * 3
     mesh = dist.device_mesh.init_device_mesh("cpu", (3,))
     whole = torch.full((3,), float(rank))
     dist.all_reduce(whole, group=mesh.get_group())

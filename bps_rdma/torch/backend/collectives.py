@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import torch
 
-import bps_rdma
 from bps_rdma import Group
 from bps_rdma.errors import InvalidTensorError
 from bps_rdma.operations import OperationOptions, ReduceOp, start
 from bps_rdma.torch import transfer
+from bps_rdma.torch.backend.counted import counted_groups
 from bps_rdma.torch.backend.folded import Fold, fold_all, fold_parts
 from bps_rdma.torch.backend.messages import Messages
 from bps_rdma.torch.backend.pending import NOTHING, Call, Pending, together
@@ -48,11 +48,10 @@ class Collectives:
         """Worker ranks, in torch's order of the group."""
         return self._ranks
 
-    def of_some(self, ranks: Sequence[int], name: str) -> Collectives:
-        """Those of some ranks of this group, which are given in their order; the name is that of no other group."""
+    def of_some(self, ranks: Sequence[int]) -> Collectives:
+        """Those of some ranks of this group, which are given in their order."""
         chosen = [self._ranks[rank] for rank in ranks]
-        group = bps_rdma.new_group(chosen, name=f"{self._prefix}.{name}")
-        return Collectives(ranks.index(self._rank), chosen, group, self._prefix)
+        return Collectives(ranks.index(self._rank), chosen, counted_groups().make(chosen), self._prefix)
 
     def reduce(self, tensor: torch.Tensor, op: ReduceOp | Fold, call: Call) -> Pending:
         """Replaces the tensor by the reduction over all ranks."""

@@ -3,41 +3,18 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
 import bps_rdma
 from bps_rdma import job
 from bps_rdma.errors import InvalidArgumentError, NotInitializedError
-from bps_rdma.job import current
 from bps_rdma.settings import config_with
 from bps_rdma.torch import membership
 from bps_rdma.torch.backend.collectives import Collectives
+from bps_rdma.torch.backend.counted import counted_groups
 from bps_rdma.torch.backend.process_group import BpsProcessGroup
 from bps_rdma.torch.backend.reconfigure import ReconfigurableGroup
-
-
-class _Groups:
-    """Counts the groups of a job: a job that outlives a default group must not see the names of its operations again.
-
-    Each counts once it is made. Who is interrupted before, as while it waits for the others, makes it again under the
-    name that the others give it; torch's own numbers then differ between ranks.
-    """
-
-    def __init__(self) -> None:
-        self.made = 0
-        self.others: Counter[tuple[int, ...]] = Counter()  # by their ranks
-
-    @property
-    def prefix(self) -> str:
-        """The prefix of the names of operations in the current default group."""
-        return f"torch {self.made}"
-
-    @property
-    def next_prefix(self) -> str:
-        """That of the next default group."""
-        return f"torch {self.made + 1}"
 
 
 @dataclass(frozen=True)
@@ -71,13 +48,9 @@ def create(options: Any, more: object = None) -> BpsProcessGroup:
                 "the default group has another backend, and bps_rdma is not initialised",
                 "call bps_rdma.torch.init() on all ranks before new_group()",
             )
-        ranks = list(options.global_ranks_in_group)
-        counted = current().part(_Groups)
-        group = bps_rdma.new_group(ranks, name=f"{counted.prefix}.{counted.others[tuple(ranks)]}")
-        collectives = Collectives(options.group_rank, ranks, group, counted.prefix)
-        made = BpsProcessGroup(options, collectives, leaves=False, stages=stages)
-        counted.others[tuple(ranks)] += 1
-        return made
+        ranks, counted = list(options.global_ranks_in_group), counted_groups()
+        collectives = Collectives(options.group_rank, ranks, counted.make(ranks), counted.prefix)
+        return BpsProcessGroup(options, collectives, leaves=False, stages=stages)
     if getattr(options, "enable_reconfigure", False):  # torch 2.14 and later
         return ReconfigurableGroup(options)
     return _create_default(options, stages)
@@ -93,7 +66,7 @@ def _create_default(options: Any, stages: bool) -> BpsProcessGroup:
             f"this is worker {bps_rdma.rank()} of {bps_rdma.size()}, but rank {rank} of {size} in torch.distributed",
             "start both with the same RANK and WORLD_SIZE, or call bps_rdma.shutdown() first",
         )
-    counted = current().part(_Groups)
+    counted = counted_groups()
     try:
         collectives = Collectives(rank, range(size), None, counted.next_prefix)
         made = BpsProcessGroup(options, collectives, leaves=starts, stages=stages)

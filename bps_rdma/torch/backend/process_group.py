@@ -28,7 +28,7 @@ c10d: Any = distributed_c10d  # torch's stubs lack its newer names, and say noth
 _CPU = torch.device("cpu")
 _UNSET = timedelta(0)  # options say -1 ms for "the group's"
 _BackendType = c10d.ProcessGroup.BackendType
-_WAIT = tuple(inspect.unwrap(one).__code__ for one in (torch.distributed.send, torch.distributed.recv))
+_WAIT = [getattr(inspect.unwrap(one), "__code__", None) for one in (torch.distributed.send, torch.distributed.recv)]
 
 
 class BpsProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
@@ -135,12 +135,12 @@ class BpsProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
             new_ranks: in this group.
             timeout: default: that of this group.
             opts, device_types: of other backends, which are ignored.
-            group_name: the same on its ranks, and that of no other group.
+            group_name: torch's, which may differ between ranks that have made other groups before.
             group_desc: for people.
         """
         if self.rank() not in new_ranks:
             return None
-        collectives = self._collectives.of_some(new_ranks, group_name)
+        collectives = self._collectives.of_some(new_ranks)
         options = c10d_core._DistributedBackendOptions()
         options.store = c10d.PrefixStore(f"{group_name}/", self._store)
         options.group_rank, options.group_size = list(new_ranks).index(self.rank()), len(new_ranks)
