@@ -10,7 +10,7 @@ import harness
 import pytest
 import torch
 import training
-from strategies import train, with_every_strategy
+from strategies import every_strategy, train, with_every_strategy
 from torch import nn
 
 from bps_rdma.torch import DistributedDataParallel, DistributedOptimizer
@@ -18,8 +18,9 @@ from bps_rdma.torch import DistributedDataParallel, DistributedOptimizer
 # ---- Parity
 
 
-def parity(bps: Any, strategy: str) -> float:
-    worst = 0.0
+@pytest.mark.parametrize("workers", [1, 3, *(pytest.param(workers, marks=pytest.mark.long) for workers in (2, 4))])
+@every_strategy("workers")
+def test_weights_are_those_of_one_process(bps: Any, strategy: str) -> None:
     for make in (training.Plain, training.Images):
         if make is training.Images and bps.size() > 1:
             continue  # batch normalisation sees other batches than a single process does
@@ -38,18 +39,12 @@ def parity(bps: Any, strategy: str) -> float:
                 training.loss_of(ddp(training.batch(step, begin, end))).backward()
                 adam.step()
             assert training.same_everywhere(bps, model)
-            worst = max(worst, training.distance(alone, model))
-    return worst
+            assert training.distance(alone, model) < 1e-6
 
 
-@pytest.mark.parametrize("workers", [1, 3, *(pytest.param(workers, marks=pytest.mark.long) for workers in (2, 4))])
-def test_weights_are_those_of_one_process(workers):
-    for worst in harness.run(with_every_strategy, parity, workers=workers):
-        assert max(worst) < 1e-6
-
-
-def bf16(bps: Any, strategy: str) -> tuple[float, float]:
-    """How far the weights end from those of one process, and how far they have come.
+@every_strategy(workers=2)
+def test_bf16_weights_are_those_of_one_process_within_their_precision(bps: Any, strategy: str) -> None:
+    """A hundredth or so of the way apart; without synchronisation it is a third.
 
     Plain descent in large steps: one of AdamW's is as long for a wrong gradient, and hardly longer than a rounding.
     """
@@ -66,15 +61,9 @@ def bf16(bps: Any, strategy: str) -> tuple[float, float]:
             training.loss_of(wrapped(batch.to(torch.bfloat16))).backward()
             optimizer.step()
     assert training.same_everywhere(bps, model)
-    return training.distance(alone, model), training.distance(alone, start)
-
-
-def test_bf16_weights_are_those_of_one_process_within_their_precision():
-    """A hundredth or so of the way; without synchronisation it is a third."""
-    for found in harness.run(with_every_strategy, bf16, workers=2):
-        for apart, moved in found:
-            assert moved > 0.3
-            assert apart < moved / 20
+    moved = training.distance(alone, start)
+    assert moved > 0.3
+    assert training.distance(alone, model) < moved / 20
 
 
 def exact(bps: Any, strategy: str) -> None:
@@ -97,7 +86,9 @@ def test_dedicated_servers():
 # ---- Gradient accumulation
 
 
-def accumulation(bps: Any, strategy: str, set_to_none: bool) -> None:
+@pytest.mark.parametrize("set_to_none", [True, False])
+@every_strategy(workers=2)
+def test_no_sync_accumulates(bps: Any, strategy: str, set_to_none: bool) -> None:
     alone, model = training.seeded(training.Plain), training.seeded(training.Plain)
     ddp = DistributedDataParallel(model, strategy=strategy, bucket_mb=0.001)
     sgd_alone, sgd = torch.optim.SGD(alone.parameters(), lr=0.1), torch.optim.SGD(ddp.parameters(), lr=0.1)
@@ -118,15 +109,12 @@ def accumulation(bps: Any, strategy: str, set_to_none: bool) -> None:
     assert training.distance(alone, model) < 1e-6
 
 
-@pytest.mark.parametrize("set_to_none", [True, False])
-def test_no_sync_accumulates(set_to_none):
-    harness.run(with_every_strategy, accumulation, set_to_none, workers=2)
-
-
 # ---- Parameters that are not used
 
 
-def branches(bps: Any, strategy: str, choose: str) -> None:
+@pytest.mark.parametrize("choose", ["by rank", "by step"])
+@every_strategy(workers=3)
+def test_unused_parameters_are_as_in_one_process(bps: Any, strategy: str, choose: str) -> None:
     """Ranks take different branches; weight decay shows who was thought to have a gradient."""
     rank, size = bps.rank(), bps.size()
     alone, model = training.seeded(training.Branching), training.seeded(training.Branching)
@@ -148,12 +136,8 @@ def branches(bps: Any, strategy: str, choose: str) -> None:
         assert training.distance(alone, model) < 1e-5
 
 
-@pytest.mark.parametrize("choose", ["by rank", "by step"])
-def test_unused_parameters_are_as_in_one_process(choose):
-    harness.run(with_every_strategy, branches, choose, workers=3)
-
-
-def some_only(bps: Any, strategy: str) -> None:
+@every_strategy(workers=2)
+def test_a_pass_that_uses_some_parameters_needs_a_flag_without_buckets(bps: Any, strategy: str) -> None:
     """Without the flag, as in torch; buckets need none. Of both wrappers."""
     model, plain = training.seeded(training.Branching), training.seeded(training.Branching)
     ddp = DistributedDataParallel(model, strategy=strategy)
@@ -186,10 +170,6 @@ def some_only(bps: Any, strategy: str) -> None:
     else:  # has a loss that does not depend on the model
         ddp.finish_gradient_synchronization()
     torch.testing.assert_close(model.odd.weight.grad, mean / bps.size())
-
-
-def test_a_pass_that_uses_some_parameters_needs_a_flag_without_buckets():
-    harness.run(with_every_strategy, some_only, workers=2)
 
 
 # ---- What is copied, and when things are sent
@@ -248,7 +228,8 @@ class Marked(nn.Module):
 DURING_BACKWARD = {"naive": 0, "flat": 0, "overlap": 12, "bucketed": 3}
 
 
-def overlap(bps: Any, strategy: str) -> None:
+@every_strategy(workers=2)
+def test_eager_strategies_send_during_backward(bps: Any, strategy: str) -> None:
     least = DURING_BACKWARD[strategy]
     model = Marked(bps, least)
     ddp = DistributedDataParallel(model, strategy=strategy, bucket_mb=0.5)
@@ -257,10 +238,6 @@ def overlap(bps: Any, strategy: str) -> None:
         ddp(torch.ones(4, 256)).sum().backward()
         before, after = model.sent
         assert least > 0 or after == before or step == 0  # the first pass begins with a comparison of values
-
-
-def test_eager_strategies_send_during_backward():
-    harness.run(with_every_strategy, overlap, workers=2)
 
 
 @harness.on_ranks(workers=2)
@@ -287,7 +264,8 @@ def test_buckets_follow_the_order_of_the_gradients(bps: Any) -> None:
     assert [unit.priority for unit in ddp.synchronizer.units] == [-2, 0, -1]
 
 
-def mixed(bps: Any, strategy: str) -> None:
+@every_strategy(workers=3)
+def test_mixed_dtypes(bps: Any, strategy: str) -> None:
     """Parameters of several dtypes, each in its own; small ones between large ones."""
 
     class Mixed(nn.Module):
@@ -310,7 +288,3 @@ def mixed(bps: Any, strategy: str) -> None:
             assert part.grad is not None
             assert part.grad.dtype == part.dtype
             assert torch.equal(part.grad, torch.full_like(part, 2.0))
-
-
-def test_mixed_dtypes():
-    harness.run(with_every_strategy, mixed, workers=3)

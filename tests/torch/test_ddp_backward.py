@@ -9,7 +9,7 @@ import harness
 import pytest
 import torch
 import training
-from strategies import with_every_strategy
+from strategies import every_strategy
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -17,7 +17,9 @@ import bps_rdma
 from bps_rdma.torch import DistributedDataParallel
 
 
-def checkpointed(bps: Any, strategy: str, reentrant: bool) -> None:
+@pytest.mark.parametrize("reentrant", [True, False])
+@every_strategy(workers=2)
+def test_checkpointed_activations(bps: Any, strategy: str, reentrant: bool) -> None:
     class Saving(training.Plain):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             x = checkpoint(self.first, x, use_reentrant=reentrant)
@@ -37,11 +39,6 @@ def checkpointed(bps: Any, strategy: str, reentrant: bool) -> None:
         sgd_alone.step()
         sgd.step()
     assert training.distance(alone, model) < 1e-6
-
-
-@pytest.mark.parametrize("reentrant", [True, False])
-def test_checkpointed_activations(reentrant):
-    harness.run(with_every_strategy, checkpointed, reentrant, workers=2)
 
 
 @harness.on_ranks(workers=2)
@@ -119,7 +116,8 @@ def test_a_backward_is_synchronised_as_its_own_forward_says(bps: Any) -> None:
     assert training.distance(alone, module) < 1e-5
 
 
-def no_gradient_here(bps: Any, strategy: str) -> None:
+@every_strategy(workers=2)
+def test_a_rank_without_gradients(bps: Any, strategy: str) -> None:
     """On one rank the loss does not depend on any parameter."""
     ddp = DistributedDataParallel(nn.Linear(8, 4), strategy=strategy)
     for _ in range(2):
@@ -133,10 +131,6 @@ def no_gradient_here(bps: Any, strategy: str) -> None:
         before = bps.metrics()["total"]["operations"]
         ddp.finish_gradient_synchronization()
         assert bps.metrics()["total"]["operations"] == before, "there was nothing left to do"
-
-
-def test_a_rank_without_gradients():
-    harness.run(with_every_strategy, no_gradient_here, workers=2)
 
 
 @harness.on_ranks(workers=2)

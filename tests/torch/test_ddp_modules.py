@@ -10,7 +10,7 @@ import harness
 import pytest
 import torch
 import training
-from strategies import STRATEGIES, with_every_strategy
+from strategies import STRATEGIES, every_strategy
 from torch import nn
 
 import bps_rdma
@@ -37,7 +37,8 @@ def test_buffers_of_the_first_rank_are_spread(bps: Any) -> None:
         assert bps.metrics()["total"]["operations"] == before
 
 
-def equal_buffers(bps: Any) -> list[float]:
+@harness.on_ranks(workers=3)
+def test_buffers_of_every_kind(bps: Any) -> None:
     class Counting(nn.Module):
         def __init__(self, seen: float) -> None:
             super().__init__()
@@ -51,14 +52,10 @@ def equal_buffers(bps: Any) -> list[float]:
 
     model = Counting(float(bps.rank() + 1))
     ddp = DistributedDataParallel(model)
-    first = model.seen.item(), model.fleeting.item()
+    assert model.seen.item() == model.fleeting.item() == 1
     model.seen += bps.rank()
     ddp(torch.ones(1, 2))
-    return [*first, model.seen.item()]
-
-
-def test_buffers_of_every_kind():
-    assert harness.run(equal_buffers, workers=3) == [[1.0, 1.0, 1.0]] * 3
+    assert model.seen.item() == 1
 
 
 @harness.on_ranks(workers=2)
@@ -156,7 +153,8 @@ def test_groups(bps: Any) -> None:
         assert torch.equal(model.weight.grad, torch.full((1, 4), sum(ranks) / 2))
 
 
-def compressed(bps: Any, strategy: str) -> None:
+@every_strategy(workers=2, env={"BPS_MIN_COMPRESS_BYTES": "64"})
+def test_compressed_gradients(bps: Any, strategy: str) -> None:
     for compression, dtype in ((BFloat16(everywhere=True), torch.bfloat16), (Float16(everywhere=True), torch.float16)):
         model = nn.Linear(64, 64)
         ddp = DistributedDataParallel(model, strategy=strategy, compression=compression)
@@ -169,10 +167,6 @@ def compressed(bps: Any, strategy: str) -> None:
             expected = everybody.view(bps.size(), 64).to(dtype).float().mean(0).to(dtype).float()
             assert model.weight.grad.dtype == torch.float32
             assert torch.equal(model.weight.grad.cpu(), expected.expand(64, 64))
-
-
-def test_compressed_gradients():
-    harness.run(with_every_strategy, compressed, workers=2, env={"BPS_MIN_COMPRESS_BYTES": "64"})
 
 
 class Looking(nn.Module):

@@ -10,7 +10,7 @@ from typing import Any
 import harness
 import pytest
 import torch
-from strategies import with_every_strategy
+from strategies import every_strategy, with_every_strategy
 from torch import nn
 
 import bps_rdma.torch
@@ -21,7 +21,8 @@ from bps_rdma.torch import DistributedDataParallel, DistributedOptimizer, broadc
 TCP = {"BPS_TRANSPORT": "tcp", "BPS_MIN_COMPRESS_BYTES": "1024"}
 
 
-def averaged(bps: Any, strategy: str) -> None:
+@every_strategy(workers=2, env=TCP)
+def test_gradients_are_averaged(bps: Any, strategy: str) -> None:
     model = nn.Linear(200, 100)
     ddp = DistributedDataParallel(model, strategy=strategy, compression=Int8(feedback=True))
     torch.manual_seed(bps.rank())
@@ -39,10 +40,6 @@ def averaged(bps: Any, strategy: str) -> None:
     assert bps.metrics()["total"]["compressed_bytes"] > 0
 
 
-def test_gradients_are_averaged() -> None:
-    harness.run(with_every_strategy, averaged, workers=2, env=TCP)
-
-
 class Branches(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -52,7 +49,8 @@ class Branches(nn.Module):
         return 3 * self.used(x) + (self.sometimes(x) if both else 0)
 
 
-def unused(bps: Any, strategy: str) -> None:
+@every_strategy(workers=2, env=TCP)
+def test_unused_parameters_are_told_from_others(bps: Any, strategy: str) -> None:
     model = Branches()
     ddp = DistributedDataParallel(
         model, strategy=strategy, compression=TopK(k=0.01, feedback=True), find_unused_parameters=True
@@ -61,10 +59,6 @@ def unused(bps: Any, strategy: str) -> None:
     assert model.never.weight.grad is None
     assert model.sometimes.weight.grad is not None, "rank 0 has used it"
     assert model.used.weight.grad.abs().sum() > 0
-
-
-def test_unused_parameters_are_told_from_others() -> None:
-    harness.run(with_every_strategy, unused, workers=2, env=TCP)
 
 
 def loss_of(bps: Any, compression: Any) -> float:
