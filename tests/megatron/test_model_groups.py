@@ -66,7 +66,8 @@ def test_a_rank_whose_model_is_left_to_megatron_joins_as_well():
     assert harness.run(joined, workers=2, init=False) == [True, True]
 
 
-def cured(bps: Any) -> list[bool]:
+@harness.on_ranks(workers=1, init=False)
+def test_a_model_says_whether_its_embedding_is_cured(bps: Any) -> None:
     """Whether frozen embeddings pass gradients, by what enable() and the model's configuration say."""
     from bps_rdma.megatron.config import DistributedDataParallelConfig
 
@@ -79,11 +80,7 @@ def cured(bps: Any) -> list[bool]:
             ddp = made(setup, DistributedDataParallelConfig(cure_frozen_embeddings=own), frozen=True)
         found.append(hasattr(ddp.module.embedding, "_bps_rdma_passes_gradients"))
     end(bps)
-    return found
-
-
-def test_a_model_says_whether_its_embedding_is_cured():
-    assert harness.run(cured, workers=1, init=False) == [[True, False, True, False]]
+    assert found == [True, False, True, False]
 
 
 def with_other_flags(bps: Any) -> str:

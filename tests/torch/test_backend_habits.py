@@ -63,8 +63,10 @@ def test_join_takes_ranks_with_uneven_inputs(divides, env):
     assert harness.run(uneven_inputs, divides, workers=2, init=False, env=env) == [together, alone]
 
 
-def quantised(_: Any, hook: str) -> float:
-    """How far the mean is from the exact one, as a part of the range of gradients."""
+@pytest.mark.parametrize("hook", ["quantization_pertensor_hook", "quantization_perchannel_hook"])
+@harness.on_ranks(workers=2, init=False)
+def test_hooks_that_quantise(bps: Any, hook: str) -> None:
+    """They wait for a future within the callback of another one. A quantum is 1/255 of a tensor's range."""
     from torch.distributed.algorithms.ddp_comm_hooks import quantization_hooks
 
     rank, size = joined()
@@ -80,19 +82,14 @@ def quantised(_: Any, hook: str) -> float:
     dist.all_reduce(expected)
     found = torch.cat([parameter.grad.flatten() for parameter in net.parameters()])
     dist.destroy_process_group()
-    return float((found - expected / size).abs().max() / spread)
-
-
-@pytest.mark.parametrize("hook", ["quantization_pertensor_hook", "quantization_perchannel_hook"])
-def test_hooks_that_quantise(hook):
-    """They wait for a future within the callback of another one. A quantum is 1/255 of a tensor's range."""
-    assert max(harness.run(quantised, hook, workers=2, init=False)) < 2 / 255
+    assert (found - expected / size).abs().max() / spread < 2 / 255
 
 
 # ---- Futures and works
 
 
-def nested_futures(_: Any, depth: int) -> list[float]:
+@harness.on_ranks(workers=2, init=False)
+def test_callbacks_wait_for_futures(bps: Any) -> None:
     """Each callback starts a collective, and waits for its future."""
     rank, _ = joined()
 
@@ -102,21 +99,18 @@ def nested_futures(_: Any, depth: int) -> list[float]:
     def below(level: int) -> Callable[[Any], list[float]]:
         def callback(future: Any) -> list[float]:
             mine = float(future.value()[0][0])
-            return [mine] if level == depth else [mine, *reduced(level).then(below(level + 1)).wait()]
+            return [mine] if level == 4 else [mine, *reduced(level).then(below(level + 1)).wait()]
 
         return callback
 
-    found: list[float] = reduced(0).then(below(1)).wait()
+    found = reduced(0).then(below(1)).wait()
     dist.destroy_process_group()
-    return found
+    assert found == [1, 3, 5, 7]
 
 
-def test_callbacks_wait_for_futures():
-    assert harness.run(nested_futures, 4, workers=2, init=False) == [[1.0, 3.0, 5.0, 7.0]] * 2
-
-
-def forgotten(_: Any) -> float:
-    """Works that nobody waits for, and more of them than are looked at each time."""
+@harness.on_ranks(workers=2, init=False)
+def test_works_that_nobody_waits_for(bps: Any) -> None:
+    """More of them than are looked at each time."""
     _, size = joined()
     tensors = [torch.ones(4) for _ in range(300)]
     for tensor in tensors:
@@ -124,17 +118,14 @@ def forgotten(_: Any) -> float:
     dist.barrier()
     last = torch.ones(1)
     dist.all_reduce(last)
+    assert float(last) == size
     assert all(float(tensor[0]) == size for tensor in tensors)
     dist.destroy_process_group()
-    return float(last)
 
 
-def test_works_that_nobody_waits_for():
-    assert harness.run(forgotten, workers=2, init=False) == [2.0, 2.0]
-
-
-def unwaited(_: Any) -> int:
-    """How many tensors of works that are over, and that nobody waits for, are still there."""
+@harness.on_ranks(workers=2, init=False)
+def test_tensors_of_works_that_nobody_waits_for_are_let_go(bps: Any) -> None:
+    """Of 4 MiB each: those of the last 64 MiB, and the one that was in progress when these began."""
     joined()
     tensors = []
     for _call in range(48):
@@ -143,14 +134,8 @@ def unwaited(_: Any) -> int:
         dist.all_reduce(tensor, async_op=True)
         del tensor
         dist.barrier()
-    kept = sum(one() is not None for one in tensors)
+    assert sum(one() is not None for one in tensors) <= 17
     dist.destroy_process_group()
-    return kept
-
-
-def test_tensors_of_works_that_nobody_waits_for_are_let_go():
-    """Of 4 MiB each: those of the last 64 MiB, and the one that was in progress when these began."""
-    assert max(harness.run(unwaited, workers=2, init=False)) <= 17
 
 
 # ---- torch.compile
@@ -302,7 +287,8 @@ def test_a_monitored_barrier_ends_at_its_timeout(bps: Any) -> None:
     dist.destroy_process_group()
 
 
-def some_talk(_: Any) -> list[float]:
+@harness.on_ranks(workers=3, init=False)
+def test_two_ranks_of_three_talk(bps: Any) -> None:
     """Ranks that send nothing need not do anything for those that do."""
     rank, _ = joined()
     tensor = torch.full((3,), float(rank))
@@ -311,11 +297,7 @@ def some_talk(_: Any) -> list[float]:
     if rank == 1:
         dist.recv(tensor, 0)
     dist.destroy_process_group()
-    return tensor.tolist()
-
-
-def test_two_ranks_of_three_talk():
-    assert harness.run(some_talk, workers=3, init=False) == [[0.0] * 3, [7.0] * 3, [2.0] * 3]
+    assert tensor.tolist() == [[0, 7, 2][rank]] * 3
 
 
 @harness.on_ranks(workers=2, init=False)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import harness
@@ -131,7 +132,8 @@ def test_the_hook_takes_sparse_and_complex_gradients_and_compresses_the_others()
             assert (difference > 1e-5) == compresses
 
 
-def sparse_without_state(_: Any) -> list[float]:
+@harness.on_ranks(workers=2, init=False)
+def test_the_hook_takes_sparse_gradients_without_a_state(bps: Any) -> None:
     rank, _ = joined("gloo")
     net = nn.parallel.DistributedDataParallel(nn.Embedding(3, 1, sparse=True))
     net.register_comm_hook(None, bps_torch.ddp_comm_hook)
@@ -141,11 +143,7 @@ def sparse_without_state(_: Any) -> list[float]:
     dist.barrier()
     bps_torch.shutdown()
     dist.destroy_process_group()
-    return net.module.weight.grad.to_dense().flatten().tolist()
-
-
-def test_the_hook_takes_sparse_gradients_without_a_state() -> None:
-    assert harness.run(sparse_without_state, workers=2, init=False) == [[0.5, 0.5, 1.0]] * 2
+    assert net.module.weight.grad.to_dense().flatten().tolist() == [0.5, 0.5, 1]
 
 
 def exact_states(_: Any, is_sparse: bool, has_state: bool) -> None:
@@ -207,7 +205,8 @@ def test_sharded_training(body):
     harness.run(body, workers=2, init=False)
 
 
-def with_dtensor(_: Any, folder: str) -> None:
+@harness.on_ranks(workers=4, init=False)
+def test_dtensor_and_checkpoints(bps: Any, tmp_path: Path) -> None:
     import torch.distributed.checkpoint as checkpoint
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
@@ -222,16 +221,12 @@ def with_dtensor(_: Any, folder: str) -> None:
     product = tensor @ distribute_tensor(whole.t().contiguous(), mesh, [Replicate(), Shard(0)])
     assert torch.equal(product.full_tensor(), whole @ whole.t())
 
-    checkpoint.save({"tensor": tensor, "number": 3}, checkpoint_id=folder)
+    checkpoint.save({"tensor": tensor, "number": 3}, checkpoint_id=tmp_path / "checkpoint")
     state = {"tensor": distribute_tensor(torch.zeros(6, 8), mesh, [Replicate(), Shard(0)]), "number": 0}
-    checkpoint.load(state, checkpoint_id=folder)  # under another placement
+    checkpoint.load(state, checkpoint_id=tmp_path / "checkpoint")  # under another placement
     assert torch.equal(state["tensor"].full_tensor(), whole)
     assert state["number"] == 3
     dist.destroy_process_group()
-
-
-def test_dtensor_and_checkpoints(tmp_path):
-    harness.run(with_dtensor, str(tmp_path / "checkpoint"), workers=4, init=False)
 
 
 def with_torchs_hook(bps: Any, backend: str, name: str) -> list[torch.Tensor]:

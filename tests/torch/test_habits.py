@@ -18,8 +18,9 @@ from bps_rdma.torch import DistributedDataParallel, DistributedOptimizer
 pytestmark = pytest.mark.timeout(300)
 
 
-def compared(_: Any) -> list[str]:
-    """What differs or fails."""
+@pytest.mark.parametrize("workers", [pytest.param(2, marks=pytest.mark.long), 3])
+@harness.on_ranks("workers", init=False)
+def test_weights_are_those_of_torchs_ddp(bps: Any) -> None:
     dist.init_process_group("gloo", timeout=timedelta(seconds=100))
     bps_torch.init()
     group = dist.new_group(backend="bps")
@@ -37,12 +38,7 @@ def compared(_: Any) -> list[str]:
                     torch.testing.assert_close(one, other, **rounds)
             except Exception as error:
                 wrong.append(f"{wrapper}, {habit}: {error}")
-    return wrong
-
-
-@pytest.mark.parametrize("workers", [pytest.param(2, marks=pytest.mark.long), 3])
-def test_weights_are_those_of_torchs_ddp(workers):
-    assert harness.run(compared, workers=workers, init=False) == [[]] * workers
+    assert not wrong
 
 
 def undeclared(bps: Any) -> str:

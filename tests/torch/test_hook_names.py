@@ -75,7 +75,8 @@ def test_models_alike_get_means_of_their_own():
     assert harness.run(alike, workers=2, init=False) == [[0.5, 1.5, 2.5, 3.5] * 2] * 2
 
 
-def together(_: Any) -> list[list[float]]:
+@harness.on_ranks(workers=2, init=False)
+def test_two_models_share_a_backward_pass(bps: Any) -> None:
     """Two models of different shapes in one backward pass, several times."""
     rank = joined()
     models = [
@@ -90,8 +91,5 @@ def together(_: Any) -> list[list[float]]:
             model.zero_grad()
         sum(model(torch.full((1, model.module[0].in_features), float(rank))).sum() for model in models).backward()
     ended()
-    return [model.module[1].weight.grad.flatten().tolist() for model in models]
-
-
-def test_two_models_share_a_backward_pass():
-    assert harness.run(together, workers=2, init=False) == [[[1.0] * 6, [2.5] * 15]] * 2
+    gradients = [model.module[1].weight.grad.flatten().tolist() for model in models]
+    assert gradients == [[1.0] * 6, [2.5] * 15]

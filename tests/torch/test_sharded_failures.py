@@ -118,7 +118,8 @@ def test_gradients_that_nobody_has_averaged_are_refused_before_any_weight_change
 # ---- Over torch.distributed, in groups, and when a rank is lost
 
 
-def over_gloo(bps: Any) -> int:
+@harness.on_ranks(workers=3, init=False)
+def test_it_starts_by_itself_over_a_gloo_group(bps: Any) -> None:
     import torch.distributed as dist
 
     dist.init_process_group("gloo")
@@ -133,14 +134,9 @@ def over_gloo(bps: Any) -> int:
         sharded = ShardedOptimizer(model.parameters(), torch.optim.AdamW, group=group, lr=0.01)
         train(model, sharded, range(1))
         assert len(sharded.state_dict()["state"]) == 6
-    size = bps.size()
+    assert bps.size() == 3
     dist.destroy_process_group()
     bps.shutdown()
-    return size
-
-
-def test_it_starts_by_itself_over_a_gloo_group():
-    assert harness.run(over_gloo, workers=3, init=False) == [3, 3, 3]
 
 
 def dies_while_stepping(bps: Any) -> tuple[str, float]:
@@ -171,8 +167,8 @@ def test_a_rank_that_dies_during_a_step_is_named_soon():
         assert came - killed < SOON_S
 
 
-@pytest.mark.filterwarnings("ignore:optimizer contains a parameter group with duplicate")
-def tied_in_one_group(bps: Any) -> None:
+@harness.on_ranks(workers=2)
+def test_a_parameter_given_twice_in_one_group_is_as_torch_has_it(bps: Any) -> None:
     reference, params = ([torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.ones(2))] for _ in range(2))
     plain = torch.optim.Adam([*reference, reference[1]], lr=0.1)
     sharded = ShardedOptimizer([*params, params[1]], torch.optim.Adam, lr=0.1)
@@ -181,7 +177,3 @@ def tied_in_one_group(bps: Any) -> None:
     plain.step()
     sharded.step()
     assert_same(params, reference)
-
-
-def test_a_parameter_given_twice_in_one_group_is_as_torch_has_it():
-    harness.run(tied_in_one_group, workers=2)

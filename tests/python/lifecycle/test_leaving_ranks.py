@@ -84,9 +84,8 @@ def leaves_early(bps: Any, where: str) -> tuple[str, float]:
     rank = bps.rank()
     one = np.ones(1000, np.float32)
     bps.push_pull(one, name="warm")
-    folder = Path(os.environ["BPS_TEST_FOLDER"])
     if rank == 1:
-        harness.eventually((folder / "mark-0-waits").exists)
+        await_mark("waits", 0)
         bps.shutdown()
         return "left", 0.0
     mark("waits")
@@ -121,9 +120,8 @@ def leaves_many_waiting(bps: Any, ranks: list[int]) -> list[str]:
     """All ranks but rank 0 leave one by one; rank 0 waits for sums of `ranks`, each made by one of the servers."""
     rank = bps.rank()
     group = bps.new_group(ranks) if rank in ranks else None
-    folder = Path(os.environ["BPS_TEST_FOLDER"])
-    harness.eventually(lambda: rank == 0 or (folder / f"mark-{rank - 1}-goes").exists())
     if rank > 0:
+        await_mark("goes", rank - 1)
         mark("goes")
         bps.shutdown()
         return []
@@ -206,20 +204,17 @@ def test_who_waits_for_a_rank_that_left_after_a_failure_is_told_of_the_failure(i
     assert "1" in told.split("after:")[1], told
 
 
-def uses_what_was_left(bps: Any) -> float:
+@pytest.mark.parametrize("servers", [None, 1])
+@harness.on_ranks("servers", workers=2, env=ENV)
+def test_what_a_rank_contributed_before_it_left_still_counts(bps: Any) -> None:
     """Rank 1 pushes and leaves at once; what it has pushed still counts."""
     array = np.full(100_000, bps.rank() + 1, np.float32)
     bps.push(array, name="x", average=False)
     if bps.rank() == 1:
         bps.shutdown()
-        return 3.0
+        return
     time.sleep(0.3)
-    return float(bps.pull(array, name="x", average=False)[-1])
-
-
-@pytest.mark.parametrize("servers", [None, 1])
-def test_what_a_rank_contributed_before_it_left_still_counts(servers):
-    assert harness.run(uses_what_was_left, workers=2, servers=servers, env=ENV) == [3.0, 3.0]
+    assert bps.pull(array, name="x", average=False)[-1] == 3
 
 
 def uses_what_the_gone_left(bps: Any) -> list[float]:
@@ -251,7 +246,8 @@ def test_what_a_rank_contributed_counts_when_its_connections_have_closed(env):
         assert job.results() == [[3.0] * 50, []]
 
 
-def keeps_its_hook(bps: Any) -> tuple[int, str]:
+@harness.on_ranks(workers=1, init=False)
+def test_an_excepthook_that_was_set_before_is_called_once(bps: Any) -> None:
     code = """
 import sys, bps_rdma as bps
 sys.excepthook = lambda kind, value, trace: print("mine", kind.__name__)
@@ -262,11 +258,7 @@ raise KeyError("x")
 """
     folder = os.environ["BPS_TEST_FOLDER"]
     ended = harness.run_command([sys.executable, "-c", code], os.environ, folder, within=120)
-    return ended.returncode, ended.stdout
-
-
-def test_an_excepthook_that_was_set_before_is_called_once():
-    assert harness.run(keeps_its_hook, workers=1, init=False) == [(1, "mine KeyError\n")]
+    assert (ended.returncode, ended.stdout) == (1, "mine KeyError\n")
 
 
 def raises_ours(bps: Any) -> str:
@@ -299,15 +291,9 @@ def leaves_while_groups_are_made(bps: Any, tries: int) -> int:
                     bps.new_group([1], str(name))
                     made += 1
             bps.shutdown(0)
-        wait_for_all(number, 2)
+        mark(f"try {number}")
+        await_mark(f"try {number}", 0, 1)
     return made
-
-
-def wait_for_all(number: int, ranks: int) -> None:
-    """Until all ranks have come so far, without the job."""
-    mark(f"try {number}")
-    folder = Path(os.environ["BPS_TEST_FOLDER"])
-    harness.eventually(lambda: all((folder / f"mark-{rank}-try {number}").exists() for rank in range(ranks)))
 
 
 def test_a_rank_leaves_at_once_while_others_make_groups():

@@ -162,13 +162,10 @@ def test_results_that_would_overwrite_what_is_still_sent_are_refused(bps: Any) -
     assert part.tolist() == [size * size * i for i in range(begin, end)]
 
 
-def names_two_roots(bps: Any) -> None:
+@pytest.mark.parametrize("env", [{"BPS_HOST_SUM": "0"}, {"BPS_HOST_SUM": "1"}], ids=["0", "1"])
+@harness.on_ranks("env", workers=3)
+def test_a_broadcast_from_two_roots_is_refused(bps: Any) -> None:
     array = np.full(5, bps.rank() + 1.0)
     with pytest.raises(bps.MismatchError, match="different roots"):
         bps.broadcast(array, "b", root=min(bps.rank(), 1))
     assert bps.broadcast(array, "b", root=2).tolist() == [3] * 5
-
-
-@pytest.mark.parametrize("host_sum", ["0", "1"])
-def test_a_broadcast_from_two_roots_is_refused(host_sum):
-    harness.run(names_two_roots, workers=3, env={"BPS_HOST_SUM": host_sum})

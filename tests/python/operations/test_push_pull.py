@@ -62,23 +62,19 @@ def test_average_is_sum_over_group_size(workers, transport):
     assert results == [[]] * workers
 
 
-def floor_of_negatives(bps: Any) -> list[int]:
+@harness.on_ranks(workers=2)
+def test_integers_are_floor_divided(bps: Any) -> None:
     # Sums of -7, -1, 1 and 8 over two ranks: truncation would give -3, 0, 0, 4.
     mine = ([-3, -1, 1, 5], [-4, 0, 0, 3])[bps.rank()]
-    return [
-        int(value)
-        for dtype in ("int8", "int32", "int64")
-        for value in bps.push_pull(np.array(mine, dtype), average=True, name=dtype)
-    ]
+    for dtype in ("int8", "int32", "int64"):
+        assert bps.push_pull(np.array(mine, dtype), average=True, name=dtype).tolist() == [-4, -1, 0, 4]
 
 
-def test_integers_are_floor_divided():
-    assert harness.run(floor_of_negatives, workers=2) == [[-4, -1, 0, 4] * 3] * 2
-
-
-def means_of_extremes(bps: Any) -> list[str]:
-    """What is wrong: sums of these do not fit their type, means do."""
-    wrong = []
+@pytest.mark.parametrize("servers", [None, 1])
+@pytest.mark.parametrize("workers", [2, 3])
+@harness.on_ranks("workers", "servers", "transport")
+def test_means_of_integers_do_not_wrap_around(bps: Any) -> None:
+    """Sums of these do not fit their type, means do."""
     for dtype in ("uint8", "int8", "int32", "int64"):
         least, most = np.iinfo(dtype).min, np.iinfo(dtype).max
         columns = ([most, least, most, least + 1], [most, least, least, least], [most, least, most - 1, least])
@@ -91,30 +87,16 @@ def means_of_extremes(bps: Any) -> list[str]:
                 bps.reduce_scatter(mine, average=True, name=f"{dtype}.part"), name=f"{dtype}.all"
             ),
         }.items():
-            if mean.tolist() != expected * 600:
-                wrong.append(f"{name} of {dtype}: {mean[:4].tolist()}, not {expected}")
-    return wrong
+            assert mean.tolist() == expected * 600, f"{name} of {dtype}"
 
 
 @pytest.mark.parametrize("servers", [None, 1])
-@pytest.mark.parametrize("workers", [2, 3])
-def test_means_of_integers_do_not_wrap_around(workers, servers, transport):
-    assert (
-        harness.run(means_of_extremes, workers=workers, servers=servers, env=harness.over(transport)) == [[]] * workers
-    )
-
-
-def float16_in_float32(bps: Any) -> list[float]:
+@harness.on_ranks("servers", workers=3)
+def test_float16_is_summed_in_float32(bps: Any) -> None:
     # 2048 + 1 is 2048 in float16, so pairwise sums lose both ones; 60000 + 60000 is infinite there.
     mine = np.array(([2048, 60000], [1, 60000], [1, 60000])[bps.rank()], np.float16)
-    total = bps.push_pull(mine[:1], average=False, name="sum")
-    mean = bps.push_pull(mine[1:], average=True, name="mean")
-    return [float(total[0]), float(mean[0])]
-
-
-@pytest.mark.parametrize("servers", [None, 1])
-def test_float16_is_summed_in_float32(servers):
-    assert harness.run(float16_in_float32, workers=3, servers=servers) == [[2050.0, 60000.0]] * 3
+    assert bps.push_pull(mine[:1], average=False, name="sum")[0] == 2050
+    assert bps.push_pull(mine[1:], average=True, name="mean")[0] == 60000
 
 
 @harness.on_ranks(workers=3)
@@ -129,16 +111,11 @@ def test_float16_is_rounded_once(bps: Any) -> None:
     assert np.array_equal(mean, (exact / np.float32(3)).astype(np.float16))
 
 
-def integers_wrap(bps: Any) -> list[int]:
-    found = []
-    for dtype in ("uint8", "int8", "int32", "int64"):
+@harness.on_ranks(workers=2)
+def test_integer_sums_wrap_around(bps: Any) -> None:
+    for dtype, expected in (("uint8", 254), ("int8", -2), ("int32", -2), ("int64", -2)):
         most = np.array([np.iinfo(dtype).max], dtype)
-        found.append(int(bps.push_pull(most, average=False, name=dtype)[0]))
-    return found
-
-
-def test_integer_sums_wrap_around():
-    assert harness.run(integers_wrap, workers=2) == [[254, -2, -2, -2]] * 2
+        assert bps.push_pull(most, average=False, name=dtype) == [expected]
 
 
 def test_in_place_writes_into_the_array_and_nowhere_else(transport):
