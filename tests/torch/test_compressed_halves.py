@@ -100,14 +100,10 @@ def test_methods_in_python_get_float32(dtype: str) -> None:
     harness.run(bodies.in_python, dtype, workers=2, env=TCP)
 
 
-def by_setting(bps: Any) -> None:
+@harness.on_ranks(workers=2, servers=1, env=TCP | {"BPS_COMPRESSION": "int8", "BPS_MIN_COMPRESS_BYTES": "10000"})
+def test_the_setting_counts_the_bytes_of_the_tensor(bps: Any) -> None:
     large, small = (bodies.halves(np.ones(count), "bfloat16") for count in (5000, 4999))
     bps.push_pull_inplace(small, name="small")
     assert bps.metrics()["total"]["compressed_bytes"] == 0
     bps.push_pull_inplace(large, name="large")
     assert bps.metrics()["total"]["uncompressed_bytes"] == 2 * 10_000
-
-
-def test_the_setting_counts_the_bytes_of_the_tensor() -> None:
-    env = TCP | {"BPS_COMPRESSION": "int8", "BPS_MIN_COMPRESS_BYTES": "10000"}
-    harness.run(by_setting, workers=2, servers=1, env=env)

@@ -297,7 +297,10 @@ def test_a_wrong_setting_is_told_at_once() -> None:
         harness.run(by_default, workers=1, env=TCP | {"BPS_COMPRESSION": "zip"})
 
 
-def too_sparse(bps: Any) -> None:
+@harness.on_ranks(
+    workers=2, servers=1, env=TCP | {"BYTEPS_PARTITION_BYTES": str(16 << 20), "BPS_MIN_PARTITION_BYTES": str(16 << 20)}
+)
+def test_a_code_that_no_server_takes_is_refused_before_anything_is_sent(bps: Any) -> None:
     large = np.ones(5 << 20, np.float32)
     for text in ("topk:k=1e-07", "randomk:k=1e-07,feedback=1"):
         with pytest.raises(InvalidArgumentError) as told:
@@ -307,8 +310,3 @@ def too_sparse(bps: Any) -> None:
     small = np.ones(1 << 20, np.float32)
     small[7] = 5
     assert bps.push_pull(small, name="small", average=False, compression=bps.TopK(k=0.0000001))[7] == 10
-
-
-def test_a_code_that_no_server_takes_is_refused_before_anything_is_sent() -> None:
-    large = {"BYTEPS_PARTITION_BYTES": str(16 << 20), "BPS_MIN_PARTITION_BYTES": str(16 << 20)}
-    harness.run(too_sparse, workers=2, servers=1, env=TCP | large)

@@ -457,7 +457,8 @@ def test_off_by_default():
     )
 
 
-def without_driver(bps: Any) -> None:
+@harness.on_ranks(workers=1, env={"BPS_DEVICE_ROUTE": "1", "BPS_CUDA_LIB": "libno-such-driver.so.1"})
+def test_a_driver_that_is_not_there(bps: Any) -> None:
     class Claims:
         def __init__(self) -> None:
             self.__cuda_array_interface__ = {"shape": (5,), "typestr": "<f4", "data": (4096, False), "version": 3}
@@ -466,11 +467,6 @@ def without_driver(bps: Any) -> None:
         bps.push_pull_inplace(Claims(), name="x")
     assert "install NVIDIA's driver" in caught.value.hint
     assert bps.push_pull(np.ones(3), average=False, name="y")[0] == 1
-
-
-def test_a_driver_that_is_not_there():
-    env = {"BPS_DEVICE_ROUTE": "1", "BPS_CUDA_LIB": "libno-such-driver.so.1"}
-    harness.run(without_driver, workers=1, env=env)
 
 
 @harness.on_ranks("env", workers=1)

@@ -42,19 +42,15 @@ def test_default_partition_size(bps: Any) -> None:
     check(bps, 5_000_001, "int32", "integers")
 
 
-def more_partitions_than_16_bits(bps: Any, count: int) -> int:
-    check(bps, count, "float64", "many")
-    return int(bps.metrics()["total"]["partitions"])
-
-
 @pytest.mark.parametrize(("workers", "transport"), [(2, "shm"), (2, "tcp"), (1, "auto")])
-def test_more_than_65536_partitions(workers, transport):
-    count = 70_000 * 8 + 3
-    env = {"BPS_TRANSPORT": transport, "BYTEPS_PARTITION_BYTES": "64", "BPS_MIN_PARTITION_BYTES": "64"}
-    assert harness.run(more_partitions_than_16_bits, count, workers=workers, env=env) == [2 * 70_001] * workers
+@harness.on_ranks("workers", "transport", env={"BYTEPS_PARTITION_BYTES": "64", "BPS_MIN_PARTITION_BYTES": "64"})
+def test_more_than_65536_partitions(bps: Any) -> None:
+    check(bps, 70_000 * 8 + 3, "float64", "many")
+    assert bps.metrics()["total"]["partitions"] == 2 * 70_001
 
 
-def many_partitions_in_arrears(bps: Any) -> None:
+@harness.on_ranks("transport", workers=2, env={"BYTEPS_PARTITION_BYTES": "16", "BPS_MIN_PARTITION_BYTES": "16"})
+def test_a_late_rank_finds_many_open_partitions(bps: Any) -> None:
     """Rank 1 comes late: the server has all partitions of rank 0 open at once."""
     if bps.rank() == 0:
         handle = bps.push_pull_async(np.full(400_000, 1, np.uint8), average=False, name="many")
@@ -63,11 +59,6 @@ def many_partitions_in_arrears(bps: Any) -> None:
     else:
         bps.push_pull(np.zeros(1), name="go")
         assert np.all(bps.push_pull(np.full(400_000, 2, np.uint8), average=False, name="many") == 3)
-
-
-def test_a_late_rank_finds_many_open_partitions(transport):
-    env = {"BPS_TRANSPORT": transport, "BYTEPS_PARTITION_BYTES": "16", "BPS_MIN_PARTITION_BYTES": "16"}
-    harness.run(many_partitions_in_arrears, workers=2, env=env)
 
 
 def _available_gib() -> float:
