@@ -10,12 +10,11 @@ import harness
 import pytest
 import torch
 import training
+from strategies import STRATEGIES
 from torch import nn
 
 import bps_rdma
 from bps_rdma.torch import CrossBarrier, DiLoCo, DistributedDataParallel, DistributedOptimizer
-
-STRATEGIES = ["overlap", "bucketed", "naive", "flat"]
 
 
 class Growing(nn.Module):

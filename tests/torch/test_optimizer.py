@@ -112,9 +112,6 @@ def test_backward_passes_are_counted(bps: Any) -> None:
         model(torch.ones(1, 2)).sum().backward()
     assert torch.equal(model.weight.grad, torch.full((2, 2), 2.0))
     optimizer.step()
-    for bad in (0, -1):
-        with pytest.raises(bps_rdma.InvalidArgumentError, match="1 or more"):
-            DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), backward_passes_per_step=bad)
 
 
 @harness.on_ranks(workers=2)

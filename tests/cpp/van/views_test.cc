@@ -15,6 +15,12 @@ namespace {
 using test::SimulatedMember;
 using test::Simulation;
 
+void renew_all(Simulation& job) {
+  for (SimulatedMember& member : job.members()) {
+    if (job.may_renew(member)) job.renew(member);
+  }
+}
+
 // All who are alive are in one view, in their old order.
 void expect_one_view(Simulation& job) {
   const auto alive = job.alive();
@@ -234,11 +240,7 @@ TEST(Views, AnyOrderOfEventsEndsWellOrForAll) {
           if (job.may_renew(member)) job.renew(member);
       }
     }
-    for (int i = 0; i < 3; ++i) {
-      for (SimulatedMember* member : job.alive()) {
-        if (job.may_renew(*member)) job.renew(*member);
-      }
-    }
+    for (int i = 0; i < 3; ++i) renew_all(job);
     const bool over =
         std::ranges::any_of(job.alive(), [](const SimulatedMember* one) { return one->refused.has_value(); });
     const bool ended = job.job().phase() == Job::Phase::kOver;
@@ -263,12 +265,6 @@ TEST(Views, AnyOrderOfEventsEndsWellOrForAll) {
 void rejoin_all(Simulation& job) {
   for (SimulatedMember& member : job.members()) {
     if (job.may_rejoin(member)) job.rejoin(member);
-  }
-}
-
-void renew_all(Simulation& job) {
-  for (SimulatedMember& member : job.members()) {
-    if (job.may_renew(member)) job.renew(member);
   }
 }
 
