@@ -161,9 +161,11 @@ class Lane:
         self.own, self.peer = own, peer
         self.position = int(own > peer)  # in the pair
         self.lock = threading.RLock()
-        self.deferred: deque[Any] = deque()  # Messages that come, and may begin to only behind those before them
+        self.unheard: deque[Any] = deque()  # Messages whose other notice has not been read, in their order
+        self.deferred = 0  # how many of them come, and may begin to only then
         self.under_way: weakref.WeakSet[Any] = weakref.WeakSet()  # Messages
-        self.expected: Any = None  # the Message that comes next, if somebody who takes from any rank waits for it
+        self.receivers: deque[Any] = deque()  # weak references to those who take from any rank, in their order
+        self.expected: deque[Any] = deque()  # Messages, one or more for each of them: some got theirs from other ranks
         self._group = group
         self._notices = self._declare(f"{name}, notice", 2 * NOTICE_BYTES)
         self._large: dict[tuple[int, bool], _core.Tensor] = {}
@@ -192,6 +194,11 @@ class Lane:
         root = self.position if outward else 1 - self.position
         tensor = self.large(nbytes, outward)
         return self._start(tensor, _BROADCAST, _SUM, memory, memory, root, priority, awaited, timeout)
+
+    def first_unheard(self) -> Any:
+        """The first Message whose notice has to be read; None: there is none."""
+        with self.lock:
+            return self.unheard[0] if self.unheard else None
 
     def next_round(self, nbytes: int, outward: bool) -> int:
         """The round of the next broadcast of this size and direction. Under the lock, as all that follows."""

@@ -64,6 +64,8 @@ class Message(StepwiseHandle):
     def _start(self, takes: bool) -> None:
         lane, how, notice = self.lane, self._how, self._notice
         expected = ANYTHING if self._takes_anything else self._into.content
+        while (first := lane.first_unheard()) is not None and first.heard(waits=False):
+            pass  # perhaps nobody holds it any more
         for content, outward in ((self._out.content, True), (expected, False)):
             if content.is_large:
                 lane.large(content.nbytes, outward)  # is declared before anything is sent
@@ -76,8 +78,8 @@ class Message(StepwiseHandle):
             self._expects = Said(expected) if self._is_deferred else self._said(expected, outward=False)
             notice.write(lane.position, self._sends, self._expects)
             self._exchange = lane.give_notice(notice, how.priority, how.awaited, how.timeout)
-            if self._is_deferred:
-                lane.deferred.append(self)
+            lane.unheard.append(self)
+            lane.deferred += self._is_deferred
             self._begin(self._out, outward=True)
             if not self._is_deferred:
                 self._begin(self._into, outward=False)
@@ -106,14 +108,15 @@ class Message(StepwiseHandle):
 
     def blocker(self) -> Blocker:
         """What has to end before done() can change."""
-        for handle in (self._exchange, *self._going_on, *self._ending):
-            if not (handle.taken or handle.done()):
-                return handle
-        for earlier in list(self.lane.deferred):  # one that has to be heard first
-            if earlier is not self:
-                first: Blocker = earlier.blocker()
-                return first
-            break
+        if self._exchange.taken:
+            for handle in (*self._going_on, *self._ending):
+                if not (handle.taken or handle.done()):
+                    return handle
+        elif self._exchange.done():
+            first = self.lane.first_unheard()
+            if not (first is self or self._exchange.taken):  # it has to be heard before
+                before: Blocker = first.blocker()
+                return before
         return self._exchange
 
     @property
@@ -152,12 +155,10 @@ class Message(StepwiseHandle):
         lane = self.lane
         if self._exchange.taken:
             return True
-        if self._is_deferred:
-            for earlier in list(lane.deferred):
-                if earlier is self:
-                    break
-                if not earlier.heard(waits=waits):
-                    return False
+        # In their order: of a message that does not fit, the rounds are ended before those of the next one.
+        while (first := lane.first_unheard()) is not self:
+            if not first.heard(waits=waits):
+                return False
         if not waits and not self._exchange.done():
             return False
         try:
@@ -165,8 +166,9 @@ class Message(StepwiseHandle):
             self._take(*self._notice.read(1 - lane.position))
         except Exception as error:
             self._error = self._error or error
-        if self._is_deferred:
-            lane.deferred.remove(self)
+        with lane.lock:
+            lane.unheard.popleft()
+            lane.deferred -= self._is_deferred
         lane.lanes.give_back(self._notice)
         return True
 

@@ -8,6 +8,7 @@ import os
 import select
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
@@ -24,6 +25,7 @@ from bps_rdma.operations.messages import How, Message, mismatch
 
 T = TypeVar("T")
 _FOREVER = float("inf")
+_joining = threading.Lock()  # who is before whom is the same in all lanes, or two could wait for each other
 
 
 class Subject(NamedTuple):
@@ -60,11 +62,7 @@ def receive(part: Part, result: Any, src: int, subject: Subject, how: How) -> Py
 
     def begin(all_lanes: Lanes, members: Group) -> PythonHandle[Any]:
         lane = _lane(all_lanes, members, subject, src, sends=False)
-        with lane.lock:
-            if lane.expected is None:
-                return Message(lane, None, part, how, result)
-            expected, lane.expected = lane.expected, None
-            return ReceiveFromAny([lane], part, how, result, expected)
+        return ReceiveFromAny([lane], part, how, result) if lane.expected else Message(lane, None, part, how, result)
 
     return started(begin, subject, how, peer=("src", src))
 
@@ -124,24 +122,22 @@ class ReceiveFromAny(PythonHandle[Any]):
     """Waits for the first message of several lanes.
 
     Each lane has a message that expects anything, without a deadline of its own: it stays when another lane's has come,
-    and is the next one that somebody receives from that rank.
+    and is the next one that somebody receives from that rank. Receivers get messages in the order in which they were
+    made, whichever is looked at first.
 
     Args:
         lanes: those from which something may come.
         part: where it belongs.
         how: see How; the deadline begins now.
         result: what wait() returns; None: the rank that has sent.
-        taken: the message, if it is known which.
     """
 
-    def __init__(
-        self, lanes: list[Lane], part: Part, how: How, result: Any = None, taken: Message | None = None
-    ) -> None:
+    def __init__(self, lanes: list[Lane], part: Part, how: How, result: Any = None) -> None:
         self._lanes = lanes
         self._part = part
         self._how = how
         self._result = result
-        self._taken = taken
+        self._taken: Message | None = None
         seconds = lanes[0].lanes.process.timeout_s if how.timeout is None else how.timeout
         self._seconds = seconds
         self._end = time.monotonic() + seconds
@@ -153,9 +149,12 @@ class ReceiveFromAny(PythonHandle[Any]):
         self._over = False
         self._turn = threading.RLock()
         self._hanging = threading.Lock()  # of the bell
-        if taken is None:
-            with keeping:
-                self._find()
+        self._self = weakref.ref(self)
+        with keeping:
+            with _joining:
+                for lane in lanes:
+                    self._join(lane)
+            self._find()
 
     def __del__(self) -> None:
         if hasattr(self, "_waiting"):
@@ -164,12 +163,17 @@ class ReceiveFromAny(PythonHandle[Any]):
     def wait(self) -> Any:
         """Blocks until a message has come, and returns the rank that has sent it, or the given result."""
         with self._turn, keeping:
-            while not self._over and not self._advance():
-                left = self._end - time.monotonic()
-                if left <= 0:
-                    self._give_up()
-                else:
-                    self._waiting.poll(None if left == _FOREVER else left)
+            try:
+                while not self._over and not self._advance():
+                    left = self._end - time.monotonic()
+                    if left <= 0:
+                        self._miss()
+                    else:
+                        self._waiting.poll(None if left == _FOREVER else left)
+            except BaseException as error:
+                if self._how.awaited:  # nobody can wait for it again
+                    self._give_up(error)
+                raise
         if self._error is not None:
             raise raised(self._error)
         return self._result
@@ -182,7 +186,9 @@ class ReceiveFromAny(PythonHandle[Any]):
             return False
         try:
             with keeping:
-                return self._over or self._advance() or time.monotonic() >= self._end
+                if not self._over and not self._advance() and time.monotonic() >= self._end:
+                    self._miss()
+                return self._over
         finally:
             self._turn.release()
 
@@ -207,30 +213,59 @@ class ReceiveFromAny(PythonHandle[Any]):
         """The rank that has sent, once that is known."""
         return None if self._taken is None else self._taken.lane.peer
 
+    def _join(self, lane: Lane) -> None:
+        """Waits in a lane, in which as many messages are expected as there are receivers."""
+        with lane.lock:
+            lane.receivers.append(self._self)
+            try:
+                while len(lane.expected) < len(lane.receivers):
+                    how = self._how._replace(timeout=_FOREVER, awaited=False)
+                    lane.expected.append(Message(lane, None, ANYTHING, how))
+            except BpsError as error:
+                self._lose(lane, error)
+
+    def _lose(self, lane: Lane, error: BpsError) -> None:
+        self._failed[lane.peer] = error  # others may still send
+        lane.receivers.remove(self._self)
+
     def _find(self) -> None:
-        """Takes a message that has come, and sees to it that every lane expects one."""
+        """Takes a message that has come."""
         for lane in self._lanes:
             if lane.peer in self._failed:
                 continue
-            try:
-                with lane.lock:
-                    if lane.expected is None:
-                        how = self._how._replace(timeout=_FOREVER, awaited=False)
-                        lane.expected = Message(lane, None, ANYTHING, how)
-                    expected = lane.expected
-                    if not expected.heard(waits=False):
-                        self._watch(expected)
-                        continue
-                    lane.expected = None
-                if expected.error is not None:
-                    raise expected.error
-            except BpsError as error:  # others may still send
-                self._failed[lane.peer] = error
-            else:
-                self._taken = expected
-                return
+            is_next = self._is_next(lane)
+            with lane.lock:
+                expected = lane.expected[0]
+                if not (is_next and expected.heard(waits=False)):
+                    self._watch(expected)
+                    continue
+                lane.expected.popleft()
+                if isinstance(expected.error, BpsError):
+                    self._lose(lane, expected.error)
+                    continue
+            self._taken = expected
+            self._leave()
+            return
         if len(self._failed) == len(self._lanes):
             self._fail(next(iter(self._failed.values())))
+
+    def _is_next(self, lane: Lane) -> bool:
+        """Whether no receiver is before this one. Those that can go on are made to, and then are there no more."""
+        while (first := lane.receivers[0]) is not self._self:
+            ahead = first()
+            if ahead is not None:
+                ahead.done()
+            with lane.lock:
+                if first is lane.receivers[0]:
+                    if ahead is not None:
+                        return False
+                    lane.receivers.popleft()  # nobody holds it any more
+        return True
+
+    def _leave(self) -> None:
+        for lane in self._lanes:
+            with lane.lock, contextlib.suppress(ValueError):
+                lane.receivers.remove(self._self)
 
     def _watch(self, message: Message) -> None:
         blocker = message.blocker()
@@ -267,23 +302,27 @@ class ReceiveFromAny(PythonHandle[Any]):
         if self._result is None:
             self._result = lane.peer
 
-    def _give_up(self) -> None:
-        if self._taken is not None:  # the next one who receives from that rank gets what comes
-            with self._taken.lane.lock:
-                self._taken.lane.expected = self._taken.lane.expected or self._taken
+    def _miss(self) -> None:
         ranks = ", ".join(str(lane.peer) for lane in self._lanes)
-        self._fail(
+        self._give_up(
             DeadlineError(
                 f"{self._lanes[0].name}: nothing came within {self._seconds:g} s from any of the ranks {ranks}",
                 "check that one of them sends with the same name, tag and group, or set a longer timeout",
             )
         )
 
+    def _give_up(self, error: BaseException) -> None:
+        if self._taken is not None:  # the next one who receives from that rank gets what comes
+            with self._taken.lane.lock:
+                self._taken.lane.expected.appendleft(self._taken)
+        self._fail(error)
+
     def _fail(self, error: BaseException) -> None:
         self._error = error
         self._finish()
 
     def _finish(self) -> None:
+        self._leave()
         with self._hanging:
             self._over = True
             if self._bell is not None:

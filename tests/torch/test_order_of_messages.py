@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Receives get messages in the order in which they were posted, from any rank or from one, whoever is waited for first.
+
+A message that does not fit is told, and never comes as another one.
+"""
+
+from __future__ import annotations
+
+import random
+from datetime import timedelta
+from typing import Any
+
+import harness
+import pytest
+import torch
+import torch.distributed as dist
+
+import bps_rdma.torch
+
+pytestmark = pytest.mark.timeout(300)
+SMALL, LARGE, LARGER = 3, 5000, 6000
+
+
+def exchanged(sent: list[int], expected: list[tuple[str, int]], backwards: bool) -> list[str]:
+    """What comes of messages from rank 1 to rank 0 of so many elements, of which each holds its number."""
+    rank = dist.get_rank()
+    works, tensors = [], []
+    for number, (count, (who, room)) in enumerate(zip(sent, expected, strict=True)):
+        tensors.append(torch.full((room if rank == 0 else count,), float(number) if rank else -1.0))
+        if rank == 1:
+            works.append(dist.isend(tensors[-1], 0))
+        else:
+            works.append(dist.irecv(tensors[-1], 1 if who == "one" else None))
+    found = [""] * len(works)
+    for number in sorted(range(len(works)), reverse=backwards):
+        try:
+            works[number].wait()
+        except bps_rdma.MismatchError:
+            found[number] = "mismatch"
+        else:
+            assert rank == 1 or tensors[number].eq(number).all(), (sent, expected, tensors[number][0])
+            found[number] = "came"
+    return found
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("backwards", [False, True])
+@harness.on_ranks("workers", init=False)
+def test_messages_that_fit(bps: Any, backwards: bool) -> None:
+    dist.init_process_group("bps")
+    if dist.get_rank() < 2:
+        for kinds in (["any", "one"], ["any", "any"], ["one", "any", "one", "any", "any", "one"]):
+            for sizes in ([SMALL], [LARGE], [SMALL, LARGE]):
+                sent = [sizes[number % len(sizes)] for number in range(len(kinds))]
+                assert exchanged(sent, list(zip(kinds, sent, strict=True)), backwards) == ["came"] * len(kinds)
+    bps.barrier()
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("kinds", [["one"], ["one", "any"]])
+@harness.on_ranks(workers=2, init=False)
+def test_messages_of_which_some_do_not_fit(bps: Any, kinds: list[str]) -> None:
+    """Whichever of them is waited for first, nothing waits for a message that will never come."""
+    dist.init_process_group("bps", timeout=timedelta(seconds=20 * harness.PATIENCE))
+    chance = random.Random(2)
+    for _ in range(40):
+        sent = [chance.choice([SMALL, LARGE, LARGER]) for _ in range(chance.randint(2, 6))]
+        rooms = [count if chance.random() < 0.7 else chance.choice([SMALL, LARGE, LARGER]) for count in sent]
+        expected = [(chance.choice(kinds), room) for room in rooms]
+        backwards = chance.choice([False, True]), chance.choice([False, True])
+        found = exchanged(sent, expected, backwards[dist.get_rank()])
+        if dist.get_rank() == 0 or kinds == ["one"]:
+            fits = [count == room for count, room in zip(sent, rooms, strict=True)]
+            assert all(one == "mismatch" or fit for one, fit in zip(found, fits, strict=True)), (sent, rooms, found)
+    bps.barrier()
+    dist.destroy_process_group()
