@@ -16,6 +16,24 @@ class Blocker(Protocol):
         """Returns that descriptor."""
 
 
+class AnyOf:
+    """What is over once one of some blockers is."""
+
+    def __init__(self, *blockers: Blocker) -> None:
+        self._blockers = blockers  # kept, so that their descriptors are open
+        self._epoll = select.epoll()
+        for blocker in blockers:
+            self._epoll.register(blocker.completion_fd(), select.EPOLLIN)
+
+    def completion_fd(self) -> int:
+        """Returns a descriptor that is readable once one of them is over."""
+        return self._epoll.fileno()
+
+    def wait(self) -> None:
+        """Blocks until then."""
+        self._epoll.poll()
+
+
 class Blockers(Generic[Waiter]):
     """Blockers, each with those that wait for it. One thread uses it.
 

@@ -18,6 +18,7 @@ from collections import deque
 from typing import Any, NamedTuple
 
 from bps_rdma import _core, arrays
+from bps_rdma.errors import BpsError
 from bps_rdma.operations.progress import Progress
 from bps_rdma.running_job import Job
 
@@ -25,6 +26,8 @@ PAIR_NAME = "~pair"  # kPairName
 # Elements, bytes and broadcast that are sent, the same of what is expected, and the dtypes of both.
 _NOTICE = struct.Struct("<qqIqqI16s16s")
 _NO_ROUND = (1 << 32) - 1
+_ELEMENTS = struct.Struct("<q")
+_NOT_COME = -3  # elements of a notice
 NOTICE_BYTES = 1024  # of each rank
 SMALL = NOTICE_BYTES - _NOTICE.size  # bytes of a message that travels in its notice
 _ROWS = 64  # notices that are made at a time
@@ -111,7 +114,8 @@ class Notice:
         self._bytes = memoryview(row)
 
     def write(self, position: int, sent: Said, expected: Said) -> None:
-        """Writes what the rank at this position says."""
+        """Writes what the rank at this position says, and that nothing has come from the other one."""
+        _ELEMENTS.pack_into(self._bytes, (1 - position) * NOTICE_BYTES, _NOT_COME)
         (out, out_round), (into, into_round) = sent, expected
         _NOTICE.pack_into(
             self._bytes,
@@ -127,8 +131,14 @@ class Notice:
         )
 
     def read(self, position: int) -> tuple[Said, Said]:
-        """What the rank at this position sends, and what it expects."""
+        """What the rank at this position sends, and what it expects.
+
+        Raises:
+            BpsError: it has not come: what a signal handler raised has taken the place of the error.
+        """
         found = _NOTICE.unpack_from(self._bytes, position * NOTICE_BYTES)
+        if found[0] == _NOT_COME:
+            raise BpsError("a message failed while a signal handler raised an exception", "look into the log for why")
         dtypes = [text.rstrip(b"\0").decode() for text in found[6:]]
         rounds = [None if number == _NO_ROUND else number for number in (found[2], found[5])]
         return (
@@ -161,7 +171,7 @@ class Lane:
         self.own, self.peer = own, peer
         self.position = int(own > peer)  # in the pair
         self.lock = threading.RLock()
-        self.unheard: deque[Any] = deque()  # Messages whose other notice has not been read, in their order
+        self.unheard: deque[Any] = deque()  # Messages in their order, from the first whose other notice is not read on
         self.deferred = 0  # how many of them come, and may begin to only then
         self.under_way: weakref.WeakSet[Any] = weakref.WeakSet()  # Messages
         self.receivers: deque[Any] = deque()  # weak references to those who take from any rank, in their order
@@ -198,7 +208,12 @@ class Lane:
     def first_unheard(self) -> Any:
         """The first Message whose notice has to be read; None: there is none."""
         with self.lock:
-            return self.unheard[0] if self.unheard else None
+            while self.unheard and self.unheard[0].is_heard:
+                self.deferred -= self.unheard.popleft().is_deferred
+            if self.unheard:
+                return self.unheard[0]
+            self.deferred = 0  # also where a signal handler has raised an exception between two steps
+            return None
 
     def next_round(self, nbytes: int, outward: bool) -> int:
         """The round of the next broadcast of this size and direction. Under the lock, as all that follows."""

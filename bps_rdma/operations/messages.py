@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from bps_rdma import _core, arrays
-from bps_rdma.blockers import Blocker
+from bps_rdma.blockers import AnyOf, Blocker
 from bps_rdma.errors import MismatchError
 from bps_rdma.handle import blocker_of
 from bps_rdma.kept_errors import keeping
@@ -45,6 +46,7 @@ class Message(StepwiseHandle):
     def __init__(self, lane: Lane, out: Part | None, into: Part | Content | None, how: How, result: Any = None) -> None:
         super().__init__(result)
         self.lane = lane
+        self.is_heard = False  # the other rank's notice has been read, or will never come
         self.content = NOTHING  # of what has come, as the other rank says
         self.received: Any = None  # its bytes, where any could come
         self._takes_anything = into == ANYTHING
@@ -53,18 +55,20 @@ class Message(StepwiseHandle):
         self._how = how
         self._going_on: list[_core.Handle[None]] = []
         self._ending: list[_core.Handle[None]] = []  # broadcasts of the other rank, which will fail
+        self._hearing = threading.RLock()  # of who waits for the exchange, or reads the notice; before the lane's lock
         self._notice = lane.lanes.take_notice()
         try:
             self._start(into is not None)
         except BaseException:
             if not hasattr(self, "_exchange"):
                 lane.lanes.give_back(self._notice)
+            self.give_up()
             raise
 
     def _start(self, takes: bool) -> None:
         lane, how, notice = self.lane, self._how, self._notice
         expected = ANYTHING if self._takes_anything else self._into.content
-        while (first := lane.first_unheard()) is not None and first.heard(waits=False):
+        while (first := lane.first_unheard()) is not None and first.heard():
             pass  # perhaps nobody holds it any more
         for content, outward in ((self._out.content, True), (expected, False)):
             if content.is_large:
@@ -73,18 +77,20 @@ class Message(StepwiseHandle):
             _core.copy_bytes(notice.content_address(lane.position), self._out.memory.address, self._out.content.nbytes)
         with lane.lock:
             # A message of unknown size has to begin before what comes behind it can.
-            self._is_deferred = takes and (self._takes_anything or bool(lane.deferred))
+            self.is_deferred = takes and (self._takes_anything or bool(lane.deferred))
             self._sends = self._said(self._out.content, outward=True)
-            self._expects = Said(expected) if self._is_deferred else self._said(expected, outward=False)
+            self._expects = Said(expected) if self.is_deferred else self._said(expected, outward=False)
             notice.write(lane.position, self._sends, self._expects)
-            self._exchange = lane.give_notice(notice, how.priority, how.awaited, how.timeout)
+            # Behind another message, this thread first waits for that one, and works for no loop.
+            awaited = how.awaited and lane.first_unheard() is None
+            self._exchange = lane.give_notice(notice, how.priority, awaited, how.timeout)
             lane.unheard.append(self)
-            lane.deferred += self._is_deferred
+            lane.deferred += self.is_deferred
             self._begin(self._out, outward=True)
-            if not self._is_deferred:
+            if not self.is_deferred:
                 self._begin(self._into, outward=False)
             lane.under_way.add(self)
-        if self._is_deferred:
+        if self.is_deferred:
             lane.lanes.progress().add(self)
 
     def _said(self, content: Content, *, outward: bool) -> Said:
@@ -102,22 +108,51 @@ class Message(StepwiseHandle):
         except Exception as error:  # the notice is on its way: the message fails when that is over
             self._error = error
 
-    def heard(self, *, waits: bool) -> bool:
+    def wait(self) -> Any:
+        """Blocks until the message is over, and returns its result. Raises what became of it."""
+        try:
+            return super().wait()
+        except BaseException:
+            self.leave()
+            raise
+
+    def leave(self) -> None:
+        """Says that the thread that has started it does not wait for it any more."""
+        if self._how.awaited:  # nobody can
+            self.give_up()
+
+    def give_up(self) -> None:
+        """Leaves the caller's memory alone from now on: a small message, or one that has not begun, is discarded."""
+        with self._hearing:
+            content = self._into.content
+            self._out = self._into = _NO_PART
+            if content.nbytes > 0 and not self._over:
+                self._into = Part(content, arrays.describe(arrays.empty_bytes(content.nbytes), True))
+
+    def heard(self) -> bool:
         """Returns whether the other rank's notice has come, or the message has failed."""
-        return self._over or self._in_turn(self._hear, waits=waits)
+        with keeping:
+            return self._hear(waits=False)
 
     def blocker(self) -> Blocker:
         """What has to end before done() can change."""
-        if self._exchange.taken:
+        if self.is_heard:
             for handle in (*self._going_on, *self._ending):
                 if not (handle.taken or handle.done()):
                     return handle
-        elif self._exchange.done():
-            first = self.lane.first_unheard()
-            if not (first is self or self._exchange.taken):  # it has to be heard before
-                before: Blocker = first.blocker()
-                return before
-        return self._exchange
+            return self._exchange
+        first = self._first()
+        return self._exchange if first is self else self._behind(first)
+
+    def _first(self) -> Message:
+        """The message that has to be heard next: one before this one, or this one."""
+        first: Message | None = self.lane.first_unheard()
+        return self if first is None or self.is_heard else first  # another thread may have heard it meanwhile
+
+    def _behind(self, first: Message) -> AnyOf:
+        """What has to end before this message, which is behind the first one, can go on."""
+        # The other rank may have to be told that the first one does not fit, and the own one may fail before.
+        return AnyOf(first._exchange) if self._exchange.done() else AnyOf(first._exchange, self._exchange)
 
     @property
     def error(self) -> BaseException | None:
@@ -152,25 +187,46 @@ class Message(StepwiseHandle):
         return True
 
     def _hear(self, *, waits: bool) -> bool:
-        lane = self.lane
-        if self._exchange.taken:
-            return True
         # In their order: of a message that does not fit, the rounds are ended before those of the next one.
-        while (first := lane.first_unheard()) is not self:
-            if not first.heard(waits=waits):
+        while not self.is_heard:
+            first = self._first()
+            if first is self or first._exchange.done():
+                if not first._read(waits=waits):
+                    return False
+            elif self._exchange.done() and not self._exchange.taken:
+                if not (self._read(waits=waits) or waits):  # it may have failed before the first one
+                    return False
+            elif waits:
+                self._behind(first).wait()
+            else:
                 return False
-        if not waits and not self._exchange.done():
-            return False
-        try:
-            self._exchange.wait()
-            self._take(*self._notice.read(1 - lane.position))
-        except Exception as error:
-            self._error = self._error or error
-        with lane.lock:
-            lane.unheard.popleft()
-            lane.deferred -= self._is_deferred
-        lane.lanes.give_back(self._notice)
         return True
+
+    def _read(self, *, waits: bool) -> bool:
+        """Ends the exchange, and reads the notice in its turn. Returns whether the message is heard.
+
+        What a signal handler raises may leave this at any point. Then it is done once more, where it has stopped.
+        """
+        if not self._hearing.acquire(blocking=waits):
+            return False  # another thread is at it
+        try:
+            if self.is_heard:
+                return True
+            if not (waits or self._exchange.done()):
+                return False
+            try:
+                if not self._exchange.taken:
+                    self._exchange.wait()
+                if self.lane.first_unheard() is not self:
+                    return False
+                self._take(*self._notice.read(1 - self.lane.position))
+            except Exception as error:
+                self._error = self._error or error
+            self.is_heard = True
+            self.lane.lanes.give_back(self._notice)
+            return True
+        finally:
+            self._hearing.release()
 
     def _take(self, theirs: Said, wanted: Said) -> None:
         """Compares what both ranks have said, and takes what has come, or ends what can never be complete.
@@ -190,7 +246,7 @@ class Message(StepwiseHandle):
         if not _agree(theirs, self._expects):
             self._disagree(theirs, self._expects, outward=False)
             return
-        if self._is_deferred and sent.is_large:
+        if self.is_deferred and sent.is_large:
             with lane.lock:
                 if lane.catch_up(sent.nbytes, False, theirs.round or 0):
                     self._begin(self._into, outward=False)
@@ -245,11 +301,17 @@ class Together(StepwiseHandle):
         self._finish = finish
 
     def _advance(self, *, waits: bool) -> bool:  # done() does not call it
-        for part in self._parts:
-            try:
-                part.wait()
-            except Exception as error:  # the first is raised, once all are over
-                self._error = self._error or error
+        try:
+            for part in self._parts:
+                try:
+                    part.wait()
+                except Exception as error:  # the first is raised, once all are over
+                    self._error = self._error or error
+        except BaseException:
+            for part in self._parts:
+                if isinstance(part, Message):
+                    part.leave()
+            raise
         if self._error is None:
             self._result = self._finish()
         self._over = True

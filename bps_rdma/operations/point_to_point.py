@@ -62,7 +62,10 @@ def receive(part: Part, result: Any, src: int, subject: Subject, how: How) -> Py
 
     def begin(all_lanes: Lanes, members: Group) -> PythonHandle[Any]:
         lane = _lane(all_lanes, members, subject, src, sends=False)
-        return ReceiveFromAny([lane], part, how, result) if lane.expected else Message(lane, None, part, how, result)
+        with lane.lock:
+            if not lane.expected:
+                return Message(lane, None, part, how, result)
+        return ReceiveFromAny([lane], part, how, result)
 
     return started(begin, subject, how, peer=("src", src))
 
@@ -236,7 +239,7 @@ class ReceiveFromAny(PythonHandle[Any]):
             is_next = self._is_next(lane)
             with lane.lock:
                 expected = lane.expected[0]
-                if not (is_next and expected.heard(waits=False)):
+                if not (is_next and expected.heard()):
                     self._watch(expected)
                     continue
                 lane.expected.popleft()
