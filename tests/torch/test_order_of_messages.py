@@ -7,6 +7,7 @@ A message that does not fit is told, and never comes as another one.
 from __future__ import annotations
 
 import random
+import signal
 from datetime import timedelta
 from typing import Any
 
@@ -14,6 +15,7 @@ import harness
 import pytest
 import torch
 import torch.distributed as dist
+from harness import await_mark, mark
 
 import bps_rdma.torch
 
@@ -72,5 +74,33 @@ def test_messages_of_which_some_do_not_fit(bps: Any, kinds: list[str]) -> None:
         if dist.get_rank() == 0 or kinds == ["one"]:
             fits = [count == room for count, room in zip(sent, rooms, strict=True)]
             assert all(one == "mismatch" or fit for one, fit in zip(found, fits, strict=True)), (sent, rooms, found)
+        before = next((number for number, count in enumerate(sent) if count != rooms[number]), len(sent))
+        assert found[:before] == ["came"] * before, (sent, rooms, found)
     bps.barrier()
     dist.destroy_process_group()
+
+
+def receives_from_any_and_is_interrupted(bps: Any) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    dist.init_process_group("bps", timeout=timedelta(seconds=20 * harness.PATIENCE))
+    if dist.get_rank() == 0:
+        given_up, tensor = torch.full((SMALL,), -1.0), torch.zeros(SMALL)
+        mark("waiting")
+        with pytest.raises(KeyboardInterrupt):
+            dist.recv(given_up)
+        mark("caught")
+        assert dist.recv(tensor) == 1
+        assert tensor.eq(1).all()
+        assert given_up.eq(-1).all()
+    else:
+        await_mark("caught", 0)
+        dist.send(torch.ones(SMALL), 0)
+    dist.destroy_process_group()
+
+
+def test_an_interrupted_receive_takes_no_message():
+    with harness.start(receives_from_any_and_is_interrupted, workers=2, init=False) as job:
+        job.await_marks("waiting", [0])
+        job.await_call("rank 0")
+        job.kill("rank 0", signal.SIGINT)
+        job.results()

@@ -396,8 +396,13 @@ class BpsProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         tensor = _only(tensors)
         if not self._takes(tensor):
             return self._inner(tensor).recv_anysource(tensors, tag)
-        call = self._call(None)
+        call = self._call_of_message()
         pending, sender = self._collectives.messages.receive_from_any(tensor, tag, call)
+        if call.awaited:
+            settle(pending.handles, pending.finishes)
+            work = ReceivedWork("recvAnySource", (), (), [tensor], [tensor], sender)
+            work.wait()
+            return work
         return kept(ReceivedWork("recvAnySource", pending.handles, pending.finishes, [tensor], [tensor], sender))
 
     # Names before torch 2.13
