@@ -153,6 +153,7 @@ TEST_F(DeviceRouteTest, ManyAtOnceAndNothingIsMadeForEach) {
     for (std::uint32_t i = 0; i < 20; ++i) all.push_back(send(1 + i % 3, group));
     for (const Sent& one : all) {
       await(one);
+      one.operation->rethrow();
       EXPECT_EQ(one.output->read(), one.input->read());
     }
   };
