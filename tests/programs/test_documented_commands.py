@@ -21,7 +21,7 @@ LINE = re.compile(
 PATTERNS = ("*.md", "docs/*.md", "examples/**/*.md", "bench/*.py", "examples/**/*.py")
 SOURCES = sorted(path for pattern in PATTERNS for path in ROOT.glob(pattern) if path.name != "CHANGELOG.md")
 # They pass their options on; tests/megatron_suite and tests/slurm run the lines of the pages.
-PASSES_ON = {"examples/megatron/on_cpu.py", "examples/slurm/ranks.sbatch"}
+PASSES_ON = {"bench/on_links.py", "examples/megatron/on_cpu.py", "examples/slurm/ranks.sbatch"}
 
 
 def lines_of(path: Path) -> list[re.Match[str]]:
