@@ -39,6 +39,7 @@ __all__: list[str] = [
     "describe_on_device",
     "finish_orphans",
     "format_trace",
+    "give_up",
     "hide_stacks",
     "knows_block",
     "link_shares",
@@ -752,6 +753,11 @@ def finish_orphans(timeout: typing.SupportsFloat | typing.SupportsIndex) -> None
 def format_trace(events: str, json: str) -> None:
     """
     Makes the file `json` from what a process that was killed, or still runs, has traced into the file `events`.
+    """
+
+def give_up(handle: Handle[typing.Any]) -> None:
+    """
+    Ends the operation of a handle, with an error unless it is complete. Its array is the caller's then.
     """
 
 def hide_stacks() -> None:

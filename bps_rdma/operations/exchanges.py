@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from bps_rdma import _core, argument_types, arrays
@@ -14,7 +15,7 @@ from bps_rdma.group import Group
 from bps_rdma.handle import PythonHandle
 from bps_rdma.job import current
 from bps_rdma.operations.lanes import ANYTHING, Content, Lanes, Part, part_of
-from bps_rdma.operations.messages import How, Message, Together, mismatch
+from bps_rdma.operations.messages import How, Message, Together, completed, mismatch
 from bps_rdma.operations.point_to_point import Subject, started
 
 A = TypeVar("A")  # an array; one that is replaced in place keeps its type
@@ -41,11 +42,18 @@ def exchange(
     def begin(all_lanes: Lanes, members: Group) -> Together:
         own = all_lanes.process.rank
         place = members.ranks.index(own)
+        begun: list[Message] = [] if how.begun is None else how.begun
+        each = how._replace(begun=begun)
         messages = {}
-        for rank in (*members.ranks[place + 1 :], *members.ranks[:place]):  # not all begin with the same one
-            if rank in outs or rank in intos:
-                name = subject.lane_name(f"{kind} {min(own, rank)}~{max(own, rank)}", members)
-                messages[rank] = Message(all_lanes.lane(rank, name), outs.get(rank), intos.get(rank), how)
+        try:
+            for rank in (*members.ranks[place + 1 :], *members.ranks[:place]):  # not all begin with the same one
+                if rank in outs or rank in intos:
+                    name = subject.lane_name(f"{kind} {min(own, rank)}~{max(own, rank)}", members)
+                    messages[rank] = Message(all_lanes.lane(rank, name), outs.get(rank), intos.get(rank), each)
+        except BaseException:  # nobody gets a handle
+            for message in begun:
+                message.give_up()
+            raise
         return Together(list(messages.values()), lambda: finish(messages))
 
     return started(begin, subject, how)
@@ -75,7 +83,8 @@ def gather(
         InvalidArgumentError: `root` is not in the group. MismatchError: another rank has another root, or a part that
             does not fit. Otherwise as push_pull_inplace().
     """
-    found: A | None = _gather(array, out, root, uneven, Subject(name, 0, group), How(priority, timeout, True)).wait()
+    start = partial(_gather, array, out, root, uneven, Subject(name, 0, group))
+    found: A | None = completed(start, How(priority, timeout))
     return found
 
 
@@ -118,8 +127,7 @@ def scatter(
     Raises:
         As gather().
     """
-    how = How(priority, timeout, True)
-    _scatter(array, out, root, sizes, Subject(name, 0, group), how).wait()
+    completed(partial(_scatter, array, out, root, sizes, Subject(name, 0, group)), How(priority, timeout))
     return out
 
 
@@ -162,8 +170,8 @@ def all_to_all(
     Raises:
         MismatchError: a rank gives a part of another size or dtype; raised on both. Otherwise as push_pull_inplace().
     """
-    how = How(priority, timeout, True)
-    found: A = _all_to_all(array, out, sizes, out_sizes, Subject(name, 0, group), how).wait()
+    start = partial(_all_to_all, array, out, sizes, out_sizes, Subject(name, 0, group))
+    found: A = completed(start, How(priority, timeout))
     return found
 
 

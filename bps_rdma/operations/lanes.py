@@ -15,6 +15,8 @@ import sys
 import threading
 import weakref
 from collections import deque
+from collections.abc import Iterable
+from itertools import starmap
 from typing import Any, NamedTuple
 
 from bps_rdma import _core, arrays
@@ -192,23 +194,30 @@ class Lane:
             self._large[nbytes, outward] = found
         return found
 
-    def give_notice(self, notice: Notice, priority: int, awaited: bool, timeout: float | None) -> _core.Handle[None]:
-        """Starts the exchange of notices."""
+    def notice_call(self, notice: Notice, priority: int, awaited: bool, timeout: float | None) -> tuple[Any, ...]:
+        """The exchange of notices, for start()."""
         part, whole = notice.halves[self.position], notice.whole
-        return self._start(self._notices, _ALL_GATHER, _SUM, part, whole, 0, priority, awaited, timeout)
+        return self._call(self._notices, _ALL_GATHER, _SUM, part, whole, 0, priority, awaited, timeout)
 
-    def start(
+    def broadcast_call(
         self, nbytes: int, memory: arrays.Memory, outward: bool, priority: int, awaited: bool, timeout: float | None
-    ) -> _core.Handle[None]:
-        """Starts the broadcast of a large message, to the other rank or from it."""
+    ) -> tuple[Any, ...]:
+        """The broadcast of a large message, to the other rank or from it, for start()."""
         root = self.position if outward else 1 - self.position
         tensor = self.large(nbytes, outward)
-        return self._start(tensor, _BROADCAST, _SUM, memory, memory, root, priority, awaited, timeout)
+        return self._call(tensor, _BROADCAST, _SUM, memory, memory, root, priority, awaited, timeout)
+
+    def start(self, calls: Iterable[tuple[Any, ...]], kept: list[_core.Handle[None]]) -> None:
+        """Starts operations in this order, and appends their handles.
+
+        Signal handlers run between steps of Python, and this is one step: what they raise leaves no handle behind.
+        """
+        kept.extend(starmap(_core.start_operation, calls))
 
     def first_unheard(self) -> Any:
         """The first Message whose notice has to be read; None: there is none."""
         with self.lock:
-            while self.unheard and self.unheard[0].is_heard:
+            while self.unheard and (self.unheard[0].is_heard or not self.unheard[0].has_begun):
                 self.deferred -= self.unheard.popleft().is_deferred
             if self.unheard:
                 return self.unheard[0]
@@ -237,11 +246,13 @@ class Lane:
         """
         if not self.catch_up(nbytes, outward, round_):
             return None
-        memory = arrays.describe(arrays.empty_bytes(nbytes), True)
-        root = 1 - self.position
-        return self._start(self.large(nbytes, outward), _BROADCAST, _MAX, memory, memory, root, 0, False, timeout)
+        memory, root = arrays.describe(arrays.empty_bytes(nbytes), True), 1 - self.position
+        ending: list[_core.Handle[None]] = []
+        call = self._call(self.large(nbytes, outward), _BROADCAST, _MAX, memory, memory, root, 0, False, timeout)
+        self.start([call], ending)
+        return ending[0]
 
-    def _start(
+    def _call(
         self,
         tensor: _core.Tensor,
         kind: _core.Kind,
@@ -252,23 +263,10 @@ class Lane:
         priority: int,
         awaited: bool,
         timeout: float | None,
-    ) -> _core.Handle[None]:
-        return _core.start_operation(
-            self.lanes.process,
-            tensor,
-            kind,
-            op,
-            source,
-            target,
-            None,
-            True,
-            True,
-            root,
-            priority,
-            awaited,
-            timeout,
-            survives=False,
-        )
+    ) -> tuple[Any, ...]:
+        """The arguments of start_operation(); it has no result, and does not survive the loss of a server."""
+        process = self.lanes.process
+        return process, tensor, kind, op, source, target, None, True, True, root, priority, awaited, timeout, False
 
 
 class Lanes:

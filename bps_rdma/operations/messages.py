@@ -3,18 +3,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from bps_rdma import _core, arrays
 from bps_rdma.blockers import AnyOf, Blocker
 from bps_rdma.errors import MismatchError
-from bps_rdma.handle import blocker_of
+from bps_rdma.handle import PythonHandle, blocker_of
+from bps_rdma.job import raised
 from bps_rdma.kept_errors import keeping
 from bps_rdma.operations.lanes import ANYTHING, NOTHING, SMALL, Content, Lane, Part, Said
 from bps_rdma.operations.stepwise import StepwiseHandle
 
+T = TypeVar("T")  # what wait() returns
 _NO_PART = Part(NOTHING, None)  # type: ignore[arg-type]  # nothing is written there
 
 
@@ -24,12 +28,25 @@ class How(NamedTuple):
     Attributes:
         priority: messages with a higher one are sent first.
         timeout: seconds; None: BPS_TIMEOUT.
-        awaited: the caller waits next.
+        awaited: the caller waits next; see completed().
+        begun: gets what has begun, also if that raises then; None: nobody wants to know.
     """
 
     priority: int = 0
     timeout: float | None = None
     awaited: bool = False
+    begun: list[Any] | None = None
+
+
+def completed(start: Callable[[How], PythonHandle[T]], how: How) -> T:
+    """Starts something and waits for it. Once it has raised anything, nothing touches the caller's memory any more."""
+    begun: list[Any] = []
+    try:
+        return start(how._replace(awaited=True, begun=begun)).wait()
+    except BaseException:
+        for one in begun:
+            one.give_up()
+        raise
 
 
 class Message(StepwiseHandle):
@@ -41,9 +58,18 @@ class Message(StepwiseHandle):
         into: where what comes belongs; None: nothing comes; ANYTHING: in new memory, see `content` and `received`.
         how: see How.
         result: what wait() returns.
+        among: gets this message, unless nothing has begun when this raises.
     """
 
-    def __init__(self, lane: Lane, out: Part | None, into: Part | Content | None, how: How, result: Any = None) -> None:
+    def __init__(
+        self,
+        lane: Lane,
+        out: Part | None,
+        into: Part | Content | None,
+        how: How,
+        result: Any = None,
+        among: deque[Message] | None = None,
+    ) -> None:
         super().__init__(result)
         self.lane = lane
         self.is_heard = False  # the other rank's notice has been read, or will never come
@@ -53,81 +79,90 @@ class Message(StepwiseHandle):
         self._out = out or _NO_PART
         self._into = into if isinstance(into, Part) else _NO_PART
         self._how = how
-        self._going_on: list[_core.Handle[None]] = []
+        self._begun: list[_core.Handle[None]] = []  # the exchange of notices, then the broadcasts started with it
+        self._late: list[_core.Handle[None]] = []  # the broadcast of one that is deferred
         self._ending: list[_core.Handle[None]] = []  # broadcasts of the other rank, which will fail
         self._hearing = threading.RLock()  # of who waits for the exchange, or reads the notice; before the lane's lock
         self._notice = lane.lanes.take_notice()
+        if how.begun is not None:
+            how.begun.append(self)
         try:
-            self._start(into is not None)
+            self._start(into is not None, among)
         except BaseException:
-            if not hasattr(self, "_exchange"):
+            self.give_up()  # nobody gets a handle
+            if not self.has_begun:
                 lane.lanes.give_back(self._notice)
-            self.give_up()
+                if among is not None:
+                    with lane.lock, contextlib.suppress(ValueError):
+                        among.remove(self)
             raise
 
-    def _start(self, takes: bool) -> None:
+    @property
+    def has_begun(self) -> bool:
+        """False where something was raised before anything was sent: it is no message then."""
+        return bool(self._begun)
+
+    def _start(self, takes: bool, among: deque[Message] | None) -> None:
         lane, how, notice = self.lane, self._how, self._notice
-        expected = ANYTHING if self._takes_anything else self._into.content
+        out, into = self._out.content, ANYTHING if self._takes_anything else self._into.content
         while (first := lane.first_unheard()) is not None and first.heard():
             pass  # perhaps nobody holds it any more
-        for content, outward in ((self._out.content, True), (expected, False)):
+        for content, outward in ((out, True), (into, False)):
             if content.is_large:
                 lane.large(content.nbytes, outward)  # is declared before anything is sent
-        if 0 < self._out.content.nbytes <= SMALL:
-            _core.copy_bytes(notice.content_address(lane.position), self._out.memory.address, self._out.content.nbytes)
+        if 0 < out.nbytes <= SMALL:
+            _core.copy_bytes(notice.content_address(lane.position), self._out.memory.address, out.nbytes)
         with lane.lock:
             # A message of unknown size has to begin before what comes behind it can.
             self.is_deferred = takes and (self._takes_anything or bool(lane.deferred))
-            self._sends = self._said(self._out.content, outward=True)
-            self._expects = Said(expected) if self.is_deferred else self._said(expected, outward=False)
+            self._sends = self._said(out, outward=True)
+            self._expects = Said(into) if self.is_deferred else self._said(into, outward=False)
             notice.write(lane.position, self._sends, self._expects)
             # Behind another message, this thread first waits for that one, and works for no loop.
             awaited = how.awaited and lane.first_unheard() is None
-            self._exchange = lane.give_notice(notice, how.priority, awaited, how.timeout)
-            lane.unheard.append(self)
+            calls = [lane.notice_call(notice, how.priority, awaited, how.timeout)]
+            if out.is_large:
+                calls.append(self._broadcast(self._out, outward=True))
+            if into.is_large and not self.is_deferred:
+                calls.append(self._broadcast(self._into, outward=False))
             lane.deferred += self.is_deferred
-            self._begin(self._out, outward=True)
-            if not self.is_deferred:
-                self._begin(self._into, outward=False)
+            lane.unheard.append(self)
             lane.under_way.add(self)
+            if among is not None:
+                among.append(self)
+            self._begin(calls, self._begun)
         if self.is_deferred:
             lane.lanes.progress().add(self)
 
     def _said(self, content: Content, *, outward: bool) -> Said:
         return Said(content, self.lane.next_round(content.nbytes, outward) if content.is_large else None)
 
-    def _begin(self, part: Part, *, outward: bool) -> None:
-        if not part.content.is_large:
-            return
-        how = self._how
+    def _broadcast(self, part: Part, *, outward: bool) -> tuple[Any, ...]:
+        priority, timeout, awaited, _ = self._how
+        return self.lane.broadcast_call(part.content.nbytes, part.memory, outward, priority, awaited, timeout)
+
+    def _begin(self, calls: Sequence[tuple[Any, ...]], begun: list[_core.Handle[None]]) -> None:
         try:
             with keeping:
-                self._going_on.append(
-                    self.lane.start(part.content.nbytes, part.memory, outward, how.priority, how.awaited, how.timeout)
-                )
-        except Exception as error:  # the notice is on its way: the message fails when that is over
-            self._error = error
-
-    def wait(self) -> Any:
-        """Blocks until the message is over, and returns its result. Raises what became of it."""
-        try:
-            return super().wait()
-        except BaseException:
-            self.leave()
-            raise
-
-    def leave(self) -> None:
-        """Says that the thread that has started it does not wait for it any more."""
-        if self._how.awaited:  # nobody can
-            self.give_up()
+                self.lane.start(calls, begun)
+        except Exception as error:
+            if not self.has_begun:
+                raised(error)
+                raise
+            self._error = error  # the notice is on its way: the message fails when that is over
 
     def give_up(self) -> None:
-        """Leaves the caller's memory alone from now on: a small message, or one that has not begun, is discarded."""
+        """Leaves the caller's memory alone from now on: a small message is discarded, and a large one fails."""
         with self._hearing:
             content = self._into.content
             self._out = self._into = _NO_PART
             if content.nbytes > 0 and not self._over:
                 self._into = Part(content, arrays.describe(arrays.empty_bytes(content.nbytes), True))
+            for handle in self._going_on():
+                _core.give_up(handle)
+
+    def _going_on(self) -> Sequence[_core.Handle[None]]:
+        return (*self._begun[1:], *self._late)
 
     def heard(self) -> bool:
         """Returns whether the other rank's notice has come, or the message has failed."""
@@ -137,7 +172,7 @@ class Message(StepwiseHandle):
     def blocker(self) -> Blocker:
         """What has to end before done() can change."""
         if self.is_heard:
-            for handle in (*self._going_on, *self._ending):
+            for handle in (*self._going_on(), *self._ending):
                 if not (handle.taken or handle.done()):
                     return handle
             return self._exchange
@@ -155,6 +190,10 @@ class Message(StepwiseHandle):
         return AnyOf(first._exchange) if self._exchange.done() else AnyOf(first._exchange, self._exchange)
 
     @property
+    def _exchange(self) -> _core.Handle[None]:
+        return self._begun[0]
+
+    @property
     def error(self) -> BaseException | None:
         """What wait() raises, as far as it is known."""
         return self._error
@@ -164,7 +203,7 @@ class Message(StepwiseHandle):
     def _advance(self, *, waits: bool) -> bool:
         if not self._hear(waits=waits):
             return False
-        for handles, counts in ((self._going_on, True), (self._ending, False)):
+        for handles, counts in ((self._going_on(), True), (self._ending, False)):
             for handle in handles:
                 if not self._end(handle, waits=waits, counts=counts):
                     return False
@@ -239,17 +278,17 @@ class Message(StepwiseHandle):
         self.content = sent
         if wanted.content != ANYTHING and not _agree(self._sends, wanted):
             self._disagree(self._sends, wanted, outward=True)
-        if self._takes_anything:
+        if self._expects.content == ANYTHING:
             self.received = arrays.empty_bytes(max(sent.nbytes, 0))
             self._into = Part(sent, arrays.describe(self.received, True))
             self._expects = Said(sent)
         if not _agree(theirs, self._expects):
             self._disagree(theirs, self._expects, outward=False)
             return
-        if self.is_deferred and sent.is_large:
+        if self.is_deferred and sent.is_large and not self._late:
             with lane.lock:
                 if lane.catch_up(sent.nbytes, False, theirs.round or 0):
-                    self._begin(self._into, outward=False)
+                    self._begin([self._broadcast(self._into, outward=False)], self._late)
                 else:
                     self._disagree(theirs, self._expects, outward=False)
         if 0 < sent.nbytes <= SMALL:
@@ -301,17 +340,11 @@ class Together(StepwiseHandle):
         self._finish = finish
 
     def _advance(self, *, waits: bool) -> bool:  # done() does not call it
-        try:
-            for part in self._parts:
-                try:
-                    part.wait()
-                except Exception as error:  # the first is raised, once all are over
-                    self._error = self._error or error
-        except BaseException:
-            for part in self._parts:
-                if isinstance(part, Message):
-                    part.leave()
-            raise
+        for part in self._parts:
+            try:
+                part.wait()
+            except Exception as error:  # the first is raised, once all are over
+                self._error = self._error or error
         if self._error is None:
             self._result = self._finish()
         self._over = True

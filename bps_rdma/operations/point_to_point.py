@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 from bps_rdma import _core, argument_types
 from bps_rdma.agreement import group_of
 from bps_rdma.blockers import Blocker
-from bps_rdma.errors import BpsError, DeadlineError, InvalidArgumentError, RoundAbortedError
+from bps_rdma.errors import BpsError, DeadlineError, InvalidArgumentError, RoundAbortedError, UnknownHandleError
 from bps_rdma.group import Group
 from bps_rdma.handle import PythonHandle
 from bps_rdma.job import current, raised, resume
@@ -153,11 +153,18 @@ class ReceiveFromAny(PythonHandle[Any]):
         self._turn = threading.RLock()
         self._hanging = threading.Lock()  # of the bell
         self._self = weakref.ref(self)
-        with keeping:
-            with _joining:
-                for lane in lanes:
-                    self._join(lane)
-            self._find()
+        if how.begun is not None:
+            how.begun.append(self)
+        try:
+            with keeping:
+                with _joining:
+                    for lane in lanes:
+                        self._join(lane)
+                self._find()
+                self._claim()
+        except BaseException as error:  # nobody gets a handle
+            self._give_up(error)
+            raise
 
     def __del__(self) -> None:
         if hasattr(self, "_waiting"):
@@ -166,17 +173,12 @@ class ReceiveFromAny(PythonHandle[Any]):
     def wait(self) -> Any:
         """Blocks until a message has come, and returns the rank that has sent it, or the given result."""
         with self._turn, keeping:
-            try:
-                while not self._over and not self._advance():
-                    left = self._end - time.monotonic()
-                    if left <= 0:
-                        self._miss()
-                    else:
-                        self._waiting.poll(None if left == _FOREVER else left)
-            except BaseException as error:
-                if self._how.awaited:  # nobody can wait for it again
-                    self._give_up(error)
-                raise
+            while not self._over and not self._advance():
+                left = self._end - time.monotonic()
+                if left <= 0:
+                    self._miss()
+                else:
+                    self._waiting.poll(None if left == _FOREVER else left)
         if self._error is not None:
             raise raised(self._error)
         return self._result
@@ -211,6 +213,12 @@ class ReceiveFromAny(PythonHandle[Any]):
                     self._bell.ring_in(self._end - time.monotonic())
         return self._waiting.fileno()
 
+    def give_up(self) -> None:
+        """Leaves the caller's memory alone from now on, and what comes to the next one who receives."""
+        with self._turn:  # another receiver may have made this one go on
+            if not self._over:
+                self._give_up(UnknownHandleError("this receiver was given up", "receive once more"))
+
     @property
     def src(self) -> int | None:
         """The rank that has sent, once that is known."""
@@ -222,8 +230,8 @@ class ReceiveFromAny(PythonHandle[Any]):
             lane.receivers.append(self._self)
             try:
                 while len(lane.expected) < len(lane.receivers):
-                    how = self._how._replace(timeout=_FOREVER, awaited=False)
-                    lane.expected.append(Message(lane, None, ANYTHING, how))
+                    how = How(self._how.priority, timeout=_FOREVER)
+                    Message(lane, None, ANYTHING, how, among=lane.expected)
             except BpsError as error:
                 self._lose(lane, error)
 
@@ -232,7 +240,7 @@ class ReceiveFromAny(PythonHandle[Any]):
         lane.receivers.remove(self._self)
 
     def _find(self) -> None:
-        """Takes a message that has come."""
+        """Looks for a message that has come. What a signal handler raises may leave this at any point, and _claim()."""
         for lane in self._lanes:
             if lane.peer in self._failed:
                 continue
@@ -242,15 +250,22 @@ class ReceiveFromAny(PythonHandle[Any]):
                 if not (is_next and expected.heard()):
                     self._watch(expected)
                     continue
+                if not isinstance(expected.error, BpsError):
+                    self._taken = expected
+                    return
+                self._lose(lane, expected.error)
                 lane.expected.popleft()
-                if isinstance(expected.error, BpsError):
-                    self._lose(lane, expected.error)
-                    continue
-            self._taken = expected
-            self._leave()
-            return
         if len(self._failed) == len(self._lanes):
             self._fail(next(iter(self._failed.values())))
+
+    def _claim(self) -> None:
+        """Makes what was found this receiver's own, and lets the next ones come."""
+        if self._taken is None:
+            return
+        with self._taken.lane.lock:
+            if self._taken in self._taken.lane.expected:
+                self._taken.lane.expected.remove(self._taken)
+        self._leave()
 
     def _is_next(self, lane: Lane) -> bool:
         """Whether no receiver is before this one. Those that can go on are made to, and then are there no more."""
@@ -282,6 +297,7 @@ class ReceiveFromAny(PythonHandle[Any]):
         self._watched.clear()
         if self._taken is None:
             self._find()
+        self._claim()
         if self._over or self._taken is None:
             return self._over
         message = self._taken
@@ -316,8 +332,10 @@ class ReceiveFromAny(PythonHandle[Any]):
 
     def _give_up(self, error: BaseException) -> None:
         if self._taken is not None:  # the next one who receives from that rank gets what comes
+            expected = self._taken.lane.expected
             with self._taken.lane.lock:
-                self._taken.lane.expected.appendleft(self._taken)
+                if self._taken not in expected:
+                    expected.appendleft(self._taken)
         self._fail(error)
 
     def _fail(self, error: BaseException) -> None:

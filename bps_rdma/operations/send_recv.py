@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, TypeVar
 
 from bps_rdma import arrays
@@ -10,7 +11,7 @@ from bps_rdma.group import Group
 from bps_rdma.handle import PythonHandle
 from bps_rdma.operations import point_to_point
 from bps_rdma.operations.lanes import part_of
-from bps_rdma.operations.messages import How
+from bps_rdma.operations.messages import How, completed
 from bps_rdma.operations.point_to_point import Subject
 
 A = TypeVar("A")  # an array; one that is replaced in place keeps its type
@@ -45,9 +46,8 @@ def send(
         PeerLostError, DeadlineError: as push_pull_inplace(). RoundAbortedError: a member was lost, also a server with
             BPS_SERVER_FAILOVER.
     """
-    point_to_point.send(
-        part_of(array, False), None, dst, Subject(name, tag, group), How(priority, timeout, True)
-    ).wait()
+    start = partial(point_to_point.send, part_of(array, False), None, dst, Subject(name, tag, group))
+    completed(start, How(priority, timeout))
 
 
 def send_async(
@@ -86,7 +86,7 @@ def recv(
         As send().
     """
     part = part_of(array, True)
-    point_to_point.receive(part, array, src, Subject(name, tag, group), How(priority, timeout, True)).wait()
+    completed(partial(point_to_point.receive, part, array, src, Subject(name, tag, group)), How(priority, timeout))
     arrays.note_change(array)
     return array
 
@@ -128,6 +128,6 @@ def recv_any(
         PeerLostError: no rank of the group is there any more. Otherwise as recv().
     """
     part = part_of(array, True)
-    src = point_to_point.receive_from_any(part, Subject(name, tag, group), How(priority, timeout, True)).wait()
+    src = completed(partial(point_to_point.receive_from_any, part, Subject(name, tag, group)), How(priority, timeout))
     arrays.note_change(array)
     return int(src)

@@ -29,6 +29,19 @@ const char* class_of(ErrorCode code) {
   return "BpsError";
 }
 
+void set_python_error(const Error& error) {
+  const AwayFromPython away;  // a constructor in Python may have to give the GIL away
+  try {
+    const py::object type = py::module_::import("bps_rdma.errors").attr(class_of(error.code()));
+    const py::object value = type(error.what(), error.hint());
+    // The caller knows from here on.
+    if (error.code() == ErrorCode::kRoundAborted) hooks().note_view_end();
+    PyErr_SetObject(type.ptr(), value.ptr());
+  } catch (py::error_already_set& raised) {  // by a signal handler
+    raised.restore();
+  }
+}
+
 }  // namespace
 
 void bind_errors(py::module_&) {
@@ -36,12 +49,7 @@ void bind_errors(py::module_&) {
     try {
       if (raised) std::rethrow_exception(raised);
     } catch (const Error& error) {
-      const AwayFromPython away;  // a constructor in Python may have to give the GIL away
-      const py::object type = py::module_::import("bps_rdma.errors").attr(class_of(error.code()));
-      const py::object value = type(error.what(), error.hint());
-      // The caller knows from here on.
-      if (error.code() == ErrorCode::kRoundAborted) hooks().note_view_end();
-      PyErr_SetObject(type.ptr(), value.ptr());
+      set_python_error(error);
     }
   });
 }

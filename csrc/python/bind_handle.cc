@@ -15,7 +15,12 @@ Handle::Handle(std::shared_ptr<worker::Operation> operation, py::object result, 
 }
 
 Handle::~Handle() {
+  if (pending_.operation->request.awaited && !taken_) give_up();
   if (!is_over(*pending_.operation)) keep_until_over(std::move(pending_));
+}
+
+void Handle::give_up() {
+  if (!done()) abandon(*pending_.operation);
 }
 
 void Handle::check_not_taken() const {
@@ -67,6 +72,8 @@ void bind_handle(py::module_& module) {
       .def("completion_fd", &Handle::completion_fd, "Readable once the operation is over.")
       .def_property_readonly("taken", &Handle::taken, "Whether the result has been taken.")
       .def("__repr__", &Handle::describe);
+  module.def("give_up", &Handle::give_up, py::arg("handle"),
+             "Ends the operation of a handle, with an error unless it is complete. Its array is the caller's then.");
   module.def("finish_orphans", &finish_kept, py::arg("timeout"),
              "Waits for the operations of handles that were dropped, without holding the GIL; for `timeout` seconds.");
   module.def("release_orphans", &release_kept, py::arg("all"),

@@ -16,13 +16,16 @@ class Handle {
  public:
   Handle(std::shared_ptr<worker::Operation> operation, pybind11::object result, pybind11::object source,
          pybind11::object target);
-  ~Handle();  // the arrays stay until the operation is over
+  // Nobody can wait for a synchronous call again, which is given up. Of others the arrays stay until they are over.
+  ~Handle();
   Handle(const Handle&) = delete;
   Handle& operator=(const Handle&) = delete;
 
   bool done() const { return pending_.operation->is_done() || forks_ != fork_count(); }
   bool taken() const { return taken_; }
   pybind11::object wait();
+  // Ends the operation, with an error unless it is complete. Nothing of it touches the caller's memory afterwards.
+  void give_up();
   int completion_fd() { return pending_.operation->completion.descriptor(); }
   std::string describe() const;
 

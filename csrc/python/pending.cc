@@ -94,14 +94,16 @@ void wait_for(worker::Operation& operation, bool abandons) {
     if (abandons) operation.completion.give_up();
     throw;
   } catch (...) {
-    if (abandons) {
-      operation.completion.give_up();
-      const WithoutGil released;
-      (void)operation.wait(Deadline::after(kGrace_s));
-    }
+    if (abandons) abandon(operation);
     throw;
   }
   if (!over) throw Error(ErrorCode::kTimeout, operation.describe() + " is stuck", "report this as a bug");
+}
+
+void abandon(worker::Operation& operation) {
+  operation.completion.give_up();
+  const WithoutGil released;
+  (void)operation.wait(Deadline::after(kGrace_s));
 }
 
 void settle(worker::Operation& operation, bool abandons) {

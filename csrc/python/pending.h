@@ -23,6 +23,10 @@ struct PendingArrays {
 // are the caller's when the exception is raised.
 void wait_for(worker::Operation& operation, bool abandons);
 
+// Ends an operation that nobody will wait for again, and returns when its arrays are the caller's. No signal handler
+// runs meanwhile.
+void abandon(worker::Operation& operation);
+
 // Waits as wait_for() does, and then for what continues the operation in the next views, if it was suspended.
 void settle(worker::Operation& operation, bool abandons);
 // Throws what the operation has failed with in the end.

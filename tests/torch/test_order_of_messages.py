@@ -6,6 +6,8 @@ A message that does not fit is told, and never comes as another one.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import random
 import signal
 from datetime import timedelta
@@ -16,6 +18,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from harness import await_mark, mark
+from interrupts import interrupted
 
 import bps_rdma.torch
 
@@ -104,3 +107,31 @@ def test_an_interrupted_receive_takes_no_message():
         job.await_call("rank 0")
         job.kill("rank 0", signal.SIGINT)
         job.results()
+
+
+@pytest.mark.parametrize("count", [SMALL, LARGE])
+@pytest.mark.parametrize("way", ["one", "any"])
+@harness.on_ranks(workers=2, init=False)
+def test_a_receive_is_interrupted_at_each_point(bps: Any, way: str, count: int) -> None:
+    dist.init_process_group("bps", timeout=timedelta(seconds=20 * harness.PATIENCE))
+    goes_on, point = torch.ones(1), 0
+    while goes_on:
+        if dist.get_rank() == 0:
+            given_up, tensor = torch.full((count,), -1.0), torch.zeros(count)
+            goes_on.fill_(interrupted(point, functools.partial(dist.recv, given_up, 1 if way == "one" else None)))
+            kept, found = given_up.clone(), []
+            while 2 not in found:
+                with contextlib.suppress(bps.PeerLostError):  # the sender was told that its message was given up
+                    assert dist.recv(tensor, 1 if way == "one" else None) == 1
+                    assert tensor.eq(tensor[0]).all()
+                    found.append(int(tensor[0]))
+            assert found in ([2], [1, 2]), point
+            assert given_up.equal(kept), f"the memory was not the caller's again, at point {point}"
+            assert way == "one" or found == [1, 2] or kept.eq(1).all(), f"the message was lost at point {point}"
+        else:
+            for value in (1.0, 2.0):
+                with contextlib.suppress(bps.PeerLostError):
+                    dist.send(torch.full((count,), value), 0)
+        dist.broadcast(goes_on, 0)
+        point += 1
+    dist.destroy_process_group()

@@ -8,19 +8,25 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 
 from bps_rdma import Group, _core
+from bps_rdma.blockers import Blocker
 from bps_rdma.errors import BpsError, DeadlineError, InvalidTensorError
+from bps_rdma.handle import PythonHandle
 from bps_rdma.operations import point_to_point
 from bps_rdma.operations.exchanges import exchange
 from bps_rdma.operations.lanes import Content, Part, part_of
-from bps_rdma.operations.messages import How, Message
+from bps_rdma.operations.messages import How, completed
 from bps_rdma.operations.point_to_point import ReceiveFromAny, Subject
 from bps_rdma.torch.backend.pending import Call, Pending
 from bps_rdma.torch.transfer import dense
 from bps_rdma.torch.transfer.dense import Finish
+
+H = TypeVar("H", bound=PythonHandle[Any])
 
 
 class Messages:
@@ -42,23 +48,22 @@ class Messages:
 
     def send(self, tensor: torch.Tensor, dst: int, tag: int, call: Call) -> Pending:
         """Sends a tensor to rank `dst` of the group."""
-        part = _source(tensor)
-        handle = point_to_point.send(part, None, self._worker(dst), self._tagged(tag), _how(call))
-        return Pending((handle,))
+        start = partial(point_to_point.send, _source(tensor), None, self._worker(dst), self._tagged(tag))
+        return Pending((_moved(start, call),))
 
     def receive(self, tensor: torch.Tensor, src: int, tag: int, call: Call) -> Pending:
         """Fills a tensor with what rank `src` of the group sends."""
         part, finish = _target(tensor)
-        handle = point_to_point.receive(part, None, self._worker(src), self._tagged(tag), _how(call))
-        return Pending((handle,), finish)
+        start = partial(point_to_point.receive, part, None, self._worker(src), self._tagged(tag))
+        return Pending((_moved(start, call),), finish)
 
     def receive_from_any(self, tensor: torch.Tensor, tag: int, call: Call) -> tuple[Pending, Callable[[], int]]:
         """Fills a tensor with what any rank sends first. The second value gives that rank, once it is known."""
         part, finish = _target(tensor)
-        handle = point_to_point.receive_from_any(part, self._tagged(tag), _how(call))
+        handle = _moved(partial(point_to_point.receive_from_any, part, self._tagged(tag)), call)
         return Pending((handle,), finish), lambda: self._sender(handle)
 
-    def _sender(self, handle: ReceiveFromAny) -> int:
+    def _sender(self, handle: ReceiveFromAny | _Awaited) -> int:
         return -1 if handle.src is None else self._ranks.index(handle.src)
 
     def _tagged(self, tag: int) -> Subject:
@@ -87,7 +92,7 @@ class Messages:
 
     def _all_to_all(self, intos: list[Part], outs: list[Part], finishes: Sequence[Finish], call: Call) -> Pending:
         own = _Own(intos[self._rank], outs[self._rank], "all_to_all")
-        return own.copied(self._exchange("all_to_all", self._others(outs), self._others(intos), finishes, call))
+        return self._exchange("all_to_all", self._others(outs), self._others(intos), finishes, call, own)
 
     def gather(self, outputs: Sequence[torch.Tensor], tensor: torch.Tensor, root: int, call: Call) -> Pending:
         """Sends a tensor to rank `root`, which fills one of the outputs from each rank."""
@@ -98,7 +103,7 @@ class Messages:
         targets = [_target(output) for output in outputs]
         own = _Own(targets[root][0], source, "gather")
         finishes = [one for _, finish in targets for one in finish]
-        return own.copied(self._exchange("gather", {}, self._others([part for part, _ in targets]), finishes, call))
+        return self._exchange("gather", {}, self._others([part for part, _ in targets]), finishes, call, own)
 
     def scatter(self, output: torch.Tensor, inputs: Sequence[torch.Tensor], root: int, call: Call) -> Pending:
         """Fills a tensor with one of the inputs of rank `root`."""
@@ -108,7 +113,7 @@ class Messages:
         self._check(inputs, "inputs")
         sources = [_source(each) for each in inputs]
         own = _Own(target, sources[root], "scatter")
-        return own.copied(self._exchange("scatter", self._others(sources), {}, finish, call))
+        return self._exchange("scatter", self._others(sources), {}, finish, call, own)
 
     def monitored_barrier(self, seconds: float, wait_all_ranks: bool) -> None:
         """Returns once every rank has called it. Otherwise rank 0 says who has not; see torch's function.
@@ -169,11 +174,15 @@ class Messages:
         intos: dict[int, Part],
         finishes: Sequence[Finish],
         call: Call,
+        own: _Own | None = None,
     ) -> Pending:
-        def nothing(_: dict[int, Message]) -> None:
-            return None
+        def start(how: How) -> PythonHandle[Any]:
+            handle = exchange(kind, outs, dict(intos), self._subject, how, lambda _: None)
+            if own is not None:
+                own.copy()
+            return handle
 
-        return Pending((exchange(kind, outs, dict(intos), self._subject, _how(call), nothing),), finishes)
+        return Pending((_moved(start, call),), finishes)
 
     def _others(self, parts: Sequence[Part]) -> dict[int, Part]:
         return {
@@ -204,15 +213,44 @@ class _Own:
             )
         self._target, self._source = target, source
 
-    def copied(self, pending: Pending) -> Pending:
+    def copy(self) -> None:
         """Copies it."""
         if self._source.content.nbytes > 0:
             _core.copy_bytes(self._target.memory.address, self._source.memory.address, self._source.content.nbytes)
-        return pending
 
 
-def _how(call: Call) -> How:
-    return How(0, call.seconds, call.awaited)
+class _Awaited(PythonHandle[None]):
+    """A message, or several, that begin when they are waited for, which is next.
+
+    So one call holds all of it. Nothing touches the caller's memory after what a signal handler raises in it.
+
+    Args:
+        start: begins them.
+        how: see How.
+    """
+
+    def __init__(self, start: Callable[[How], PythonHandle[Any]], how: How) -> None:
+        self._start, self._how = start, how
+        self._over = False
+        self.src: int | None = None
+
+    def wait(self) -> None:
+        """Begins them, and blocks until they are over."""
+        self.src = completed(self._start, self._how)
+        self._over = True
+
+    def done(self) -> bool:
+        """Returns whether it has been waited for."""
+        return self._over
+
+    def blocker(self) -> Blocker:
+        """There is none: it has not begun."""
+        raise NotImplementedError
+
+
+def _moved(start: Callable[[How], H], call: Call) -> H | _Awaited:
+    how = How(0, call.seconds)
+    return _Awaited(start, how) if call.awaited else start(how)
 
 
 def _source(tensor: torch.Tensor) -> Part:

@@ -171,15 +171,14 @@ class BpsProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         if not (tensor.is_cpu or self._stages):
             return self._inner(tensor).allreduce([tensor], _options(c10d.AllreduceOptions(), opts))
         call = self._call(opts, timeout)
-        recurs = call.awaited and not profiling()
-        if recurs and isinstance(op, ReduceOp) and self._recurring.run(tensor, op, call.seconds):
+        if call.awaited and isinstance(op, ReduceOp) and self._recurring.run(tensor, op, call.seconds):
             return done()
         if tensor.layout is not torch.strided:
             return self._sum_sparse(tensor, op, call)
         if not self._takes(tensor):
             return self._inner(tensor).allreduce([tensor], _options(c10d.AllreduceOptions(), opts))
         work = self._work("all_reduce", self._collectives.reduce(tensor, op, call), [tensor], [tensor], call)
-        if recurs and isinstance(op, ReduceOp) and may_recur(tensor):
+        if call.awaited and isinstance(op, ReduceOp) and may_recur(tensor):
             self._recurring.note(tensor, self._collectives.options("all_reduce", tensor, op, call))
         return work
 
@@ -417,10 +416,9 @@ class BpsProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
     def _call(self, opts: Any, timeout: timedelta | None = None) -> Call:
         self._pace.check()
         wanted = timeout if timeout is not None else getattr(opts, "timeout", _UNSET)
-        # asyncOp tells whether the caller waits next; callers in C++ do not set it.
-        return Call(
-            wanted.total_seconds() if wanted > _UNSET else self._seconds, awaited=not getattr(opts, "asyncOp", True)
-        )
+        # asyncOp tells whether the caller waits next; callers in C++ do not set it. A profile shows works.
+        waits = not getattr(opts, "asyncOp", True) and not profiling()
+        return Call(wanted.total_seconds() if wanted > _UNSET else self._seconds, awaited=waits)
 
     def _call_of_message(self) -> Call:
         """The way to call where torch passes no options: dist.send() waits next, and calls what isend() calls."""
@@ -430,7 +428,7 @@ class BpsProcessGroup(c10d.ProcessGroup):  # type: ignore[misc]
         return Call(self._seconds, awaited=waits and not profiling())
 
     def _work(self, kind: str, pending: Pending, tensors: list[Any], inputs: Any, call: Call) -> BpsWork:
-        if call.awaited and not profiling():
+        if call.awaited:
             settle(pending.handles, pending.finishes, self._pace)  # the caller does nothing but wait for the work
             return done()
         return kept(BpsWork(kind, pending.handles, pending.finishes, tensors, inputs, self._pace))

@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Messages whose caller is interrupted, at every point at which Python lets signal handlers run.
+
+Whatever has become of such a message: those behind it come, in their order and unmixed, and the memory is the caller's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import time
+from collections.abc import Callable
+from typing import Any
+
+import harness
+import numpy as np
+import pytest
+from interrupts import interrupted
+
+pytestmark = pytest.mark.timeout(400)
+ENV = {"BPS_TIMEOUT": str(20 * harness.PATIENCE)}
+SIZES = [3, 5000]  # elements: in the notice, and as a broadcast
+PATIENCE_S = 2 * harness.PATIENCE
+LAST = 1000.0
+
+
+def unless_interrupted(bps: Any, call: Callable[[], Any]) -> bool:
+    """Whether the call succeeds; its other end may have been interrupted."""
+    try:
+        call()
+    except bps.PeerLostError as error:
+        if "interrupted" not in str(error):
+            raise
+        return False
+    return True
+
+
+def all_received(bps: Any, count: int, receive: Callable[[Any], Any]) -> list[float]:
+    """What comes until the last one of this turn."""
+    found: list[float] = []
+    for _ in range(4):
+        array = np.full(count, -1.0)
+        if unless_interrupted(bps, lambda: receive(array)):  # noqa: B023  called at once
+            assert np.all(array == array[0]), "two messages are mixed"
+            found.append(array[0])
+            if array[0] == LAST:
+                return found
+    raise AssertionError(f"the last one has not come: {found}")
+
+
+def at_each_point(bps: Any, of_first: Callable[[int], bool], of_second: Callable[[], Any]) -> None:
+    """Calls both on their ranks until the first one says that it was not interrupted any more."""
+    point, goes_on = 0, True
+    while goes_on:
+        if bps.rank() == 0:
+            goes_on = of_first(point)
+        else:
+            of_second()
+        goes_on = bool(bps.broadcast(np.array([goes_on]), "goes on")[0])
+        point += 1
+    assert point > 10
+
+
+@pytest.mark.parametrize("count", SIZES)
+@pytest.mark.parametrize("way", ["recv", "recv_any"])
+@harness.on_ranks(workers=2, env=ENV)
+def test_who_receives_is_interrupted(bps: Any, way: str, count: int) -> None:
+    def receive(array: Any) -> Any:
+        return bps.recv_any(array) if way == "recv_any" else bps.recv(array, src=1)
+
+    def receives(point: int) -> bool:
+        given_up = np.full(count, -1.0)
+        goes_on = interrupted(point, lambda: receive(given_up))
+        kept = given_up.copy()
+        found = all_received(bps, count, receive)
+        assert np.array_equal(given_up, kept), f"the memory was not the caller's again, at point {point}"
+        assert found in ([LAST], [1.0, LAST]), (point, found)
+        if way == "recv_any":
+            assert found == [1.0, LAST] or np.all(kept == 1), f"the message was lost at point {point}"
+        return goes_on
+
+    def sends() -> None:
+        for value in (1.0, LAST):
+            unless_interrupted(bps, lambda: bps.send(np.full(count, value), dst=0))  # noqa: B023  called at once
+
+    at_each_point(bps, receives, sends)
+
+
+@pytest.mark.parametrize("count", SIZES)
+@harness.on_ranks(workers=2, env=ENV)
+def test_who_sends_is_interrupted(bps: Any, count: int) -> None:
+    def sends(point: int) -> bool:
+        given_up = np.full(count, 1.0)
+        goes_on = interrupted(point, lambda: bps.send(given_up, dst=1))
+        given_up.fill(-7)
+        bps.send(np.full(count, LAST), dst=1)
+        return goes_on
+
+    def receives() -> None:
+        found = all_received(bps, count, lambda array: bps.recv(array, src=0))
+        assert found in ([LAST], [1.0, LAST]), found
+
+    at_each_point(bps, sends, receives)
+
+
+@pytest.mark.parametrize("count", SIZES)
+@harness.on_ranks(workers=2, env=ENV)
+def test_who_exchanges_is_interrupted(bps: Any, count: int) -> None:
+    def exchange(value: float, out: Any) -> Any:
+        return bps.all_to_all(np.full(2 * count, value), out=out)
+
+    def interrupted_exchange(point: int) -> bool:
+        given_up = np.full(2 * count, -1.0)
+        goes_on = interrupted(point, lambda: exchange(1.0, given_up))
+        kept = given_up.copy()
+        found = exchange(LAST, np.empty(2 * count))
+        assert np.all(found[:count] == LAST)
+        assert np.array_equal(given_up, kept), f"the memory was not the caller's again, at point {point}"
+        return goes_on
+
+    def exchanges() -> None:
+        while True:
+            out = np.full(2 * count, -1.0)
+            if unless_interrupted(bps, lambda: exchange(5.0, out)):  # noqa: B023  called at once
+                assert np.all(out[count:] == 5)
+                assert np.all(out[:count] == out[0])
+                if out[0] == LAST:
+                    return
+
+    at_each_point(bps, interrupted_exchange, exchanges)
+
+
+@pytest.mark.parametrize("count", SIZES)
+@pytest.mark.parametrize("way", ["recv_async", "all_to_all_async"])
+@harness.on_ranks(workers=2, env=ENV)
+def test_who_waits_for_a_handle_is_interrupted(bps: Any, way: str, count: int) -> None:
+    """It is waited for once more, and gives its message."""
+
+    def start(value: float) -> tuple[Any, Any]:
+        array = np.full(2 * count, -1.0)
+        if way == "all_to_all_async":
+            return array, bps.all_to_all_async(np.full(2 * count, value), out=array)
+        if bps.rank() == 0:
+            return array, bps.recv_async(array, src=1)
+        array.fill(value)
+        return array, bps.send_async(array, dst=0)
+
+    def waits(point: int) -> bool:
+        array, handle = start(float(point))
+        goes_on = interrupted(point, handle.wait)
+        if goes_on:
+            handle.wait()
+        assert np.all(array[count:] == point + 0.5)
+        return goes_on
+
+    def comes() -> None:
+        start(next(points) + 0.5)[1].wait()
+
+    points = iter(range(1000))
+    at_each_point(bps, waits, comes)
+
+
+COLLECTIVES: dict[str, Callable[..., Any]] = {
+    "push_pull_inplace": lambda call, array, **how: call(array, **how),
+    "broadcast": lambda call, array, **how: call(array, root=1, **how),
+    "all_gather": lambda call, array, **how: call(np.ones(len(array) // 2), out=array, **how),
+    "reduce_scatter": lambda call, array, **how: call(np.ones(2 * len(array)), out=array, **how),
+}
+
+
+LONG = [pytest.param(kind, marks=pytest.mark.long) for kind in COLLECTIVES if kind != "push_pull_inplace"]
+
+
+@pytest.mark.parametrize("kind", ["push_pull_inplace", *LONG])
+@harness.on_ranks(workers=2, env=ENV)
+def test_who_takes_part_in_a_collective_is_interrupted(bps: Any, kind: str) -> None:
+    """The other rank comes afterwards. So the last points are those before this one waits for it."""
+
+    def takes_part(point: int) -> bool:
+        given_up, deadline = np.full(5000, 3.0), time.monotonic() + PATIENCE_S
+        start = functools.partial(COLLECTIVES[kind], getattr(bps, kind), given_up)
+        with contextlib.suppress(bps.DeadlineError):
+            interrupted(point, lambda: start(name=f"given up {point}", timeout=PATIENCE_S))
+        goes_on = time.monotonic() < deadline
+        kept = given_up.copy()
+        bps.barrier()
+        bps.barrier()
+        assert np.array_equal(given_up, kept), f"the memory was not the caller's again, at point {point}"
+        return goes_on
+
+    def comes() -> None:
+        bps.barrier()
+        start = functools.partial(COLLECTIVES[kind], getattr(bps, kind))
+        with contextlib.suppress(bps.PeerLostError, bps.DeadlineError):
+            start(np.full(5000, 5.0), name=f"given up {next(points)}", timeout=0.1)
+        bps.barrier()
+
+    points = iter(range(1000))
+    at_each_point(bps, takes_part, comes)
