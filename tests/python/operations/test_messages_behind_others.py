@@ -119,7 +119,8 @@ def waits_for_the_second_one(bps: Any, way: str) -> None:
 def test_who_waits_for_one_message_refuses_one_before_it(way):
     with harness.start(waits_for_the_second_one, way, workers=2, env=ENV) as job:
         job.await_marks("waiting", [0])
-        job.await_call("rank 0")
+        if way != "done":  # which never sleeps for long
+            job.await_call("rank 0")
         job.set_mark("go on")
         job.results()
 

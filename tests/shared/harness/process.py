@@ -13,6 +13,8 @@ import os
 import select
 import signal
 import subprocess
+import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,12 +33,22 @@ def has_stopped(pid: int) -> bool:
 
 
 def is_blocked(pid: int) -> bool:
-    """Whether the main thread of a process waits in the kernel.
+    """Whether the main thread of a process waits in the kernel, longer than one of Python does for the GIL.
 
     So a test knows of a rank that has told by mark() what it is about to call that the call waits now.
     """
-    stat = Path(f"/proc/{pid}/task/{pid}/stat").read_text()
-    return stat.rpartition(")")[2].split()[0] == "S"
+    before = _sleep_of(pid)
+    if before is None:
+        return False
+    time.sleep(8 * sys.getswitchinterval())  # at which a thread that waits for the GIL wakes up
+    return _sleep_of(pid) == before
+
+
+def _sleep_of(pid: int) -> str | None:
+    """The number of times that the main thread has begun to sleep; None: it does not sleep now."""
+    status = Path(f"/proc/{pid}/task/{pid}/status").read_text()
+    found = dict(line.split(":\t", 1) for line in status.splitlines())
+    return found["voluntary_ctxt_switches"] if found["State"].startswith("S") else None
 
 
 class Command:
