@@ -43,7 +43,7 @@ def exchange(
         own = all_lanes.process.rank
         place = members.ranks.index(own)
         begun: list[Message] = [] if how.begun is None else how.begun
-        each = how._replace(begun=begun)
+        each = How(how.priority, how.timeout, how.awaited, begun)
         messages = {}
         try:
             for rank in (*members.ranks[place + 1 :], *members.ranks[:place]):  # not all begin with the same one

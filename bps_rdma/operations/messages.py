@@ -42,7 +42,7 @@ def completed(start: Callable[[How], PythonHandle[T]], how: How) -> T:
     """Starts something and waits for it. Once it has raised anything, nothing touches the caller's memory any more."""
     begun: list[Any] = []
     try:
-        return start(how._replace(awaited=True, begun=begun)).wait()
+        return start(How(how.priority, how.timeout, True, begun)).wait()
     except BaseException:
         for one in begun:
             one.give_up()
