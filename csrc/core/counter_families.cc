@@ -10,7 +10,7 @@ namespace {
 struct Row {
   std::string_view counter;
   std::string_view name;
-  std::string_view label;  // and its value, where several counters are one family
+  std::string_view label;  // with its value, tells the counters of one family apart
   std::string_view value;
   std::string_view help;
 };

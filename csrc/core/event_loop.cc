@@ -21,7 +21,7 @@ constexpr unsigned kTurnsPerClock = 16;
 
 EventLoop::EventLoop() : epoll_(::epoll_create1(EPOLL_CLOEXEC)), doorbell_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   if (!epoll_ || !doorbell_) throw_errno("cannot create an event loop");
-  // Edge-triggered: every ring wakes one turn(), and nobody needs to read it.
+  // The doorbell is edge-triggered: every ring wakes one turn(), and nobody needs to read it.
   watch(doorbell_.get(), EPOLLIN | EPOLLET, [](std::uint32_t) {});
 }
 
@@ -45,12 +45,12 @@ void EventLoop::change(int fd, std::uint32_t events) {
   if (!found->second->rests) (void)set(EPOLL_CTL_MOD, *found->second);
 }
 
-// Taken out, because epoll tells of errors whatever it is asked for.
+// Takes the descriptor out of epoll, which tells of errors whatever it is asked for.
 void EventLoop::rest(int fd, double seconds) {
   const auto found = watches_.find(fd);
   if (found == watches_.end() || std::exchange(found->second->rests, true)) return;
   ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr);
-  found->second->end_of_rest = after(seconds, [this, watch = found->second.get()] {  // whose timer this is
+  found->second->end_of_rest = after(seconds, [this, watch = found->second.get()] {  // the watch holds this timer
     watch->rests = false;
     (void)set(EPOLL_CTL_ADD, *watch);
   });
@@ -85,7 +85,7 @@ bool EventLoop::post(std::function<void()> task) {
 }
 
 void EventLoop::close() {
-  std::vector<std::function<void()>> dropped;  // destroyed without the lock
+  std::vector<std::function<void()>> dropped;  // is destroyed after the lock is gone
   const std::lock_guard lock(posted_mutex_);
   closed_ = true;
   dropped.swap(posted_);
@@ -100,7 +100,8 @@ int EventLoop::wait_for_events(std::span<epoll_event> events, Duration wait) {
   const timespec timeout{.tv_sec = wait.count() / 1'000'000'000, .tv_nsec = wait.count() % 1'000'000'000};
   const int count = bps::epoll_pwait2(epoll_.get(), events.data(), size, &timeout);
   if (count >= 0 || (errno != ENOSYS && errno != EPERM)) return count;
-  // Kernels before 5.11, and containers with old profiles: milliseconds, rounded up so that a timer is never spun for.
+  // Kernels before 5.11, and containers with old profiles, wait in milliseconds. The time is rounded up, so that no
+  // loop spins for a timer.
   return ::epoll_wait(epoll_.get(), events.data(), size, static_cast<int>((wait.count() + 999'999) / 1'000'000));
 }
 
@@ -129,7 +130,7 @@ int EventLoop::turn(Duration wait, std::unique_lock<std::mutex>* while_asleep) {
   }
   for (int i = 0; i < count; ++i) {
     const auto found = watches_.find(events[static_cast<std::size_t>(i)].data.fd);
-    if (found == watches_.end()) continue;  // forgotten by an earlier callback of this turn
+    if (found == watches_.end()) continue;  // an earlier callback of this turn has forgotten it
     const std::shared_ptr<Watch> watch = found->second;
     watch->ready(events[static_cast<std::size_t>(i)].events);
     ++ran;
@@ -151,7 +152,7 @@ int EventLoop::run_posted() {
 
 int EventLoop::run_timers(Clock::time_point now) {
   int ran = 0;
-  // By index: a task may add timers.
+  // The loop goes by index, as a task may add timers.
   for (std::size_t i = 0; i < timers_.size(); ++i) {
     const std::shared_ptr<Timer::Entry> timer = timers_[i].lock();  // a task may destroy its own timer
     if (!timer || now < timer->due) continue;

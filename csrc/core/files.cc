@@ -38,7 +38,7 @@ Fd create(int folder, const std::string& name, mode_t mode) {
   return Fd(::openat(folder, name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode));
 }
 
-// The user who owns what this one makes in that folder.
+// Returns the user who owns what this process makes in that folder.
 uid_t owner_of_new(int folder) {
   const std::string name = hidden_name("bps");
   const Fd probe = create(folder, name, 0600);
@@ -52,7 +52,7 @@ OpenedFile checked(Fd file, const std::string& path) {
   OpenedFile opened{.file = std::move(file)};
   if (!opened.file) {
     if (errno == ELOOP) refuse(path, "is a symbolic link");
-    if (errno == ENXIO) refuse(path, "is not a regular file");  // a socket, or a device that is not there
+    if (errno == ENXIO) refuse(path, "is not a regular file");  // it is a socket, or a device that is not there
     return opened;
   }
   if (::fstat(opened.file.get(), &opened.status) != 0) throw_errno("cannot look at " + path);

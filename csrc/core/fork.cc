@@ -11,7 +11,7 @@
 namespace bps {
 namespace {
 
-// Without memory from the heap: a child of a process with threads may not rely on it.
+// Uses no memory from the heap, on which a child of a process with threads may not rely.
 template <typename T>
 struct List {
   std::array<T, 16> items{};

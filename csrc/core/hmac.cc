@@ -13,7 +13,7 @@
 namespace bps {
 namespace {
 
-// First 32 bits of the fractional parts of the cube roots of the first 64 primes (FIPS 180-4, 4.2.2).
+// These are the first 32 bits of the fractional parts of the cube roots of the first 64 primes (FIPS 180-4, 4.2.2).
 constexpr std::array<std::uint32_t, 64> kRoundConstants = {
     0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b, 0x59f111f1, 0x923f82a4, 0xab1c5ed5,
     0xd807aa98, 0x12835b01, 0x243185be, 0x550c7dc3, 0x72be5d74, 0x80deb1fe, 0x9bdc06a7, 0xc19bf174,
@@ -77,7 +77,7 @@ void Sha256::update(std::span<const std::byte> bytes) {
 }
 
 Digest Sha256::finish() {
-  // A one bit, zeros up to the last eight bytes of a block, and the length in bits.
+  // The padding is a one bit, zeros up to the last eight bytes of a block, and the length in bits.
   const std::uint64_t bits = size_ * 8;
   std::array<std::byte, kBlock + 8> padding{std::byte{0x80}};
   const std::size_t zeros = (2 * kBlock - 9 - size_ % kBlock) % kBlock;

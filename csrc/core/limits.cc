@@ -36,7 +36,7 @@ std::uint64_t number_in(const std::string& path) {
   return word.empty() || word == "max" ? kUnlimited : std::strtoull(word.c_str(), nullptr, 10);
 }
 
-// The sum of two lines of a memory.stat: memory that the kernel cannot take back without swapping.
+// Returns the sum of two lines of a memory.stat: the memory that the kernel cannot take back without swapping.
 std::uint64_t held(const std::string& path, const std::string& private_memory, const std::string& shared_memory) {
   std::ifstream file(path);
   std::string name;
@@ -55,7 +55,7 @@ struct Memory {
   std::uint64_t left() const { return limit - std::min(limit, used); }
 };
 
-// The memory that this process may use, by the tightest of the groups that it is in.
+// Returns the memory that this process may use, by the tightest of the groups that it is in.
 Memory memory_of_cgroups() {
   Memory tightest;
   const auto consider = [&](const std::string& folder, const char* limit, const char* priv, const char* shared) {

@@ -20,7 +20,8 @@ struct Mapping {
   bool is_private_anonymous = false;
 };
 
-// "7f0000000000-7f0000021000 rw-p 00000000 00:00 0   name"; the device and the number of a file are not zero.
+// Reads a line such as "7f0000000000-7f0000021000 rw-p 00000000 00:00 0 name". The device and the number of a file are
+// not zero.
 bool parse(const char* line, Mapping& into) {
   char flags[5] = {};
   unsigned major = 0;

@@ -25,7 +25,7 @@
 namespace bps {
 namespace {
 
-// Younger than the oldest headers that this is compiled with.
+// The oldest headers with which this is compiled do not have these.
 constexpr int kUserModeOnly = 1;                   // Linux 5.11: allowed to everybody
 constexpr auto kNewUserfaultfd = _IO(0xAA, 0x00);  // Linux 6.1, of /dev/userfaultfd
 constexpr std::uint64_t kWriteProtection = 1;      // UFFD_FEATURE_PAGEFAULT_FLAG_WP, Linux 5.7
@@ -33,14 +33,14 @@ constexpr std::uint64_t kRegisterForWriteProtection = std::uint64_t{1} << 1;  //
 constexpr std::uint64_t kFeatures =
     kWriteProtection | UFFD_FEATURE_EVENT_UNMAP | UFFD_FEATURE_EVENT_REMOVE | UFFD_FEATURE_EVENT_REMAP;
 
-constexpr auto kMoment = std::chrono::microseconds(10);  // a sleep: the monitor may have the lower priority
+constexpr auto kMoment = std::chrono::microseconds(10);  // threads sleep so long: the monitor may have lower priority
 constexpr int kAttempts = 16;
 constexpr double kQuiet_s = 0.25;  // the longest wait for changes that are under way; each takes some 10 us
 
-// Odd: the monitor reads events, or notes what it has read.
+// Is odd while the monitor reads events, or notes what it has read.
 constinit std::atomic<std::uint32_t> g_sequence{0};
 
-// Until what was read has been noted.
+// Waits until what was read has been noted.
 std::uint32_t await_even() {
   for (;;) {
     const std::uint32_t sequence = g_sequence.load(std::memory_order_acquire);
@@ -78,7 +78,7 @@ MemoryWatch::Obstacle obstacle_behind(int error) {
 
 class AddressMonitor {
  public:
-  // Null: not available.
+  // Returns null where no memory can be watched.
   static AddressMonitor* get() {
     Instance& only = instance();
     const std::lock_guard lock(only.mutex);
@@ -113,7 +113,7 @@ class AddressMonitor {
   struct Instance {
     std::mutex mutex;  // guards the others
     bool tried = false;
-    AddressMonitor* monitor = nullptr;  // never destroyed
+    AddressMonitor* monitor = nullptr;  // is never destroyed
     MemoryWatch::Obstacle obstacle;
   };
   static Instance& instance() {
@@ -143,7 +143,7 @@ class AddressMonitor {
   MemoryWatch* watches_ = nullptr;
 };
 
-// Under the lock.
+// The caller holds the lock of `only`.
 void AddressMonitor::try_once(Instance& only) {
   if (std::exchange(only.tried, true)) return;
   Fd events = open_userfaultfd();
@@ -159,7 +159,7 @@ void AddressMonitor::try_once(Instance& only) {
   }
 }
 
-// ---- The monitor's thread: no allocation
+// ---- The monitor's thread, which allocates nothing
 
 void AddressMonitor::run() {
   ::pthread_setname_np(::pthread_self(), "bps-memory");
@@ -201,8 +201,7 @@ void AddressMonitor::note(std::uintptr_t first, std::uintptr_t last, MemoryWatch
 
 // ---- Threads that watch
 
-// The kernel refuses to fill pages while a change is under way, before it looks at what it is asked for: here, at
-// nothing.
+// Asks the kernel to fill no pages. It refuses to fill any while a change is under way, before it looks at which.
 bool AddressMonitor::is_changing() const {
   uffdio_zeropage nothing{};
   return ::ioctl(events_.get(), UFFDIO_ZEROPAGE, &nothing) != 0 && errno == EAGAIN;
@@ -247,8 +246,8 @@ void AddressMonitor::unwatch(MemoryWatch& watch) {
   release(watch.first_, watch.last_);
 }
 
-// All pages but those that other watches are for: of these the registration stays as it is. A kernel older than 5.19
-// may give a page that is registered with it no more, at the next write, another place than a NIC knows.
+// Ends the registration of all pages but those that other watches are for. Those stay registered all the time: a kernel
+// older than 5.19 may, at the next write, give a page whose registration has ended another place than a NIC knows.
 void AddressMonitor::release(std::uintptr_t first, std::uintptr_t last) const {
   while (first < last) {
     const MemoryWatch* next = nullptr;  // the first one of those that overlap
@@ -257,7 +256,7 @@ void AddressMonitor::release(std::uintptr_t first, std::uintptr_t last) const {
     }
     const std::uintptr_t end = next == nullptr ? last : std::max(first, next->first_);
     uffdio_range range{.start = first, .len = end - first};
-    // Refused where other memory has been mapped meanwhile: then there may be nothing left to end.
+    // The kernel refuses this where other memory has been mapped meanwhile. There may be nothing left to end then.
     if (range.len > 0) (void)::ioctl(events_.get(), UFFDIO_UNREGISTER, &range);
     first = next == nullptr ? last : next->last_;
   }
@@ -273,7 +272,7 @@ std::unique_ptr<MemoryWatch> MemoryWatch::begin(std::span<const std::byte> bytes
   const std::uintptr_t first = address / page * page;
   const std::uintptr_t last = (address + bytes.size() + page - 1) / page * page;
   std::unique_ptr<MemoryWatch> made(new MemoryWatch(*monitor, first, last));
-  // In this order: memory that is replaced after the look at its kind is noted.
+  // The watch begins first, so that it notes memory that is replaced after the look at its kind.
   if (!monitor->watch(*made) || !is_private_anonymous(bytes)) return nullptr;
   return made;
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The table of all settings. docs/settings.md is generated from it (`bps config --markdown`).
+// Lists all settings. docs/settings.md is generated from this table (`bps config --markdown`).
 #include "core/settings.h"
 
 namespace bps {
@@ -7,7 +7,7 @@ namespace {
 
 template <typename T>
 bool read_value(const Range& range, std::string_view text, T& into) {
-  if constexpr (requires { into.reset(); }) {  // optional: an empty text, or a negative number, leaves it unset
+  if constexpr (requires { into.reset(); }) {  // it is optional: an empty text, or a negative number, leaves it unset
     into.reset();
     if (text.empty()) return true;
     using Number = std::conditional_t<std::is_floating_point_v<typename T::value_type>, double, std::int64_t>;
@@ -25,7 +25,7 @@ bool read_value(const Range& range, std::string_view text, T& into) {
   }
 }
 
-// The member to which a row's value goes.
+// Reads the value of a row into its member.
 template <auto Part, auto Member>
 bool into(Settings& settings, const Range& range, std::string_view text) {
   return read_value(range, text, settings.*Part.*Member);

@@ -19,7 +19,7 @@ bool tick_counter_is_trusted() {
 TickSample TickSample::take() {
   TickSample best;
   std::uint64_t narrowest = ~std::uint64_t{0};
-  for (int attempt = 0; attempt < 3; ++attempt) {  // the thread may be held up between the two
+  for (int attempt = 0; attempt < 3; ++attempt) {  // the thread may be held up between the two clocks
     const std::uint64_t begin = tick_counter();
     const std::uint64_t ns = now_ns();
     const std::uint64_t width = tick_counter() - begin;
@@ -39,7 +39,7 @@ void TickTimes::add(const TickSample& sample) {
 std::uint64_t TickTimes::ns(std::uint64_t ticks) const {
   if (!latest_) return ticks;
   if (!before_) return latest_->ns;
-  // Without a sign, for which the product of two such numbers leaves no room.
+  // The distance has no sign, for which the product of two such numbers leaves no room.
   __extension__ using Wide = unsigned __int128;
   const bool is_before = ticks < before_->ticks;
   const std::uint64_t distance = is_before ? before_->ticks - ticks : ticks - before_->ticks;

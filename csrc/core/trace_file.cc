@@ -27,7 +27,7 @@ std::optional<TraceFrame> TraceFrames::next() {
   return TraceFrame{header.kind, header.number, content_};
 }
 
-// False where the file ends before.
+// Returns false where the file ends before.
 bool TraceFrames::read(std::span<std::byte> to) {
   while (!to.empty()) {
     const ssize_t got = ::pread(file_, to.data(), to.size(), static_cast<off_t>(at_));

@@ -19,8 +19,8 @@
 namespace bps {
 namespace {
 
-// A new file each time: one that another process still writes stays that one's. The folder is ours, so nobody else has
-// made it.
+// Makes a new file each time, so that a file that another process still writes stays that process's. The folder is
+// ours, so nobody else puts a file there.
 Fd create(const Fd& folder, const std::string& name) {
   ::unlinkat(folder.get(), name.c_str(), 0);
   return Fd(::openat(folder.get(), name.c_str(), O_RDWR | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0666));

@@ -9,7 +9,8 @@
 namespace bps {
 namespace {
 
-// Partitions under way that are remembered, far more than a job has; what fails at other places leaves entries behind.
+// Bounds the partitions under way that are remembered. A job has far fewer; what fails at other places leaves entries
+// behind.
 constexpr std::size_t kMostOpen = 1 << 17;
 
 template <typename Map>
@@ -160,7 +161,7 @@ void TraceJson::add_key(const TraceEvent& of) {
   text_.add(",\"partition\":").add(of.partition).add(",\"for_host\":").add(of.for_host != 0 ? "true" : "false");
 }
 
-// As JSON. Servers do not know names.
+// Returns the name as JSON. Servers do not know names.
 const std::string& TraceJson::name_of(std::uint32_t tensor, std::optional<std::uint32_t> partition) {
   const auto known = tensors_.find(tensor);
   if (!partition && known != tensors_.end()) return known->second;
@@ -195,13 +196,13 @@ void TraceJson::head(const char* phase, std::uint32_t ring, const char* category
 
 void TraceJson::stage(std::uint32_t ring, const char* category, std::string_view name, std::uint64_t from,
                       std::uint64_t to) {
-  --next_;  // it belongs to the event around it
+  --next_;  // a stage belongs to the event around it
   begin(ring, category, name, from);
   text_.add("}}");
   end(ring, category, name, std::max(from, to));
 }
 
-// One begins.
+// Separates the event that begins from the one before.
 void TraceJson::event() {
   if (any_) text_.add(",\n");
   any_ = true;

@@ -57,7 +57,7 @@ void TraceWriter::stop() {
 void TraceWriter::finish() {
   if (!thread_.joinable()) return;
   try {
-    check_interrupt();  // before the thread formats anything, so that all events stay where they are
+    check_interrupt();  // comes before the thread formats anything, so that all events stay where they are
     stop();
     std::unique_lock lock(mutex_);
     (void)wait_until(lock, changed_, Deadline::never(), [this] { return is_over_; });
@@ -108,7 +108,7 @@ void TraceWriter::start(Process process) {
 
 void TraceWriter::run() {
   name_thread("bps-trace");
-  constexpr id_t kThisThread = 0;  // on Linux; others mean the process
+  constexpr id_t kThisThread = 0;  // Linux means the thread by it; other systems mean the process
   (void)::setpriority(PRIO_PROCESS, kThisThread, kNiceness);
   try {
     for (bool stops = false; !stops;) {
@@ -133,7 +133,7 @@ void TraceWriter::run() {
 }
 
 void TraceWriter::drain() {
-  // First the rings: the names of what they hold now have been told by then.
+  // The rings come first: the names of what they hold now have been told when the names are appended.
   for (std::size_t i = 0; i < rings_.size(); ++i) noted_[i] = rings_[i].noted();
   append_changes();
   files_.append({frames_});

@@ -24,8 +24,8 @@ constexpr Removed kRemoved[] = {
     {"BPS_HEARTBEAT_INTERVAL", "members send heartbeats often enough for BPS_HEARTBEAT_TIMEOUT"},
 };
 
-// Variables of BytePS and ps-lite that this library ignores on purpose. `warning`: a user who sets one expects
-// something that does not happen.
+// Describes variables of BytePS and ps-lite that this library ignores on purpose. `warning` is true where a user who
+// sets one expects something that does not happen.
 struct Ignored {
   std::string_view names;
   std::string_view why;
@@ -69,7 +69,7 @@ constexpr Ignored kIgnored[] = {
     {"BYTEPS_WITH_UCX BYTEPS_SERVER_ONLY BYTEPS_FORCE_NO_CUDA BYTEPS_USE_MPI", "this is an option of BytePS's build"},
 };
 
-// Variables of this project's own launchers, benchmarks, tests and builds.
+// The launchers, benchmarks, tests and builds of this project use variables with these prefixes.
 constexpr std::string_view kOwnPrefixes[] = {"BPS_TEST_", "BPS_BENCH_", "BPS_COMPARE_", "BPS_SUITE",
                                              "BPS_VM",    "BPS_FUZZ",   "BPS_SANITIZE", "BPS_FORWARD"};
 
@@ -79,7 +79,7 @@ bool is_known(std::string_view variable) {
       table, [&](const Setting& setting) { return setting.name == variable || has_word(setting.aliases, variable); });
 }
 
-// Insertions, deletions and replacements that turn one text into the other (Levenshtein).
+// Counts the insertions, deletions and replacements that turn one text into the other (Levenshtein).
 std::size_t edit_distance(std::string_view a, std::string_view b) {
   std::vector<std::size_t> row(b.size() + 1);
   std::iota(row.begin(), row.end(), std::size_t{0});
