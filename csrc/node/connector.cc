@@ -19,11 +19,12 @@ using transport::Kind;
 namespace {
 
 // One of several pairs of rails may take so long to connect. One that has failed with another node gets less time, and
-// one that has worked with none the least: a job of many nodes must not wait for each of them.
+// one that has worked with none gets the least: a job of many nodes must not wait for each of them.
 constexpr double kTry_s = 10;
 constexpr double kTryDoubtful_s = 2;
 constexpr double kTryHopeless_s = 0.3;
-// And one that was lost; others of this process wait meanwhile. The connection manager of RDMA takes its time.
+// A pair that was lost may take so long to connect again; others of this process wait meanwhile. The connection manager
+// of RDMA takes its time.
 constexpr double kTryAgain_s = 1;
 constexpr double kTryAgainRdma_s = 4;
 
@@ -69,10 +70,10 @@ Kind Connector::connect_to(Loop& loop, const Target& target, const Deadline& dea
     return kind;
   }
   try {
-    // Half of the time: the other half is for TCP.
+    // RDMA gets half of the time: the other half is for TCP.
     connect_by(kind, loop, target, Deadline::after(deadline.left_ms() / 2e3));
     return kind;
-  } catch (const Error& error) {  // both have RDMA but cannot reach each other: separate fabrics, most likely
+  } catch (const Error& error) {  // both have RDMA but cannot reach each other: most likely their fabrics are separate
     if (error.code() != ErrorCode::kUnreachable && error.code() != ErrorCode::kTransport) throw;
     log_warning(std::string(error.what()) + " (" + error.hint() + "); TCP is used instead");
   }
@@ -146,7 +147,7 @@ transport::ConnectRequest Connector::request_for(Kind kind, const Target& target
           .whom = target.server.describe()};
 }
 
-// On the loop.
+// Runs on the loop.
 worker::ServerPath Connector::attach(MadePath made, transport::Transport& transport, worker::ServerConnection& server) {
   worker::ServerPath path{.id = made.id, .pair = made.pair};
   for (auto& endpoint : made.data) path.data.push_back(transport.attach(std::move(endpoint), server));
@@ -166,9 +167,9 @@ void Connector::connect_pair(transport::Transport& transport, const transport::C
   }
 }
 
-// About `wanted` data connections: as many over each pair of rails, and at least one. Rails by which the peer cannot be
-// reached are left out, as long as others can. Each pair has a control connection of its own where it is a path; else
-// all of them together have one.
+// Makes about `wanted` data connections: as many over each pair of rails, and at least one. Rails by which the peer
+// cannot be reached are left out, as long as others can reach it. Each pair has a control connection of its own where
+// it is a path; else all of them together have one.
 std::vector<Connector::MadePath> Connector::connect_rails(transport::Transport& transport,
                                                           transport::ConnectRequest request, std::uint32_t node,
                                                           std::size_t wanted) {
@@ -194,7 +195,7 @@ std::vector<Connector::MadePath> Connector::connect_rails(transport::Transport& 
       try {
         connect_pair(transport, request, per_pair, path);
       } catch (...) {
-        if (!are_paths && !path.data.empty()) made.push_back(std::move(path));  // what there was stays
+        if (!are_paths && !path.data.empty()) made.push_back(std::move(path));  // what was connected stays
         throw;
       }
       made.push_back(std::move(path));
@@ -217,7 +218,7 @@ void Connector::restore(std::size_t index, std::size_t place, std::size_t pair) 
   retries_.add({index, place, pair}, [this, index, place, pair] { return try_restore(index, place, pair); });
 }
 
-// On the thread of the retries. True when it need not be tried again.
+// Runs on the thread of the retries. Returns true when the pair need not be tried again.
 bool Connector::try_restore(std::size_t index, std::size_t place, std::size_t pair) {
   Loop& loop = loops_[index];
   const auto find = [&] { return loop.worker_loop->find_server(place); };
@@ -250,7 +251,7 @@ bool Connector::try_restore(std::size_t index, std::size_t place, std::size_t pa
   return true;
 }
 
-// Tells for how many seconds to try one of several pairs of rails; 0: it has failed with this node before.
+// Returns for how many seconds to try one of several pairs of rails; 0: it has failed with this node before.
 double Connector::patience(std::uint32_t node, std::size_t pair) const {
   const std::lock_guard lock(mutex_);
   const auto known = rails_tried_.find(pair);

@@ -11,11 +11,12 @@
 namespace bps::node {
 namespace {
 
-// After this part of the heartbeat's time-out what a codec may wait for is refused: the loop that runs it can then go
-// on before this process counts as lost.
+// What a codec may wait for is refused after this part of the heartbeat's time-out: the loop that runs the codec can
+// then go on before this process counts as lost.
 constexpr double kRefusesCalls = 0.75;
 
-// The scheduler of a large job is told less often: of so many connections with each heartbeat, by all members.
+// Bounds how many connections all members together tell the scheduler of with each heartbeat. That of a large job is
+// told less often.
 constexpr std::size_t kMostTold = 50'000;
 std::size_t beats_per_link_use(const van::Membership& members) {
   return members.nodes.size() * members.servers / kMostTold + 1;
@@ -43,7 +44,7 @@ void CurrentView::begin(std::unique_ptr<View> view) {
 
 void CurrentView::end() {
   if (view_) view_->stop();
-  std::unique_ptr<View> ended;  // without the lock
+  std::unique_ptr<View> ended;  // is destroyed after the lock is gone
   const std::lock_guard lock(mutex_);
   ended.swap(view_);
 }
@@ -107,7 +108,7 @@ van::VanEvents CurrentView::events() {
               if (const auto late = worker.news().take_late_round()) van_->tell(*late);
             });
           },
-      // Without a reply the scheduler calls it off.
+      // The scheduler calls the shift off if there is no reply.
       .on_shift_begun =
           [this](const van::BeginShift& shift) {
             with_worker(

@@ -15,12 +15,12 @@ using van::ServerWeights;
 
 constexpr double kGbit = 1e9 / 8;  // bytes
 constexpr double kGB = 1e9;
-constexpr double kAsLong = 1 - 1e-6;  // but for rounding
+constexpr double kAsLong = 1 - 1e-6;  // leaves room for rounding
 
 std::string to_json(const ServerWeights::Part& part, double most, bool knows_links) {
   JsonObject one;
   one.add("host", part.host).add("contributions", part.site.contributions).add("share", part.share);
-  // How often a byte crosses the link, in each direction.
+  // This is how often a byte crosses the link, in each direction.
   one.add("crossings", part.busy.link * part.site.link);
   if (knows_links) {
     one.add("link_gbps", part.site.link / kGbit).add("link_s_per_gb", part.busy.link * kGB);

@@ -40,7 +40,7 @@ constexpr auto kBetweenFiles = std::chrono::seconds(10);
 // The handler uses these, and may run at any time.
 std::atomic<int> g_event{-1};
 std::atomic<pid_t> g_process{0};
-std::atomic<int> g_handlers{0};  // that may be about to write
+std::atomic<int> g_handlers{0};  // handlers that may be about to write
 
 void wake(int /*signal*/) {
   const int error = errno;
@@ -61,7 +61,7 @@ void install() {
   (void)::sigaction(SIGUSR1, &ours, nullptr);
 }
 
-// True when the other side is a process of this user, or of root.
+// Returns true when the other side is a process of this user, or of root.
 bool is_same_user(int socket) {
   ucred peer{};
   socklen_t size = sizeof peer;
@@ -73,7 +73,7 @@ void send_all(int socket, std::string_view text) {
   while (!text.empty()) {
     const ssize_t sent = ::send(socket, text.data(), text.size(), MSG_NOSIGNAL);
     if (sent < 0 && errno == EINTR) continue;
-    if (sent <= 0) return;  // it has gone, or reads too slowly
+    if (sent <= 0) return;  // the other side has gone, or reads too slowly
     text.remove_prefix(static_cast<std::size_t>(sent));
   }
 }
@@ -101,7 +101,7 @@ Inspection::~Inspection() {
   if (!thread_.joinable()) return;
   int mine = signalled_.get();
   (void)g_event.compare_exchange_strong(mine, -1);
-  while (g_handlers > 0) std::this_thread::yield();  // or one could write to what the descriptor's number means next
+  while (g_handlers > 0) std::this_thread::yield();  // else one could write to what the descriptor's number means next
   ends_ = true;
   ring(woken_.get());
   thread_.join();
@@ -113,9 +113,9 @@ void Inspection::listen() {
   listener_ = Fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
-  std::uint64_t unknown = 0;  // before the socket has its name: nobody else can take it
+  std::uint64_t unknown = 0;  // makes a name that nobody can take before the socket has it
   random_bytes(std::as_writable_bytes(std::span(&unknown, 1)));
-  // The first byte stays 0: a name without a file, which is gone with the socket.
+  // The first byte stays 0, so that the name has no file and is gone with the socket.
   const int length =
       std::snprintf(address.sun_path + 1, sizeof address.sun_path - 1, "bps_rdma-%u-%d-%llu-%u-%016llx", ::geteuid(),
                     ::getpid(), pid_namespace(), number.fetch_add(1), static_cast<unsigned long long>(unknown));
@@ -144,8 +144,8 @@ void Inspection::write_files() {
   }
 }
 
-// One file for each process. Many operations may fail for one cause; but what a server saw, and what the worker of the
-// same process says a moment later, both deserve one.
+// Writes one file for each process. Many operations may fail for one cause. But what a server saw, and what the worker
+// of the same process says a moment later, both deserve a file.
 void Inspection::write_file(Failure failure) {
   const auto now = Clock::now();
   Clock::time_point& next = next_file_[static_cast<std::size_t>(failure)];
@@ -171,7 +171,7 @@ void Inspection::run() {
     if (::poll(waits, std::size(waits), -1) < 0 && errno != EINTR) return;
     try {
       const bool ends = take_rings(woken_.get()) && ends_;
-      write_files();  // also at the end, which may have come because of the failure
+      write_files();  // comes also at the end, which may have come because of the failure
       if (ends) return;
       answer_questions();
       if (take_rings(signalled_.get())) {
@@ -240,7 +240,7 @@ void CurrentInspection::begin(Inspection::Source source) {
 }
 
 void CurrentInspection::end() {
-  std::unique_ptr<Inspection> ended;  // without the lock
+  std::unique_ptr<Inspection> ended;  // is destroyed after the lock is gone
   const std::lock_guard lock(mutex_);
   ended.swap(inspection_);
 }

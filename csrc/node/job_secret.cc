@@ -10,8 +10,8 @@
 namespace bps::node {
 namespace {
 
-// True when all processes of the job run on this host, as far as this one can tell. Where it is mistaken, processes of
-// other hosts find that they have no secret, and are refused.
+// Returns true when all processes of the job run on this host, as far as this one can tell. Where it is mistaken,
+// processes of other hosts find that they have no secret, and are refused.
 bool is_on_one_host(const JobSettings& settings, const Startup& startup) {
   if (is_loopback(startup.scheduler_host)) return true;
   // torchrun says how many processes there are on each host.

@@ -32,7 +32,7 @@ Bytes to_address(const std::string& text) {
   return {bytes.begin(), bytes.end()};
 }
 
-// A key that nobody knows.
+// Makes a key that nobody knows.
 transport::Credentials no_credentials() {
   transport::Credentials none;
   random_bytes(none.job);
@@ -84,7 +84,7 @@ void Listeners::listen_on_network(const std::vector<transport::tcp::TcpRail>& tc
                                   const std::vector<transport::rdma::Rail>& rdma, const PortRange& ports) {
   std::vector<transport::tcp::TcpAddress> addresses;
   for (const transport::tcp::TcpRail& rail : tcp) {
-    // No firewall is within a host.
+    // Loopback takes any port: there is no firewall within a host.
     Fd socket = listen_within(is_loopback(rail.address) ? PortRange{} : ports,
                               [&](std::uint16_t port) { return transport::Listener::listen_tcp(rail.address, port); });
     addresses.push_back({rail.address, transport::Listener::port_of(socket.get()), rail.speed});

@@ -39,7 +39,7 @@ bool has_address(const ifaddrs& one) {
   return one.ifa_addr != nullptr && (one.ifa_addr->sa_family == AF_INET || one.ifa_addr->sa_family == AF_INET6);
 }
 
-// The address of an interface that is up, leads to other hosts, and is not excluded.
+// Returns the address of an interface that is up, leads to other hosts, and is not excluded.
 std::string address_of_another(const std::string& excluded) {
   const Interfaces all = list_interfaces();
   for (const ifaddrs* one = all.get(); one != nullptr; one = one->ifa_next) {
@@ -50,7 +50,7 @@ std::string address_of_another(const std::string& excluded) {
               "exclude fewer, or name one; NCCL_SOCKET_IFNAME is read, too");
 }
 
-// Connecting a datagram socket sends nothing; it only asks the kernel for the route.
+// Asks the kernel for the route by connecting a datagram socket, which sends nothing.
 std::string address_of_route(const std::string& host) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_DGRAM;
@@ -141,7 +141,7 @@ std::string local_address(const std::string& wanted, const std::string& interfac
 }
 
 std::string address_for_others(const std::string& host) {
-  // The last two are set aside for documentation: no host has them, and the route to them is that to everywhere.
+  // The last two are set aside for documentation: no host has them, so the route to them is the one to everywhere.
   for (const std::string& towards : {numeric_address(host), std::string("192.0.2.1"), std::string("2001:db8::1")}) {
     if (towards.empty()) continue;
     const std::string address = address_of_route(towards);
@@ -150,7 +150,7 @@ std::string address_for_others(const std::string& host) {
   for (const char* excluded : {"^docker,br-,veth,virbr,cni,flannel,lxc", "^"}) {  // there is no such route
     try {
       return address_of_another(excluded);
-    } catch (const Error&) {  // none is left
+    } catch (const Error&) {  // no interface is left
     }
   }
   return "127.0.0.1";
@@ -179,7 +179,7 @@ bool is_loopback(const std::string& host) {
 
 bool is_of_this_host(const std::string& host) {
   const std::string address = numeric_address(host);
-  if (address == "0.0.0.0" || address == "::") return true;  // where programs listen at all addresses
+  if (address == "0.0.0.0" || address == "::") return true;  // programs listen there at all addresses
   // The kernel routes to an address of this host from that address.
   return is_loopback(address) || (!address.empty() && address_of_route(address) == address);
 }

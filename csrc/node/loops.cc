@@ -19,11 +19,12 @@ using transport::Kind;
 
 namespace {
 
-// A group may have most of its sums where others have few, and one piece comes while another one is summed.
+// Lets one piece come while another one is summed. A group may have most of its sums where others have few.
 constexpr std::uint32_t kFewestSlots = 2;
 
-// The slots that each worker loop gets here. Links are full to the end where as much is under way to each server as it
-// sums in comparison; otherwise those with little to do are ahead, and at the end only the others' links are busy.
+// Returns how many slots each worker loop gets here. Links are full to the end where as much is under way to each
+// server as it sums in comparison. Otherwise servers with little to do are ahead, and only the others' links are busy
+// at the end.
 std::uint32_t window_of(std::uint32_t most, const van::Membership& members, const van::Node& self) {
   if (self.server_rank < 0) return most;
   const double load = van::ServerWeights::load_of_loop(members, static_cast<std::uint32_t>(self.server_rank));
@@ -91,8 +92,8 @@ void Loops::add(Loop& loop, Kind kind, std::unique_ptr<transport::Transport> tra
   loop.reactor->add(std::move(transport));
 }
 
-// On every loop or on none: what this process publishes holds for all of them. A rail that cannot be opened is left
-// out, as long as there are others.
+// Makes the transports on every loop or on none: what this process publishes holds for all loops. A rail that cannot be
+// opened is left out, as long as there are others.
 void Loops::make_rdma_transports() {
   std::vector<std::unique_ptr<transport::Transport>> made;
   while (!rails_.empty() && made.size() < loops_.size()) {
@@ -227,7 +228,7 @@ std::string Loops::find_stuck() {
   for (const auto& loop : loops_) {
     transport::Reactor& reactor = *loop->reactor;
     if (reactor.turns() != loop->seen_turns || reactor.is_in_set_up()) continue;
-    reactor.loop().wake();  // it may sleep: short time-outs leave no time for its own look around
+    reactor.loop().wake();  // the loop may sleep: short time-outs leave no time for its own look around
     stuck = reactor.name();
   }
   if (!stuck.empty()) return stuck;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The counts of all loops, and their answers to what they are doing.
+// Collects the counts of all loops, and their answers to what they are doing.
 #include <algorithm>
 #include <future>
 #include <map>
@@ -12,7 +12,7 @@
 namespace bps::node {
 namespace {
 
-// Nothing from a loop that hangs, or has ended.
+// Returns nothing from a loop that hangs, or has ended.
 template <typename T>
 std::optional<T> answer_of(std::future<T>& answer, const Deadline& deadline) {
   if (answer.wait_until(deadline.at()) != std::future_status::ready) return std::nullopt;
@@ -23,7 +23,7 @@ std::optional<T> answer_of(std::future<T>& answer, const Deadline& deadline) {
   }
 }
 
-// Calls look(loop, answer) on each loop. An answer that is not there in time has the loop's name and no more.
+// Calls look(loop, answer) on each loop. An answer that does not come in time has the loop's name and no more.
 template <typename Answer, typename Look>
 std::vector<Answer> ask_all(const std::vector<std::unique_ptr<Loop>>& loops, const Deadline& deadline, Look look) {
   std::vector<std::future<Answer>> answers;

@@ -58,7 +58,7 @@ void MetricsServer::run() {
   while (!stopping_) {
     try {
       loop_.turn(std::chrono::hours(1));
-    } catch (const std::exception& error) {  // of one connection: the next may do better
+    } catch (const std::exception& error) {  // it is of one connection: the next may do better
       log_warning(std::string("metrics were not served: ") + error.what());
     }
   }
@@ -69,7 +69,7 @@ void MetricsServer::accept_some() {
     Fd socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (!socket) {
       if (errno == EINTR || errno == ECONNABORTED) continue;
-      // Without descriptors the listener would stay ready: what is here makes room.
+      // The listener stays ready while there are no descriptors, so the oldest connection makes room.
       if ((errno == EMFILE || errno == ENFILE) && !connections_.empty()) close(connections_.begin());
       return;
     }

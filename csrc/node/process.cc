@@ -20,13 +20,13 @@
 namespace bps::node {
 namespace {
 
-constexpr double kVerdict_s = 1;  // of the scheduler, after the heartbeat's time-out
+constexpr double kVerdict_s = 1;  // the scheduler's verdict may come so long after the heartbeat's time-out
 constexpr double kLook_s = 0.02;
 
 Startup startup_after(const Startup& before, const van::Node& self) {
   Startup startup = before;
   startup.worker_rank = self.worker_rank;
-  if (startup.is_server()) startup.server_rank = self.server_rank;  // not that of a worker which may serve
+  if (startup.is_server()) startup.server_rank = self.server_rank;  // this leaves alone a worker which may serve
   return startup;
 }
 
@@ -38,7 +38,7 @@ void check_view(const van::Van* van, const van::Van* before) {
   if (has_joined && van->end().view_ended()) throw van::view_ended_error(van->end().why());
 }
 
-// A peer that could not be reached may be a member whose loss the scheduler has not told yet.
+// Waits for the scheduler's word, as a peer that could not be reached may be a member whose loss it has not told yet.
 bool awaits_next_view(const van::Van* van, const Settings& settings) {
   if (van == nullptr || !van->joined()) return false;
   if (van->end().view_ended()) return true;
@@ -49,7 +49,7 @@ bool awaits_next_view(const van::Van* van, const Settings& settings) {
   return van->end().view_ended();
 }
 
-// The loss of a member says more than what followed from it here.
+// Throws the loss of a member instead, as it says more than what followed from it here.
 void require_no_loss_before(ErrorCode code, const van::Van* van) {
   if (code != ErrorCode::kUnreachable && code != ErrorCode::kTransport && code != ErrorCode::kTimeout) return;
   const std::string loss = van != nullptr ? van->end().first_loss().why : "";
@@ -65,12 +65,12 @@ std::unique_ptr<Process> Process::start(const Settings& settings, const Startup&
 std::unique_ptr<Process> Process::renew(Process& ended) {
   ended.retire();
   auto next = bring_up(std::unique_ptr<Process>(new Process(ended)), &ended);
-  next->ended_trace_ = std::move(ended.ended_trace_);  // a long one takes seconds, for which no view waits
-  ended.take_down();                                   // only now: it has shown the scheduler that this process lives
+  next->ended_trace_ = std::move(ended.ended_trace_);  // a long trace takes seconds, for which no view waits
+  ended.take_down();                                   // until now it has shown the scheduler that this process lives
   return next;
 }
 
-// A member that is lost meanwhile may end the view before it has begun here.
+// Begins again with the next view if this one ends first: a member may be lost meanwhile.
 std::unique_ptr<Process> Process::bring_up(std::unique_ptr<Process> process, const Process* before) {
   std::unique_ptr<Process> ended;
   for (;;) {
@@ -127,7 +127,7 @@ void Process::bring_up(const Process* before) {
   current_.set_van(van_.get());
   trace_ = make_trace(settings.trace);
   make_view();
-  // Before the process joins: whom a start waits for is worth knowing, too.
+  // The inspection begins before the process joins: whom a start waits for is worth knowing, too.
   inspection_.begin({.report = [this](bool with_stacks) { return report().dump(with_stacks); },
                      .job = [this](bool with_stacks) { return report().dump_job(with_stacks); },
                      .reply = [this](const van::Reply& reply) { van_->tell(reply); },

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A process leaves its view, or the job. What is under way ends first.
+// Lets a process leave its view, or the job. What is under way ends first.
 #include <algorithm>
 #include <exception>
 #include <utility>
@@ -15,16 +15,16 @@
 namespace bps::node {
 namespace {
 
-constexpr double kFenceGrace_s = 4;  // for a lost server to acknowledge or to be ended
+constexpr double kFenceGrace_s = 4;  // lets a lost server acknowledge or be ended
 constexpr double kAbortPatience_s = 1;
 constexpr double kQuietLook_s = 0.002;
 constexpr double kQuietPatience_s = 1;  // servers may have work of others without end
-constexpr double kCallPatience_s = 10;  // for calls of other threads to end: all that wait have been woken
+constexpr double kCallPatience_s = 10;  // lets calls of other threads end: all that wait have been woken
 
 }  // namespace
 
-// Nobody may write to this process's memory once shutdown() has returned: what is still under way is aborted, and the
-// servers acknowledge that, or are fenced.
+// Aborts what is still under way, and waits until the servers acknowledge that, or are fenced. Nobody may write to this
+// process's memory once shutdown() has returned.
 void Process::end_operations() {
   worker::Worker* const worker = current_.worker();
   if (worker == nullptr) return;
@@ -67,7 +67,7 @@ bool Process::depart(double timeout_s) {
   if (!failure) return false;
   try {
     van_->announce_leaving(timeout_s, *failure);
-    // A program may end at once now, without Python's help. The others get the results that are due to them.
+    // A program may end at once now, without Python's help. The others get the results that are due to them first.
     const Deadline deadline = Deadline::after(std::min(timeout_s, kQuietPatience_s));
     while (!current_.get()->loops().are_servers_quiet(deadline) && !deadline.passed() &&
            van_->end().so_far() == van::SessionEnd::How::kNotYet) {
@@ -100,12 +100,12 @@ bool Process::leave(const std::function<bool()>& say_goodbye) {
   van_->give_up();
   calls_.run_when_empty([this] { take_down(); }, Deadline::after(kCallPatience_s));
   if (is_down() && ended_trace_)
-    ended_trace_->finish();  // here, and not in the destructor: it can be interrupted again
+    ended_trace_->finish();  // comes here, and not in the destructor: it can be interrupted again
   if (interrupt) std::rethrow_exception(interrupt);
   return well;
 }
 
-// The van goes on: to the scheduler this process is still there.
+// Ends the view here. The van goes on: to the scheduler this process is still there.
 void Process::retire() {
   if (!calls_.close(CallGate::After::kNextView)) {
     throw Error(ErrorCode::kNotInitialized, "this process has left the job", "call init() again");
@@ -125,7 +125,7 @@ void Process::retire() {
         take_down_loops();
       },
       Deadline::after(kCallPatience_s));
-  // One whose answers all came is complete although it was failing. Of one that was given up the memory is the
+  // An operation whose answers all came is complete although it was failing. The memory of one that was given up is the
   // caller's.
   std::erase_if(incomplete_, [](const auto& operation) {
     return operation->is_suspended() ? operation->completion.is_given_up() : !operation->completion.is_incomplete();

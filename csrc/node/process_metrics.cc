@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The metrics of a process.
+// Collects the metrics of a process.
 #include <algorithm>
 #include <chrono>
 #include <iterator>
@@ -21,7 +21,7 @@ using Type = MetricFamily::Type;
 
 constexpr double kPatienceForLoops_s = 2;
 
-// The sum over all loops that have answered.
+// Sums what all loops have that have answered.
 struct Sum {
   double slot_bytes = 0;
   double open_rounds = 0;

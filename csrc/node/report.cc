@@ -56,7 +56,7 @@ std::string to_json(const server::OpenRound& one) {
   return object.add("since_ms", one.since_ms).add_raw("missing", missing.end()).end();
 }
 
-// Times: since it began, and from there.
+// Writes `age_ms`, the time since the round began, and the other times from its beginning on.
 std::string to_json(const server::RoundRecorder::Record& one) {
   const auto ms = [](std::uint64_t from, std::uint64_t to) {
     return static_cast<std::int64_t>((to - from) / 1'000'000);
@@ -192,7 +192,7 @@ std::string Report::dump(bool with_stacks) const {
   object.add_raw("loops",
                  describe_loops(view_.loops().open_state(kMostPerLoop, Deadline::after(kPatienceForState_s)), object));
   JsonList recent;
-  std::string groups = "[]";  // of these operations
+  std::string groups = "[]";  // the groups of these operations
   std::string last_failure;
   if (const worker::Worker* const worker = view_.worker()) {
     const auto operations = worker->recent(kMostRecent);

@@ -12,7 +12,7 @@ namespace {
 
 constexpr double kFirst_s = 0.25;
 constexpr double kMost_s = 8;
-// A thing that fails again sooner than that has not recovered: it waits twice as long as before.
+// A thing that fails again sooner than that has not recovered, so it waits twice as long as before.
 constexpr auto kStable = std::chrono::seconds(20);
 
 }  // namespace

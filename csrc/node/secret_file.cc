@@ -48,7 +48,7 @@ void check_private(const struct stat& found, const std::string& path, bool may_b
   }
 }
 
-// Its first `most` bytes.
+// Returns the text of the file's first `most` bytes.
 std::string read_text(const OpenedFile& opened, const std::string& path, std::size_t most) {
   std::string text(most, '\0');
   const auto got = ::read(opened.file.get(), text.data(), text.size());
@@ -96,7 +96,7 @@ std::vector<std::string> candidates() {
   return found;
 }
 
-// The folder, made if it is not there; empty where there can be none.
+// Opens the folder, and makes it if it is not there. Returns nothing where there can be none.
 Fd open_private_folder(const std::string& path) {
   Fd folder = open_own_folder(path, 0700);
   if (!folder) return {};
@@ -124,7 +124,7 @@ void make_secret(const Fd& folder, const std::string& path) {
     NewFile file(folder.get(), split_path(path), 0600);
     file.write(random_text() + "\n");
     (void)file.keep_if_first();
-  } catch (const Error&) {  // there may be another folder
+  } catch (const Error&) {  // another folder may do
   }
 }
 

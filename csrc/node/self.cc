@@ -25,7 +25,7 @@ van::VanOptions van_options(const ProcessOptions& options, const JobSecret& secr
   const Deadlines& deadlines = options.settings.deadlines;
   van::VanOptions van;
   van.scheduler_host = startup.scheduler_host;
-  // Without the network, whichever of this host's names its ranks were told.
+  // Ranks of the scheduler's host reach it without the network, whichever of the host's names they were told.
   if (options.is_hosted_by_rank_0() && (secret.one_host || is_of_this_host(van.scheduler_host))) {
     van.scheduler_host = "127.0.0.1";
   }
@@ -63,7 +63,7 @@ van::Node describe_self(const ProcessOptions& options, const Lineage& lineage) {
   return self;
 }
 
-// Peers of one host need no interface but loopback, unless the settings name one.
+// Returns loopback alone for peers of one host, which need no other interface, unless the settings name one.
 std::vector<transport::tcp::TcpRail> tcp_rails(const ProcessOptions& options, const JobSecret& secret) {
   const TransportSettings& settings = options.settings.transport;
   if (secret.one_host && settings.node_host.empty() && settings.interface.empty()) return {{"127.0.0.1", "lo", 0}};

@@ -12,7 +12,7 @@ namespace bps::node {
 namespace {
 
 std::mutex g_mutex;
-// Never destroyed: a forked child that ends would have to do so after the run time system that it belongs to.
+// This is never destroyed: a forked child that ends would have to do so after the run time system that it belongs to.
 std::function<std::string()>& g_show = *new std::function<std::string()>;
 pid_t g_shown_by = 0;
 [[maybe_unused]] const bool g_held = (hold_across_fork(g_mutex), true);

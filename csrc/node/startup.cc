@@ -31,14 +31,14 @@ std::size_t cores() {
   return std::max(1U, std::thread::hardware_concurrency());
 }
 
-// A caller that waits leaves its core free; a thread that spins takes one more.
+// Chooses whether threads spin. A caller that waits leaves its core free; a thread that spins takes one more.
 transport::Spin choose_spin(std::optional<std::uint32_t> wanted_us, std::size_t loops, std::size_t processes) {
   if (wanted_us) return {.thread_us = static_cast<int>(*wanted_us), .caller_us = static_cast<int>(*wanted_us)};
   return {.thread_us = loops * processes < cores() ? kThreadSpin_us : 0,
           .caller_us = processes <= cores() ? kCallerSpin_us : 0};
 }
 
-// Without those that this system does not have.
+// Returns the allowed transports, without those that this system does not have.
 std::vector<transport::Kind> usable_transports(const std::string& setting) {
   std::vector<transport::Kind> allowed = van::allowed_transports(setting);
   const int error = transport::shm::SharedMemory::why_unavailable();
@@ -49,8 +49,8 @@ std::vector<transport::Kind> usable_transports(const std::string& setting) {
               "allow memfd_create in the container's seccomp profile, or set BPS_TRANSPORT=auto, which uses TCP then");
 }
 
-// All members are here where the job's scheduler has an address that only this host knows, and where the launcher has
-// started as many ranks here as there are.
+// Returns true when all members are here: the job's scheduler has an address that only this host knows, or the launcher
+// has started as many ranks here as there are.
 bool is_on_one_host(const Settings& all, const Startup& who) {
   return is_loopback(who.scheduler_host) || (who.joint && all.job.local_size && *all.job.local_size >= who.workers);
 }

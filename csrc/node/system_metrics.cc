@@ -25,7 +25,7 @@ std::optional<double> read_number(const std::filesystem::path& file) {
   return value;
 }
 
-// Fields of /proc/self/stat that follow the name of the program, which may have spaces in it.
+// Returns the fields of /proc/self/stat that follow the name of the program, which may have spaces in it.
 std::vector<double> stat_fields() {
   std::ifstream in("/proc/self/stat");
   std::string line;
@@ -54,7 +54,7 @@ std::optional<double> open_descriptors() {
   std::error_code error;
   const std::filesystem::directory_iterator files("/proc/self/fd", error);
   if (error) return std::nullopt;
-  double count = -1;  // the one that looks
+  double count = -1;  // leaves out the descriptor that looks
   for (auto it = files; it != std::filesystem::directory_iterator() && !error; it.increment(error)) ++count;
   return count;
 }
@@ -65,7 +65,8 @@ void add(MetricFamilies& families, Type type, const char* name, const char* help
   families.back().add(*value);
 }
 
-// Counters of bytes have families of their own; the others are counts of events, told apart by a label.
+// Adds the counters of a port. Those of bytes have families of their own. The others are counts of events, which a
+// label tells apart.
 void add_port(const std::filesystem::path& port, const Labels& labels, MetricFamily& sent, MetricFamily& received,
               MetricFamily& events) {
   std::map<std::string, double> found;
@@ -74,7 +75,7 @@ void add_port(const std::filesystem::path& port, const Labels& labels, MetricFam
     const std::filesystem::directory_iterator end;
     for (std::filesystem::directory_iterator it(port / folder, error); !error && it != end; it.increment(error)) {
       const std::string name = it->path().filename();
-      if (name == "lifespan") continue;  // how often the driver reads them
+      if (name == "lifespan") continue;  // it says how often the driver reads the counters
       if (const auto value = read_number(it->path())) found.emplace(name, *value);
     }
   }
@@ -100,7 +101,7 @@ MetricFamilies process_families() {
     add(families, Type::kCounter, "process_cpu_seconds_total", "Processor time that this process has used.",
         seconds(usage.ru_utime) + seconds(usage.ru_stime));
   }
-  constexpr std::size_t kStart = 18;  // of the fields after the state: start time in ticks, virtual bytes, pages
+  constexpr std::size_t kStart = 18;  // the fields from there on are the start time in ticks, virtual bytes, and pages
   const std::vector<double> stat = stat_fields();
   if (stat.size() <= kStart + 2) return families;
   if (const auto boot = boot_time()) {

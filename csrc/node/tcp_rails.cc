@@ -26,7 +26,7 @@ std::vector<TcpRail> find_tcp_rails(const TransportSettings& settings, const std
     const std::string interface = interface_with(numeric_address(address));
     return {{address, interface, interface_speed(interface)}};
   }
-  // The address by which peers know this host belongs to one of them; or to none, where addresses are translated.
+  // The address by which peers know this host belongs to one of the rails, or to none where addresses are translated.
   const auto known = std::ranges::find(rails, numeric_address(address), &TcpRail::address);
   if (known != rails.end()) std::rotate(rails.begin(), known, known + 1);
   rails.front().address = address;

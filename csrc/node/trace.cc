@@ -7,7 +7,7 @@
 namespace bps::node {
 namespace {
 
-// BytePS's defaults, in force where its way of switching it on is used.
+// These are BytePS's defaults, in force where its way of switching the trace on is used.
 constexpr std::uint32_t kFirst = 10;
 constexpr std::uint32_t kLast = 20;
 

@@ -16,7 +16,7 @@ View::View(const ProcessOptions& options, std::vector<transport::tcp::TcpRail> r
   const auto enter = [this](transport::Kind kind, std::unique_ptr<transport::IncomingConnection> incoming) {
     loops_.accept(kind, std::move(incoming));
   };
-  // Servers are reached by everybody, the relays of a host by its ranks.
+  // Everybody connects to servers, and the ranks of a host to its relays.
   if (options_.startup.is_server() || options_.may_serve) {
     listeners_ =
         std::make_unique<Listeners>(loops_.tcp_rails(), loops_.rails(), options_.settings.transport.ports, enter);
@@ -25,7 +25,7 @@ View::View(const ProcessOptions& options, std::vector<transport::tcp::TcpRail> r
   }
 }
 
-// Listeners end a thread, which enters into the loops until then.
+// Destroys listeners first: they end a thread, which enters into the loops until then.
 View::~View() {
   stop();
   listeners_.reset();
@@ -33,7 +33,7 @@ View::~View() {
   connector_.reset();
 }
 
-// Bytes per second of all rails that data goes over; 0: nobody knows.
+// Returns the bytes per second of all rails that data goes over; 0: nobody knows.
 std::uint64_t View::link_speed() const {
   constexpr std::uint64_t kBytesPerMbit = 1'000'000 / 8;
   if (const auto& given = options_.settings.transport.link_gbps) return static_cast<std::uint64_t>(*given * 1e9 / 8);
@@ -44,7 +44,7 @@ std::uint64_t View::link_speed() const {
   return mbit * kBytesPerMbit;
 }
 
-// Bytes of pushes per second; 0: nobody knows. It is measured only where weights of servers follow it: see
+// Returns the bytes of pushes per second; 0: nobody knows. It is measured only where weights of servers follow it: see
 // ServerWeights.
 std::uint64_t View::sum_rate(std::uint64_t link) const {
   if (!options_.startup.is_server() && !options_.may_serve) return 0;

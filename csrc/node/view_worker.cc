@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The worker of a view: its options, its loops and their connections to the servers.
+// Makes the worker of a view: its options, its loops and their connections to the servers.
 #include <algorithm>
 
 #include "core/log.h"
@@ -21,11 +21,11 @@ constexpr std::uint64_t kLeastCreditInBytes = 1000;
 constexpr double kMeasure_s = 5;
 // TCP may not get through at all where RDMA is used, which says nothing about the link.
 constexpr double kMeasureForRdma_s = 2;
-// One TCP connection fills links up to this rate, bytes per second: 10 Gbit/s. What it carries over a faster one says
+// One TCP connection fills links up to this rate in bytes per second: 10 Gbit/s. What it carries over a faster one says
 // little about RDMA.
 constexpr double kMostOfTcp = 1.25e9;
 
-// True when TCP takes the link by which `kind` reaches the server: a rail of RDMA may be another network.
+// Returns true when TCP takes the link by which `kind` reaches the server: a rail of RDMA may be another network.
 bool tcp_takes_link(const van::Node& server, transport::Kind kind) {
   if (kind != transport::Kind::kRdma) return kind == transport::Kind::kTcp;
   const auto tcp = transport::tcp::parse_addresses(as_text(*van::address_of(server, transport::Kind::kTcp)));
@@ -96,8 +96,8 @@ void View::make_worker_loop(std::size_t index, const worker::Worker& worker, van
   });
 }
 
-// The largest partition that this process wishes for: what the user has set, or what suits the link of its host, which
-// the first rank of the host measures, by a TCP connection. 0: no wish.
+// Returns the largest partition that this process wishes for: what the user has set, or what suits the link of its
+// host, which the first rank of the host measures by a TCP connection. 0 means that it has no wish.
 std::uint64_t View::wished_partition(const van::Van& van) const {
   const WorkerSettings& settings = options_.settings.worker;
   if (settings.partition_given) return settings.partition_bytes;
@@ -153,7 +153,8 @@ std::unique_ptr<worker::Worker> View::connect_worker(van::Van& van) {
   worker->planner().connect_by([this, patience_s](std::size_t worker_loop, std::size_t place) {
     connector_->connect(worker_loop, place, Deadline::after(patience_s));
   });
-  // All ranks cut tensors in the same way. And a relay that is not connected yet could not pass on what it is sent.
+  // All ranks cut tensors in the same way, so they agree on the size. The barrier also waits for relays: one that is
+  // not connected yet could not pass on what it is sent.
   if (has_several_hosts(van.membership())) {
     const std::uint64_t most = van.barrier(worker->declarations().world(), patience_s, wished_partition(van));
     if (most > 0) worker->limit_partitions(most);
