@@ -19,14 +19,14 @@
 namespace bps::pool {
 namespace {
 
-constexpr auto kTurn = std::chrono::milliseconds(50);  // between looks for Ctrl-C
+constexpr auto kTurn = std::chrono::milliseconds(50);  // passes between looks for Ctrl-C
 
 std::string words_for_pool(const std::string& host, std::uint16_t port) {
-  const std::string shown = host.find(':') == std::string::npos ? host : "[" + host + "]";  // IPv6
+  const std::string shown = host.find(':') == std::string::npos ? host : "[" + host + "]";  // IPv6 texts have colons
   return "the pool at " + shown + ":" + std::to_string(port);
 }
 
-// One that came to an IPv4 address by a socket for both is shown as that.
+// Returns this end's address. An IPv4 address is shown as such, even by a socket for IPv6 as well.
 std::string own_address(int socket) {
   sockaddr_storage storage{};
   socklen_t size = sizeof storage;
@@ -79,7 +79,7 @@ template <typename Expected>
 Expected Client::ask(const Request& request) {
   const Deadline deadline = Deadline::after(timeout_s_);
   reply_.reset();
-  (void)stream_->send(codec::encode(request));  // that it is closed, the loop notices
+  (void)stream_->send(codec::encode(request));  // the loop notices when the stream is closed
   while (!reply_ && !closed_ && !deadline.passed()) {
     check_interrupt();
     loop_.turn(std::min<Duration>(kTurn, std::chrono::milliseconds(deadline.left_ms())));

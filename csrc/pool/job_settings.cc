@@ -44,13 +44,13 @@ constexpr std::string_view kOfJob[] = {
     "BPS_TCP_STREAMS",
     "BPS_RDMA_QPS",
 };
-// Neither of the job nor of the pool's environment: the pool says these, or nobody.
+// These belong neither to the job nor to the pool's environment: the pool says them, or nobody does.
 constexpr std::string_view kOfNobody[] = {
     "BPS_ROLE",          "BPS_WORKER_ID",       "BPS_LOCAL_RANK", "BPS_RANK",         "BPS_WORLD_SIZE",
     "BPS_SECRET",        "BPS_SECRET_FILE",     "BPS_INSECURE",   "BPS_METRICS_PORT", "BPS_SERVER_ENGINE_THREAD",
     "BPS_SERVER_MEMORY", "BPS_SCHEDULER_STATE",
 };
-// A server that nobody needs any more is in the way of others for so long.
+// A server may wait so long for others. One that nobody needs any more is in the way meanwhile.
 constexpr double kMostPatience_s = 600;
 constexpr std::string_view kPatience[] = {"BPS_JOIN_TIMEOUT", "BPS_HEARTBEAT_TIMEOUT", "BPS_SCHEDULER_PATIENCE"};
 
@@ -58,7 +58,7 @@ bool is_one_of(auto& names, std::string_view name) {
   return std::ranges::find(names, name) != std::end(names);
 }
 
-// True for a variable of this process alone, and not for a server that it starts.
+// Returns true for a variable of this process alone, and not for a server that it starts.
 bool is_kept_back(std::string_view variable) {
   if (variable.starts_with("BPS_POOL")) return true;
   for (const Setting& setting : settings_table()) {

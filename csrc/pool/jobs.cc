@@ -18,7 +18,7 @@ namespace bps::pool {
 namespace {
 
 constexpr auto kLongestReservation = std::chrono::minutes(2);
-constexpr auto kGrace = std::chrono::seconds(3);  // between SIGTERM and SIGKILL
+constexpr auto kGrace = std::chrono::seconds(3);  // passes between SIGTERM and SIGKILL
 constexpr std::size_t kMostEnded = 32;
 
 void tell(const Job& job, const std::string& what) {
@@ -31,7 +31,7 @@ std::string in_words(const Share& share) {
          std::to_string(share.memory >> 20) + " MiB";
 }
 
-// A name is written in logs, and read back from a line.
+// Refuses a name that cannot be written in logs, and read back from a line.
 void check_name(const std::string& name) {
   const auto is_plain = [](char c) { return static_cast<unsigned char>(c) > 0x20 && c != 0x7f; };
   if (!name.empty() && std::ranges::all_of(name, is_plain)) return;
@@ -88,7 +88,7 @@ void Jobs::begin(const std::string& user, const Begin& request, const std::strin
     throw Error(ErrorCode::kTimeout, "nothing is reserved for this job any more", "start the job again");
   }
   check_settings(request.settings);
-  // Without one the server would take that of this user for jobs on one host, which is not the job's.
+  // A server without a secret would take that of this user for jobs on one host, which is not the job's.
   if (secret.size() < node::kLeastSecretBytes) {
     throw Error(ErrorCode::kInvalidArgument,
                 "the secret of the job has " + std::to_string(secret.size()) + " characters, which can be guessed",
@@ -186,7 +186,8 @@ Use Jobs::use_by(const std::string& user) const {
   return use;
 }
 
-// Those that the fewest servers use: as long as the pool gives no more cores than there are, each job has its own.
+// Chooses the cores that the fewest servers use: as long as the pool gives no more cores than there are, each job has
+// its own.
 std::vector<int> Jobs::choose_cpus(std::uint32_t count) const {
   std::map<int, int> users;
   for (const Job& job : jobs_) {

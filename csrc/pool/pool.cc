@@ -23,7 +23,7 @@ namespace bps::pool {
 namespace {
 
 constexpr double kLook_s = 0.25;
-constexpr double kPatience_s = 120;  // with a user who asks nothing
+constexpr double kPatience_s = 120;  // bounds how long a user may ask nothing
 constexpr std::size_t kMostSessions = 256;
 constexpr std::size_t kMostOfUser = 16;
 
@@ -52,7 +52,7 @@ Fd open_signals() {
   return signals;
 }
 
-// Nobody has them: the key is made up.
+// Makes credentials that nobody has, as the key is made up.
 transport::Credentials nobodys(const transport::JobId& job) {
   transport::Credentials credentials;
   credentials.job = job;
@@ -96,7 +96,7 @@ int Pool::run() {
   while (ended_by_ == 0 || (ended_by_ == SIGINT && jobs_.are_running())) {
     try {
       loop_.turn(std::chrono::hours(1));
-    } catch (const std::exception& error) {  // of one connection
+    } catch (const std::exception& error) {  // it is of one connection
       log_warning(std::string("a request to the pool failed: ") + error.what());
     }
   }
@@ -146,7 +146,7 @@ void Pool::answer(Sessions::iterator session, std::span<const std::byte> message
     log_info("user " + session->user + " is refused: " + error.what());
   }
   session->expiry = loop_.after(kPatience_s, [this, session] { close(session); });
-  (void)session->stream.send(codec::encode(reply));  // a closed one is noticed by the loop
+  (void)session->stream.send(codec::encode(reply));  // the loop notices when the stream is closed
   watch_jobs();
 }
 

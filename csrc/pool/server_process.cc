@@ -28,7 +28,7 @@ namespace {
 
 constexpr const char* kVariable = "_BPS_POOLED";
 constexpr const char* kProgram = "/proc/self/exe";  // the version that runs, whatever has been installed since
-// Private memory beyond the share that is mapped and not used: the stacks of threads, and what malloc keeps.
+// Bounds private memory beyond the share that is mapped and not used: the stacks of threads, and what malloc keeps.
 constexpr std::uint64_t kMapped = 512U << 20;
 
 std::string read_file(const std::string& path) {
@@ -46,7 +46,8 @@ struct Times {
   std::uint64_t begun = 0;
 };
 
-// The fields 3, 14 and 15, and 22 of /proc/PID/stat; the name of the program, which comes before, may have any bytes.
+// Reads the fields 3, 14 and 15, and 22 of /proc/PID/stat. The name of the program, which comes before, may have any
+// bytes.
 Times times_of(int pid) {
   const std::string stat = read_file(proc(pid, "stat"));
   const std::size_t end = stat.rfind(')');
@@ -167,7 +168,7 @@ std::vector<ServerProcess::Found> ServerProcess::find(const std::string& pool) {
     int pid = 0;
     const auto [stop, bad] = std::from_chars(name.data(), name.data() + name.size(), pid);
     if (bad != std::errc() || stop != name.data() + name.size() || pid == ::getpid()) continue;
-    // Another user could write into the environment of a process of theirs what they like.
+    // Another user could write what they like into the environment of a process of theirs.
     struct stat status{};
     if (::stat(at->path().c_str(), &status) != 0 || status.st_uid != ::geteuid()) continue;
     const Times times = times_of(pid);
@@ -192,7 +193,7 @@ std::optional<std::string> ServerProcess::look() {
 }
 
 void ServerProcess::kill(int signal) const {
-  if (is_child_) {  // at most a zombie, which keeps its number
+  if (is_child_) {  // it is at most a zombie, which keeps its number
     (void)::kill(pid_, signal);
     return;
   }
@@ -223,7 +224,7 @@ std::string follow_assignment() {
     throw Error(ErrorCode::kInvalidArgument, "--pooled is for a pool, which starts its servers by it",
                 "start a pool (--pool), or a server without it");
   }
-  (void)::signal(SIGPIPE, SIG_IGN);  // it may outlive whoever reads what it prints
+  (void)::signal(SIGPIPE, SIG_IGN);  // this process may outlive whoever reads what it prints
   cpu_set_t set;
   CPU_ZERO(&set);
   for (const int cpu : assignment->cpus) CPU_SET(static_cast<std::size_t>(cpu), &set);
@@ -232,7 +233,7 @@ std::string follow_assignment() {
   const rlimit data{most, most};
   (void)::setrlimit(RLIMIT_DATA, &data);
   const rlimit nothing{0, 0};
-  (void)::setrlimit(RLIMIT_CORE, &nothing);  // it would show the secret to whoever can read it
+  (void)::setrlimit(RLIMIT_CORE, &nothing);  // a core file would show the secret to whoever can read it
 
   std::string secret;
   std::array<char, 256> buffer{};
