@@ -44,7 +44,8 @@ CopyStream::CopyStream(const Device& device, int doorbell) : device_(device) {
 }
 
 CopyStream::~CopyStream() {
-  // Freeing either waits for the device, and a job that is lost must not hang in that.
+  // The stream and its flag are kept if the device is late: freeing either waits for the device, and a job that is lost
+  // must not hang in that.
   if (!drain(Deadline::after(kLongestEnd_s))) return;
   (void)device_.driver().call().cuStreamDestroy_v2(stream_);
   (void)device_.driver().call().cuMemFreeHost(flag_);
@@ -83,22 +84,22 @@ cuda::Result CopyStream::ring_at_last_mark() {
 
 cuda::Result CopyStream::state() const {
   const cuda::Result result = device_.driver().call().cuStreamQuery(stream_);
-  return cuda::is_of_capture(result) ? cuda::kNotReady : result;  // of what is in the stream it says nothing
+  return cuda::is_of_capture(result) ? cuda::kNotReady : result;  // the error of a capture says nothing of the stream
 }
 
 cuda::Result CopyStream::settle() {
   const cuda::Result result = state();
-  // The device writes to the flag for what is in the stream alone.
+  // The device writes to the flag only for what is in the stream.
   if (result == cuda::kSuccess && !reached(marks_)) __atomic_store_n(flag_, marks_, __ATOMIC_RELEASE);
   return result;
 }
 
 bool CopyStream::drain(const Deadline& until) const {
   for (;;) {
-    // After an error of the device nothing of it goes on.
+    // Nothing on a device goes on after an error of it.
     if (state() != cuda::kNotReady) return true;
     if (until.passed()) return false;
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));  // the end of a job
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));  // a job ends here, so nobody is in a hurry
   }
 }
 

@@ -15,7 +15,7 @@ cuda::Stream stream_of(std::uintptr_t number) {
 void Ready::give_back() {
   if (point_->device->forks_ != fork_count()) return;  // a thread that is not here may hold the mutex
   const std::lock_guard lock(point_->device->mutex_);
-  point_->device->free_.push_back(point_);  // has room: take_point() reserves it
+  point_->device->free_.push_back(point_);  // the list has room: take_point() reserves it
 }
 
 Device::Device(const Driver& driver, cuda::Ordinal ordinal) : driver_(driver), ordinal_(ordinal) {

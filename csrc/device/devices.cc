@@ -18,7 +18,7 @@ struct Opened {
   std::map<cuda::Ordinal, std::unique_ptr<Device>> devices;
 };
 
-// Never destroyed: operations may outlive everything else of the process.
+// This is never destroyed: operations may outlive everything else of the process.
 struct All {
   const std::uint32_t forks = fork_count();
   std::mutex mutex;

@@ -19,7 +19,7 @@ void* function_of(void* handle, const std::string& library, const char* name) {
 }  // namespace
 
 Driver Driver::open(const std::string& library) {
-  // Never closed: its threads may run until the process ends.
+  // The library is never closed: its threads may run until the process ends.
   void* handle = ::dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (handle == nullptr) {
     const char* why = ::dlerror();

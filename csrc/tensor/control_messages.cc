@@ -6,7 +6,7 @@
 namespace bps::tensor {
 namespace {
 
-// The messages as they travel.
+// Holds a message as it travels.
 struct Envelope {
   std::uint32_t epoch = 0;
   ControlMessage message;
@@ -16,7 +16,7 @@ struct Envelope {
 }  // namespace
 
 Bytes encode(const ControlMessage& message, std::uint32_t epoch) {
-  Bytes bytes(sizeof epoch + codec::size_of_message(message));  // an Envelope, without a copy of the message
+  Bytes bytes(sizeof epoch + codec::size_of_message(message));  // for an Envelope, without a copy of the message
   codec::Put(bytes.data())(epoch, message);
   return bytes;
 }

@@ -17,7 +17,7 @@ namespace {
 
 // Bounds what one declaration can cost the scheduler, in time and memory.
 constexpr std::uint64_t kMostRuns = 1U << 16;
-// Places of deal_slots(): weights hold up to one of so many.
+// Bounds the places of deal_slots() from below: weights hold up to one part in so many.
 constexpr std::size_t kLeastDealt = 1024;
 constexpr std::size_t kDealtPerSlot = 32;
 
@@ -51,9 +51,9 @@ std::uint64_t built_in(std::uint64_t key) {
   return hash;
 }
 
-// A tensor's first partition goes anywhere, the next ones to the next servers. The id is multiplied by 2^64 / golden
-// ratio (Knuth, The Art of Computer Programming 3, 6.4), so that consecutive ids and ids with a stride, such as those
-// of all biases, spread as evenly as random ones.
+// Places a tensor's first partition anywhere, and the next ones on the next servers. The id is multiplied by 2^64 /
+// golden ratio (Knuth, The Art of Computer Programming 3, 6.4), so that consecutive ids and ids with a stride, such as
+// those of all biases, spread as evenly as random ones.
 std::uint64_t raw(std::uint32_t tensor, std::uint64_t partition) {
   return ((tensor * std::uint64_t{0x9e3779b97f4a7c15}) >> 32) + partition;
 }
@@ -65,7 +65,7 @@ std::uint64_t mixed(const KeyMapConfig& config, std::uint64_t servers, std::uint
   const std::uint64_t hash = djb2(key) % bound;
   if (workers == 0 || servers <= workers) return djb2(hash) % servers;
   const std::uint64_t extra = servers - workers;
-  double ratio = 0;  // a single worker: the formula is 0 / 0
+  double ratio = 0;  // stays 0 with a single worker, where the formula is 0 / 0
   if (workers > 1) {
     ratio =
         static_cast<double>(2 * extra * (workers - 1)) / static_cast<double>(workers * (workers + extra) - 2 * extra);
@@ -74,7 +74,7 @@ std::uint64_t mixed(const KeyMapConfig& config, std::uint64_t servers, std::uint
   return extra + djb2(hash) % workers;
 }
 
-// a * b < c * d, in 128 bits: bytes of a whole job times a weight.
+// Returns a * b < c * d, in 128 bits: bytes of a whole job times a weight do not fit into 64.
 bool is_less(std::uint64_t a, std::uint64_t b, std::uint64_t c, std::uint64_t d) {
   __extension__ using Wide = unsigned __int128;
   return Wide{a} * b < Wide{c} * d;
@@ -89,7 +89,7 @@ std::uint64_t hash_of(const KeyMapConfig& config, std::uint32_t tensor, std::uin
     case KeyHash::kBuiltIn: return built_in(key) * config.built_in_coefficient;
     case KeyHash::kSdbm: return sdbm(key);
     case KeyHash::kRaw:
-    case KeyHash::kBalanced: break;  // balanced: see BalancedPlacement
+    case KeyHash::kBalanced: break;  // BalancedPlacement places those of kBalanced
   }
   return raw(tensor, partition);
 }
@@ -128,7 +128,7 @@ std::string_view to_string(KeyHash hash) {
   return "unknown";
 }
 
-// Webster's method: the next place belongs to whom half a place more would not yet be too much.
+// Deals by Webster's method: the next place belongs to the slot for which half a place more would not yet be too much.
 std::vector<std::uint32_t> deal_slots(std::span<const std::uint32_t> weights) {
   if (std::ranges::adjacent_find(weights, std::not_equal_to()) == weights.end()) return {};
   struct Slot {
@@ -136,7 +136,7 @@ std::vector<std::uint32_t> deal_slots(std::span<const std::uint32_t> weights) {
     std::uint64_t weight;
     std::uint64_t halves = 1;  // 2 taken places + 1
   };
-  const auto comes_later = [](const Slot& a, const Slot& b) {  // by halves / weight, without a division
+  const auto comes_later = [](const Slot& a, const Slot& b) {  // compares halves / weight, without a division
     const std::uint64_t mine = a.halves * b.weight, other = b.halves * a.weight;
     return mine != other ? mine > other : a.index > b.index;
   };
@@ -174,7 +174,7 @@ std::uint32_t owner_of(const KeyMapConfig& config, std::uint32_t slot, std::uint
     digits /= left.size();
     left.erase(left.begin() + static_cast<std::ptrdiff_t>(choice));
   }
-  return left.front();  // a view has a server
+  return left.front();  // one is left, as a view has a server
 }
 
 std::uint32_t server_of(const KeyMapConfig& config, std::uint32_t tensor, std::uint64_t partition) {
@@ -190,7 +190,7 @@ BalancedPlacement::BalancedPlacement(std::span<std::uint64_t> load, const Partit
     const Partitioning::Piece last = cut.piece(std::min(first + run_, cut.count()) - 1);
     const std::uint64_t bytes = last.offset + last.length - cut.piece(first).offset;
     const auto weight = [&](std::size_t slot) { return std::uint64_t{weights.empty() ? 1 : weights[slot]}; };
-    std::size_t least = load.size();  // the first of equals
+    std::size_t least = load.size();  // ends as the first of equals
     for (std::size_t slot = 0; slot < load.size(); ++slot) {
       if (weight(slot) == 0) continue;
       if (least == load.size() || is_less(load[slot] + bytes, weight(least), load[least] + bytes, weight(slot))) {

@@ -6,8 +6,8 @@
 namespace bps::tensor {
 namespace {
 
-// Pieces of one tensor per server loop: enough that sending, summing and answering overlap, few enough that each is
-// large.
+// Sets how many pieces of one tensor each server loop gets: so many that sending, summing and answering overlap, and so
+// few that each is large.
 constexpr std::uint64_t kPiecesPerLoop = 4;
 // Sizes come in these steps, so that tensors of almost equal size use equal partitions.
 constexpr std::uint64_t kStep = std::uint64_t{64} << 10;
