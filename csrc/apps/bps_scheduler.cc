@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// bps-scheduler: the rendezvous of one job with separate servers. Needs no Python.
+// Runs bps-scheduler, the rendezvous of one job with separate servers. It needs no Python.
 #include <arpa/inet.h>
 #include <getopt.h>
 #include <netinet/in.h>
@@ -28,7 +28,8 @@
 namespace bps::apps::scheduler {
 namespace {
 
-// It was stopped for so long that members may have gone on without it: another one may be started in its place.
+// Is the exit status of a scheduler that was stopped for so long that members may have gone on without it. Another one
+// may be started in its place.
 constexpr int kSteppedDown = 75;  // EX_TEMPFAIL of sysexits.h
 
 void usage() {
@@ -73,11 +74,11 @@ void usage() {
       "  143  SIGTERM ended it, and not a job with BPS_MIN_WORKERS");
 }
 
-// Signals, taken by a thread of its own: SIGINT and SIGTERM end the scheduler as its destructor would, SIGUSR1 shows on
+// Takes signals on a thread of its own: SIGINT and SIGTERM end the scheduler as its destructor would, SIGUSR1 shows on
 // standard error what the job does.
 class Signals {
  public:
-  // Before any other thread starts: threads inherit what is blocked.
+  // Comes before any other thread starts: threads inherit what is blocked.
   Signals() {
     ::sigemptyset(&set_);
     for (const int number : {SIGINT, SIGTERM, SIGUSR1}) ::sigaddset(&set_, number);
@@ -95,7 +96,7 @@ class Signals {
       }
     });
   }
-  // The signal that came, or 0.
+  // Returns the signal that came, or 0.
   int finish() {
     finished_ = true;
     ::pthread_kill(waiter_.native_handle(), SIGUSR1);
@@ -110,9 +111,9 @@ class Signals {
   std::atomic<int> received_{0};
 };
 
-// The address to listen on: that of DMLC_PS_ROOT_URI where it is one of this machine's, so that a job on 127.0.0.1 is
-// closed to the network. A name does not count (many machines map their own to a loopback address), nor does the
-// address of a router in front of this machine: then all interfaces listen.
+// Returns the address to listen on: that of DMLC_PS_ROOT_URI where it is one of this machine's, so that a job on
+// 127.0.0.1 is closed to the network. All interfaces listen where it is a name (many machines map their own to a
+// loopback address), or the address of a router in front of this machine.
 std::string address_from(const SettingValues& values) {
   const auto& [host, source] = values.value("BPS_ROOT_URI");
   if (host == "localhost") return host;
@@ -164,7 +165,8 @@ int run(SettingValues values, const std::string& address) {
   signals.take_for(scheduler);
   const bool well = scheduler.wait();
   switch (signals.finish()) {
-    // Launchers end it so. A job that can do so goes on, and who looks after it may start another one in its place.
+    // Launchers end the scheduler so. A job that can do so goes on, and who looks after it may start another one in its
+    // place.
     case SIGTERM: return options.is_outlived && !well ? 128 + SIGTERM : 0;
     case SIGINT: return 128 + SIGINT;
     default: break;

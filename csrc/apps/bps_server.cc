@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// bps-server: sums gradients for the workers of one job, on a spare host or on the cores of a DPU. Needs no Python.
+// Runs bps-server, which sums gradients for the workers of one job, on a spare host or on the cores of a DPU. It needs
+// no Python.
 #include <getopt.h>
 #include <signal.h>
 #include <unistd.h>
@@ -72,9 +73,9 @@ std::int32_t rank_from(std::string_view text) {
   return error == std::errc() && end == text.data() + text.size() && rank >= 0 ? rank : van::kAnyRank;
 }
 
-// A signal ends the process at once; the workers learn of it from the scheduler, as they would of a crash. To process 1
-// of a container the kernel brings only signals with a handler: so there is one, which the default follows, and where
-// that does nothing, the exit status of a shell.
+// Ends the process at once; the workers learn of it from the scheduler, as they would of a crash. The kernel brings to
+// process 1 of a container only signals with a handler. So there is one, and the default follows it. Where that does
+// nothing, the exit status of a shell does.
 void end_by(int signal_number) {
   (void)::raise(signal_number);
   ::_exit(128 + signal_number);
@@ -96,12 +97,12 @@ void say_why(node::Process& process) {
   if (!why.empty()) std::fprintf(stderr, "bps-server: %s\n", why.c_str());
 }
 
-// The servers of its jobs are processes of their own, which go on when it ends.
+// Runs the pool. The servers of its jobs are processes of their own, which go on when it ends.
 int run_pool() {
   sigset_t taken;
   ::sigemptyset(&taken);
   for (const int number : {SIGINT, SIGTERM, SIGHUP}) ::sigaddset(&taken, number);
-  ::pthread_sigmask(SIG_BLOCK, &taken, nullptr);  // before any other thread starts
+  ::pthread_sigmask(SIG_BLOCK, &taken, nullptr);  // comes before any other thread starts
   const Settings settings = SettingValues().parse();
   set_log(settings.log_level, "pool");
   log_unknown_settings();
@@ -128,7 +129,7 @@ int run(SettingValues values, std::int32_t rank) {
     if (was_suspended) say_why(*process);
     try {
       process = node::Process::renew(*process);
-    } catch (const Error&) {  // no other view begins for this server: perhaps because the job is over
+    } catch (const Error&) {  // perhaps because the job is over, no other view begins for this server
       well = process->van().wait_for_end();
       if (!well && process->van().end().so_far() != van::SessionEnd::How::kBadly) throw;
       say_why(*process);
@@ -149,7 +150,7 @@ int run(int argc, char** argv) {
   const option options[] = {{"rank", required_argument, nullptr, 'r'},
                             {"pool", no_argument, nullptr, 'p'},
                             {"pool-key", required_argument, nullptr, 'k'},
-                            {"pooled", no_argument, nullptr, 'o'},  // of a pool for its servers
+                            {"pooled", no_argument, nullptr, 'o'},  // is what a pool passes to its servers
                             {"version", no_argument, nullptr, 'v'},
                             {"help", no_argument, nullptr, 'h'},
                             {nullptr, 0, nullptr, 0}};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The start of bps-server and of bps-scheduler, as BPS_APP says. The rest of them is compiled with what they use.
+// Starts bps-server or bps-scheduler, as BPS_APP says. The rest of them is compiled with what they use.
 namespace bps::apps::BPS_APP {
 int run(int argc, char** argv);
 }
