@@ -11,7 +11,7 @@ PYBIND11_MODULE(_core, module, pybind11::mod_gil_not_used()) {
 #else
   module.attr("with_rdma") = false;
 #endif
-  // It is the first one that this package registers, and so the last one to be called.
+  // This function is the first one that this package registers, and so the last one to be called.
   pybind11::module_::import("atexit").attr("register")(pybind11::cpp_function(&bps::python::AwayFromPython::end));
   bps::python::bind_errors(module);
   bps::python::bind_hooks(module);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The codecs by themselves, for bps_rdma.compression.
+// Binds the codecs by themselves, for bps_rdma.compression.
 #include <pybind11/stl.h>
 
 #include <cstring>

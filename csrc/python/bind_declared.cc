@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Declared tensors, and operations whose view has ended.
+// Binds declared tensors, and operations whose view has ended.
 #include <pybind11/stl.h>
 
 #include <cstring>
@@ -81,7 +81,7 @@ void bind_tensors(py::module_& module) {
           "Bytes of push_pull by [loop of this worker x loop of a server, or of a relay of this host].");
 }
 
-// Without the name of the operation, which each rank says itself.
+// Says how an operation was late, without its name, which each rank says itself.
 std::string lateness(const worker::Operation& operation) {
   const auto why = operation.failure();
   if (!why || why->code() != ErrorCode::kTimeout) return "";

@@ -43,7 +43,7 @@ struct Found {
   std::vector<transport::tcp::TcpRail> tcp;
 };
 
-// The choice that init() would make, with an address of this host in place of the route to a scheduler.
+// Makes the choice that init() would make, with an address of this host in place of the route to a scheduler.
 Found find(const Settings& settings) {
   Found found{transport::rdma::rdma_report(), {}, {}};
   const std::string& interfaces = settings.transport.interface;

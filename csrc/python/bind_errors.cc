@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Error becomes the class of bps_rdma.errors that stands for its code, with .hint set.
+// Raises an Error as the class of bps_rdma.errors that stands for its code, with .hint set.
 #include "core/error.h"
 #include "python/bind.h"
 #include "python/hooks.h"
@@ -34,10 +34,10 @@ void set_python_error(const Error& error) {
   try {
     const py::object type = py::module_::import("bps_rdma.errors").attr(class_of(error.code()));
     const py::object value = type(error.what(), error.hint());
-    // The caller knows from here on.
+    // The caller knows from here on that the view has ended.
     if (error.code() == ErrorCode::kRoundAborted) hooks().note_view_end();
     PyErr_SetObject(type.ptr(), value.ptr());
-  } catch (py::error_already_set& raised) {  // by a signal handler
+  } catch (py::error_already_set& raised) {  // a signal handler may have raised this
     raised.restore();
   }
 }

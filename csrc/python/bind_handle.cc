@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Handles: operations in progress, and the arrays that must outlive them.
+// Binds handles: operations in progress, and the arrays that must outlive them.
 #include "python/handle.h"
 
 #include "python/bind.h"
@@ -38,7 +38,7 @@ py::object Handle::wait() {
   worker::Operation& operation = *pending_.operation;
   // Nobody can wait for the handle of a synchronous call again.
   settle(operation, operation.request.awaited);
-  check_not_taken();  // by another thread, while this one waited without the GIL
+  check_not_taken();  // another thread may have taken it while this one waited without the GIL
   taken_ = true;
   py::object result = std::move(result_);
   if (operation.is_copied()) {

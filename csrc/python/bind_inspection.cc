@@ -46,7 +46,7 @@ void bind_inspection(py::module_& module) {
   module.def(
       "hide_stacks",
       [] {
-        const WithoutGil unlocked;  // a thread may wait for it
+        const WithoutGil unlocked;  // a thread for which this waits may wait for the GIL
         node::show_stacks_by(nullptr);
         await_stacks();
       },

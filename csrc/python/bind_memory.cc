@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory: the address, size and dtype of an array, without copying it and without a call into Python.
+// Binds memory: the address, size and dtype of an array, without copying it and without a call into Python.
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
@@ -37,7 +37,8 @@ std::optional<Dtype> common_dtype(const py::dtype& dtype) {
   return std::nullopt;
 }
 
-// None for anything but a numpy array that can be used in place; arrays.py takes more kinds, and reports errors.
+// Returns nothing for anything but a numpy array that can be used in place; arrays.py takes more kinds, and reports
+// errors.
 std::optional<Memory> describe_array(py::handle object, bool writable) {
   if (!py::isinstance<py::array>(object)) return std::nullopt;
   const bool is_plain = Py_TYPE(object.ptr()) == py::detail::npy_api::get().PyArray_Type_;
@@ -60,7 +61,7 @@ std::optional<Memory> describe_array(py::handle object, bool writable) {
                 .keep = array};
 }
 
-// Without the GIL: the driver may be opened, and waits for what else the process does with it.
+// Calls the driver without the GIL: it may be opened, and waits for what else the process does with it.
 std::optional<Memory> describe_on_device(const std::string& library, py::object keep, std::uintptr_t address,
                                          std::uint64_t elements, std::uint64_t nbytes, Dtype dtype,
                                          std::uintptr_t stream) {

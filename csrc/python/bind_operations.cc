@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Operations as Python asks for them: started once, or prepared, which is described once and started many times. The
-// GIL is released wherever C++ may wait.
+// Binds operations as Python asks for them: started once, or prepared, which is described once and started many times.
+// The GIL is released wherever C++ may wait.
 #include <pybind11/stl.h>
 
 #include <memory>
@@ -47,7 +47,7 @@ worker::DeviceMemory device_memory_of(const Memory& source, const Memory& target
   return {source.device != nullptr ? source.device : target.device, {source.stream, target.stream}};
 }
 
-// The other ranks may have arrays in CPU memory, and wait for this one.
+// Declines an operation that is refused here: the other ranks may have arrays in CPU memory, and wait for this one.
 void require_on_device(worker::Worker& worker, const std::shared_ptr<worker::Tensor>& tensor,
                        const worker::Request& request) {
   try {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A process of the job. The GIL is released wherever C++ may wait.
+// Binds a process of the job. The GIL is released wherever C++ may wait.
 #include <pybind11/stl.h>
 
 #include <algorithm>
@@ -28,7 +28,7 @@ using node::Process;
 struct DetachAndDelete {
   std::uint32_t forks = fork_count();
   void operator()(Process* process) const {
-    if (forks != fork_count()) return;  // it is the parent's
+    if (forks != fork_count()) return;  // this object is the parent's
     BlockTable::instance().detach(*process);
     delete process;
   }
@@ -77,7 +77,7 @@ bool depart(Process& process, double timeout_s) {
   return process.depart(checked_timeout(timeout_s));
 }
 
-// `function` as a call into the process; see Process::Call.
+// Wraps `function` as a call into the process; see Process::Call.
 template <typename R, typename... Args>
 auto as_call(R (*function)(Process&, Args...)) {
   return [function](Process& process, Args... args) {

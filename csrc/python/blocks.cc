@@ -13,10 +13,10 @@ namespace bps::python {
 
 BlockTable& BlockTable::instance() {
   static auto& table = *[] {
-    auto* made = new BlockTable;  // never destroyed: owners may die after everything else of this module
+    auto* made = new BlockTable;  // is never destroyed: owners may die after everything else of this module
     hold_across_fork(made->processes_mutex_);
     hold_across_fork(made->mutex_);
-    after_fork_in_child([] { instance().processes_.clear(); });  // they are the parent's
+    after_fork_in_child([] { instance().processes_.clear(); });  // these are the parent's
     return made;
   }();
   return table;
@@ -42,7 +42,7 @@ transport::Allocation BlockTable::find(py::handle owner, std::span<std::byte> by
     if (before.owner) owners_.erase(before.block.identity);
     owners_.emplace(identity, owner.ptr());
   }
-  if (before.owner) forget(before.block.identity);  // it has moved
+  if (before.owner) forget(before.block.identity);  // the memory has moved
   return {bytes, identity};
 }
 

@@ -19,9 +19,9 @@ namespace py = pybind11;
 namespace bps::python {
 namespace {
 
-constexpr double kReturn_s = 2;  // for threads to come back to Python when the interpreter ends
+constexpr double kReturn_s = 2;  // lets threads come back to Python when the interpreter ends
 
-// Threads of which a forked process has only one.
+// Counts threads that are away from Python. A process that was forked has only one thread.
 struct Threads {
   std::mutex mutex;
   std::condition_variable changed;
@@ -30,7 +30,7 @@ struct Threads {
 
   static Threads& instance() {
     static auto& threads = *[] {
-      auto* made = new Threads;  // never destroyed: threads may come back after static destruction
+      auto* made = new Threads;  // is never destroyed: threads may come back after static destruction
       hold_across_fork(made->mutex);
       after_fork_in_child([] { instance().away = t_own; });
       return made;
@@ -48,9 +48,9 @@ struct Threads {
     const std::lock_guard lock(mutex);
     return is_over();
   }
-  bool is_over() const { return ending && *ending != std::this_thread::get_id(); }  // under `mutex`
+  bool is_over() const { return ending && *ending != std::this_thread::get_id(); }  // the caller holds `mutex`
 
-  static thread_local int t_own;  // of `away`: calls of this thread within each other
+  static thread_local int t_own;  // the part of `away` that is this thread's: its calls within each other
 };
 thread_local int Threads::t_own = 0;
 

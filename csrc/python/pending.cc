@@ -20,12 +20,12 @@ constexpr double kSlice_s = std::chrono::duration<double>(kWaitSlice).count();
 // The core aborts every operation at its deadline, and then waits for servers to acknowledge that, or fences them.
 constexpr double kGrace_s = 60.0;
 
-// Arrays whose handles were dropped too early.
+// Keeps arrays whose handles were dropped too early.
 class Orphans {
  public:
   static Orphans& instance() {
     static auto& orphans = *[] {
-      auto* made = new Orphans;  // never destroyed: Python objects may not be, so late
+      auto* made = new Orphans;  // is never destroyed: Python objects may not be, so late
       hold_across_fork(made->mutex_);
       return made;
     }();
@@ -44,7 +44,7 @@ class Orphans {
   }
   void release(bool all) {
     if (!any_.load(std::memory_order_relaxed)) return;
-    std::vector<PendingArrays> over;  // destroyed after the lock is gone: an array's end may run any code
+    std::vector<PendingArrays> over;  // are destroyed after the lock is gone: an array's end may run any code
     const std::lock_guard lock(mutex_);
     const auto keep = [&](const PendingArrays& arrays) {
       return arrays.operation->is_copied() || (!all && !is_over(*arrays.operation));
@@ -61,7 +61,7 @@ class Orphans {
   std::atomic<bool> any_{false};
 };
 
-// An operation without a deadline cannot tell its age; it has begun a slice ago at least.
+// Returns when an operation began. One without a deadline cannot tell its age; it began a slice ago at least.
 Clock::time_point begin_of(const worker::Operation& operation) {
   const auto now = Clock::now();
   return now - operation.age(now).value_or(kWaitSlice);
@@ -90,7 +90,7 @@ void wait_for(worker::Operation& operation, bool abandons) {
   bool over = false;
   try {
     over = wait_interruptibly(operation, operation.request.timeout_s + kGrace_s);
-  } catch (const Error&) {  // a loop can end it only once this thread waits no longer
+  } catch (const Error&) {  // a loop can end the operation only once this thread waits no longer
     if (abandons) operation.completion.give_up();
     throw;
   } catch (...) {

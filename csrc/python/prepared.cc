@@ -21,7 +21,7 @@ namespace {
 
 constexpr int kSlice_ms = static_cast<int>(std::chrono::milliseconds(kWaitSlice).count());
 
-// A method that gives the address of the array, if its memory can move: that of torch's tensors can.
+// Returns a method that gives the address of the array, if its memory can move: that of torch's tensors can.
 py::object place_of(const Memory& memory) {
   return memory.keep ? py::getattr(memory.keep, "data_ptr", py::object()) : py::object();
 }
@@ -47,7 +47,7 @@ void Prepared::begin() {
   }
   if (description_.device == nullptr) {
     check_memory();
-  } else if (forks_ != fork_count()) {  // or the driver's error would come first
+  } else if (forks_ != fork_count()) {  // else the driver's error would come first
     throw Error(ErrorCode::kNotInitialized, "this process was forked after " + describe() + " had been prepared",
                 "start operations in the process that prepared them");
   }
@@ -55,14 +55,14 @@ void Prepared::begin() {
   if (prepared_.current && prepared_.current->is_done() && !is_over(*prepared_.current)) drop_current();
   if (description_.device == nullptr) return;
   try {
-    find_streams();  // which runs code of Python: other threads may come by
+    find_streams();  // this runs code of Python: other threads may come by
   } catch (...) {
     state_ = State::kIdle;
     throw;
   }
 }
 
-// A card may still have the pages of an identity that is gone, whose memory was freed.
+// Throws when the memory was freed or has moved: a NIC may still have the pages of an identity that is gone.
 void Prepared::check_memory() const {
   if (!BlockTable::instance().knows(description_.source.block.identity) ||
       !BlockTable::instance().knows(description_.target.block.identity)) {
@@ -78,7 +78,7 @@ void Prepared::check_memory() const {
   }
 }
 
-// Each start may be in another stream than the last one.
+// Asks for the streams again, as each start may be in another stream than the last one.
 void Prepared::find_streams() {
   const auto stream_of = [](const Memory& memory) {
     return memory.device == nullptr ? 0 : hooks().stream_of(memory.keep).cast<std::uintptr_t>();
@@ -86,8 +86,8 @@ void Prepared::find_streams() {
   prepared_.memory.streams = {stream_of(description_.source), stream_of(description_.target)};
 }
 
-// The next start makes another operation. A device may still read the arrays of this one, and the next view write to
-// them.
+// Drops the operation, as the next start makes another one. Its arrays are kept: a device may still read them, and the
+// next view write to them.
 void Prepared::drop_current() {
   keep(description_.source.keep, description_.target.keep);
   prepared_.current = nullptr;
@@ -98,7 +98,7 @@ void Prepared::keep(py::object source, py::object target) const {
   if (operation && !is_over(*operation)) keep_until_over({operation, std::move(source), std::move(target)});
 }
 
-// Without the GIL.
+// The caller does not hold the GIL.
 void Prepared::launch(bool awaited) {
   std::optional<node::Process::Call> call;
   try {
@@ -113,7 +113,7 @@ void Prepared::launch(bool awaited) {
   process_->worker().start(prepared_, awaited);
 }
 
-// Goes on in the next view after the loss of a server; returns false where it cannot. The caller holds the GIL.
+// Goes on in the next view after the loss of a server. Returns false where it cannot. The caller holds the GIL.
 bool Prepared::follow(const Error& error) {
   if (error.code() != ErrorCode::kRoundAborted && error.code() != ErrorCode::kNotInitialized) return false;
   py::object next = hooks().rebound(description_.process, prepared_.tensor);

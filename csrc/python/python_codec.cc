@@ -20,21 +20,21 @@ using compress::Into;
 
 namespace {
 
-// The first byte of a payload.
+// One of these is the first byte of a payload.
 constexpr std::byte kFailed{0};
 constexpr std::byte kGood{1};
 
-constexpr std::size_t kMostText = 500;  // of an exception, in an error that all ranks are sent
+constexpr std::size_t kMostText = 500;  // bounds the text of an exception, in an error that all ranks are sent
 
-// "ValueError: no", without where it was raised.
+// Returns a text such as "ValueError: no", without where it was raised.
 std::string text_of(const py::error_already_set& raised) {
   std::string text = raised.what();
   text.resize(std::min({text.size(), text.find("\n\nAt:\n"), kMostText}));
   return text;
 }
 
-// Bytes of so many as a function returns them; none when it raises, or returns something else, which then is the
-// failure of this call.
+// Copies the `size` bytes that a function returns. Returns false when it raises, or returns something else, which then
+// is the failure of this call.
 template <typename... Args>
 bool call(const std::string& codec, const char* name, const py::object& function, void* into, std::size_t size,
           Args&&... args) {

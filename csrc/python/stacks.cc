@@ -23,7 +23,7 @@ namespace {
 constexpr auto kPatience = std::chrono::milliseconds(400);
 constexpr auto kPatienceAtEnd = std::chrono::seconds(2);
 
-// One attempt to get the lock. Its thread may outlive who asked.
+// Holds one attempt to get the lock. Its thread may outlive who asked.
 struct Attempt {
   std::mutex mutex;
   std::condition_variable changed;
