@@ -22,7 +22,7 @@ using Doubles = Vector<double>;
 using Longs = Vector<std::int64_t>;
 
 constexpr std::size_t kDoublesInVector = kVectorBytes / sizeof(double);
-// So many elements are worked on together: a vector of float32, which two of float64 hold.
+// Loops work on so many elements together: a vector of float32, which two of float64 hold.
 constexpr std::size_t kExactUnit = 2 * kDoublesInVector;
 
 typedef std::uint16_t HalfShorts __attribute__((vector_size(kVectorBytes / 2)));  // NOLINT

@@ -25,9 +25,9 @@ constexpr double kExpiryPeriod_s = 0.5;
 // Members of the job hold theirs for milliseconds.
 constexpr std::size_t kMostPending = 1024;
 constexpr std::size_t kLeastPending = 32;
-// So many are accepted in one turn, so that those that begin do not keep handshakes waiting that are under way.
+// Bounds how many connections are accepted in one turn, so that handshakes under way do not wait for those that begin.
 constexpr int kAcceptsPerTurn = 16;
-// So many are looked at, to find one that is silent, when there is no room.
+// Bounds how many connections are looked at to find one that is silent, when there is no room.
 constexpr int kLooks = 64;
 
 std::size_t most_pending() {
