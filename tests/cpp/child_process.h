@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A process of its own for a part of a test. The test's process must have no other thread while it forks.
+// Runs a part of a test in a process of its own. The test's process must have no other thread while it forks.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -14,7 +14,7 @@
 
 namespace bps {
 
-// Calls a body and ends; is killed with this object, if it still runs.
+// Calls a body and ends. It is killed with this object, if it still runs.
 class ChildProcess {
  public:
   // The body returns whether all was well, or its exit status, or nothing; what it throws is printed.
@@ -45,12 +45,12 @@ class ChildProcess {
 
   pid_t pid() const { return pid_; }
   void signal(int number) const { ::kill(pid_, number); }
-  // Returns when it has ended.
+  // Returns when the process has ended.
   void kill() {
     signal(SIGKILL);
     ::waitpid(std::exchange(pid_, 0), nullptr, 0);
   }
-  // Returns when none of its threads runs any more.
+  // Returns when no thread of the process runs any more.
   void stop() const {
     signal(SIGSTOP);
     wait_until_stopped();
@@ -60,20 +60,20 @@ class ChildProcess {
     ASSERT_EQ(::waitpid(pid_, &status, WUNTRACED), pid_);
     ASSERT_TRUE(WIFSTOPPED(status));
   }
-  // Waits for its end, and gives its exit status; -1 where a signal has ended it.
+  // Waits for the end of the process, and returns its exit status; -1 where a signal has ended it.
   int status() {
     int status = 0;
     const bool has_ended = ::waitpid(std::exchange(pid_, 0), &status, 0) > 0;
     return has_ended && WIFEXITED(status) ? WEXITSTATUS(status) : -1;
   }
-  // Waits for its end; whether its body has not thrown, and has found all well.
+  // Waits for the end of the process. Returns true when its body has not thrown, and has found all well.
   bool ends_well() { return status() == 0; }
 
  private:
   pid_t pid_;
 };
 
-// For a body whose process is to be killed.
+// Waits for ever, in the body of a process that is to be killed.
 [[noreturn]] inline void stay() {
   for (;;) ::pause();
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How tests wait: for a condition, never for a time.
+// Lets tests wait for a condition, never for a time.
 #pragma once
 
 #include <chrono>
@@ -9,9 +9,9 @@
 
 namespace bps {
 
-inline constexpr Duration kAtOnce = Duration::zero();  // for a condition that makes progress itself
+inline constexpr Duration kAtOnce = Duration::zero();  // is for a condition that makes progress itself
 
-// Asks again and again, at most for so many seconds and once more after them; returns whether the condition holds.
+// Asks again and again, at most for so many seconds and once more after them. Returns true when the condition holds.
 template <typename Condition>
 [[nodiscard]] bool eventually(Condition&& condition, double within = 30,
                               Duration pause = std::chrono::milliseconds(1)) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// For tests that watch memory.
+// Tells tests that watch memory whether they can.
 #pragma once
 
 #include <string>
@@ -16,8 +16,8 @@
 
 namespace bps {
 
-// Why memory is not watched here; empty: it is. The monitor is a thread that stays, and the thread checker ends a child
-// that starts threads if its parent had any: other tests of this process need such children.
+// Returns why memory is not watched here, or "" where it is. The monitor is a thread that stays, and the thread checker
+// ends a child that starts threads if its parent had any: other tests of this process need such children.
 inline std::string why_memory_is_not_watched() {
 #ifdef BPS_THREAD_CHECKER
   return "the thread checker would end the children of later tests";

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The fake driver as tests use it: FAKE(function), of those that fake_cuda.h declares, and its only device.
+// Gives tests the fake driver: FAKE(function), of those that fake_cuda.h declares, and its only device.
 #pragma once
 
 #include <dlfcn.h>
@@ -11,7 +11,7 @@
 
 namespace bps::device::testing {
 
-// Of the very library that the driver has opened.
+// Finds the function in the very library that the driver has opened.
 template <typename F>
 F* control(F*, const char* name) {
   static void* const opened = ::dlopen(BPS_FAKE_CUDA, RTLD_NOW | RTLD_LOCAL);
@@ -19,7 +19,7 @@ F* control(F*, const char* name) {
 }
 #define FAKE(name) bps::device::testing::control(decltype (&name)(nullptr), #name)
 
-// For all tests: a process has one device, whose points outlive the test.
+// Returns one device for all tests: a process has one, whose points outlive the test.
 inline Device& only_device() {
   static Device& device = []() -> Device& {
     void* const memory = FAKE(fake_allocate)(1);
@@ -30,7 +30,7 @@ inline Device& only_device() {
   return device;
 }
 
-// A stream of a caller. It has a thread, which would be in the way of later tests that fork.
+// Makes a stream of a caller. It has a thread, which would be in the way of later tests that fork.
 class CallersStream {
  public:
   CallersStream() = default;

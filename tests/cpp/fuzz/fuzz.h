@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every fuzz target checks, and how mutations start from valid messages.
+// Holds what every fuzz target checks, and starts mutations from valid messages.
 #pragma once
 
 #include <algorithm>
@@ -19,7 +19,7 @@ inline void expect(bool holds) {
   if (!holds) __builtin_trap();
 }
 
-// An input, taken from its front. Behind its end there are zeroes.
+// Gives parts of an input from its front on, and zeroes behind its end.
 class Input {
  public:
   explicit Input(std::span<const std::byte> bytes) : bytes_(bytes) {}
@@ -41,7 +41,7 @@ class Input {
   std::span<const std::byte> bytes_;
 };
 
-// A decoder accepts exactly what its encoder writes.
+// Expects that a decoder accepts exactly what its encoder writes.
 template <typename T>
 void round_trip(std::span<const std::byte> bytes) {
   if (const auto message = codec::decode<T>(bytes)) expect(std::ranges::equal(codec::encode(*message), bytes));
@@ -51,7 +51,7 @@ void round_trip(std::span<const std::byte> bytes) {
   }
 }
 
-// A struct that the data path receives in place is accepted exactly when the decoder accepts its bytes.
+// Expects that a struct which the data path receives in place is accepted exactly when the decoder accepts its bytes.
 template <codec::Plain T>
 void same_in_place(std::span<const std::byte> bytes) {
   round_trip<T>(bytes);
@@ -62,7 +62,7 @@ void same_in_place(std::span<const std::byte> bytes) {
   expect(std::ranges::equal(codec::bytes_of(message), codec::encode(message)));
 }
 
-// One in 64 mutations starts from a valid message, so that the checks behind the first ones are reached at once.
+// Starts one in 64 mutations from a valid message, so that the checks behind the first ones are reached at once.
 inline std::size_t mutate_from(const std::vector<Bytes>& samples, std::uint8_t* data, std::size_t size,
                                std::size_t most, unsigned seed) {
   if (seed % 64 == 0) {

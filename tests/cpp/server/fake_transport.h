@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A transport without a peer: it records what is sent, and the test decides what its endpoints accept and reach.
+// Fakes a transport without a peer: it records what is sent, and the test decides what its endpoints accept and reach.
 #pragma once
 
 #include <cstring>
@@ -34,7 +34,7 @@ class FakeControl final : public transport::ControlEndpoint {
   void sever() override {}
 };
 
-// Addresses of the peer's memory are pointers.
+// Takes addresses of the peer's memory as pointers.
 class FakeData final : public transport::DataEndpoint, public transport::DirectAccess {
  public:
   explicit FakeData(const transport::Hello& opened_by) : DataEndpoint(opened_by) {}
@@ -88,14 +88,14 @@ class FakeData final : public transport::DataEndpoint, public transport::DirectA
   bool fenced = true;
   int fences = 0;
   std::vector<transport::WriteOp> writes;
-  std::vector<Bytes> headers;                                 // of the writes and postings: they need not stay
+  std::vector<Bytes> headers;                                 // copies: those of writes and postings need not stay
   std::vector<std::pair<std::uint32_t, std::uint64_t>> rest;  // immediates and bytes of what the peer has posted
 
  private:
   void sever() override {}
 };
 
-// On rail r its key is r.
+// Has the key r on rail r.
 class FakeRegion final : public transport::Region {
  public:
   FakeRegion(std::span<std::byte> bytes, std::size_t rails, bool by_address) : Region(bytes) {

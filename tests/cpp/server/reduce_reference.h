@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What reduce() should compute, written for clearness and by other means: scalars, frexp and nearbyint.
+// Computes what reduce() should, written for clearness and by other means: scalars, frexp and nearbyint.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +14,7 @@
 
 namespace bps::server::testing {
 
-// A binary16 or bfloat16 by its bits.
+// Holds the bits of a binary16 or bfloat16.
 template <int kMantissaBits, int kMinExponent>
 struct Half {
   std::uint16_t bits;
@@ -29,7 +29,7 @@ struct Half {
     int exponent = 0;
     std::frexp(value, &exponent);
     const int quantum = std::max(exponent - 1, kMinExponent) - kMantissaBits;
-    const double steps = std::nearbyint(std::ldexp(std::fabs(value), -quantum));  // ties to even
+    const double steps = std::nearbyint(std::ldexp(std::fabs(value), -quantum));  // rounds ties to even
     const double rounded = std::ldexp(steps, quantum);
     if (rounded >= std::ldexp(1.0, kMaxExponent + 1)) return {static_cast<std::uint16_t>(sign | infinity)};
     // Bits of neighbours are consecutive integers: count the steps from the start of this power of two.
@@ -71,7 +71,7 @@ A apply_float(ReduceOp op, A a, A b) {
   return a;
 }
 
-// The largest number whose product with the divisor is no larger than the sum.
+// Returns the largest number whose product with the divisor is no larger than the sum.
 template <typename T>
 T floor_of_mean(std::uint32_t divisor, const std::vector<T>& values) {
   __extension__ using Wide = __int128;
@@ -82,7 +82,7 @@ T floor_of_mean(std::uint32_t divisor, const std::vector<T>& values) {
   return static_cast<T>(mean);
 }
 
-// One element of every source, in order.
+// Reduces one element of every source, in order.
 template <typename T>
 T reduce_one(ReduceOp op, std::uint32_t divisor, const std::vector<T>& values) {
   if constexpr (std::is_same_v<T, Bool>) {

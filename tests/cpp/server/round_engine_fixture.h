@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A round engine alone: no loop, no peer, and every step taken by the test.
+// Makes a round engine alone: it has no loop and no peer, and the test takes every step.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -13,7 +13,7 @@
 namespace bps::server {
 
 inline constexpr std::uint32_t kWorkers = 3;
-inline constexpr std::uint32_t kMostRounds = 100;  // that one worker may open
+inline constexpr std::uint32_t kMostRounds = 100;  // bounds the rounds that one worker may open
 inline constexpr std::uint64_t kBytes = 40'000;
 inline constexpr std::uint8_t kPush = tensor::kHasPayload | tensor::kIsPush;
 inline constexpr std::uint8_t kPull = tensor::kIsPull | tensor::kWantsData;
@@ -79,11 +79,11 @@ class RoundEngineTest : public ::testing::Test, public SessionOwner {
     made.answer_address = reinterpret_cast<std::uint64_t>(memory[worker].data());
     return made;
   }
-  // A push that lands in the slot that was granted last. Returns the slot's number.
+  // Lets a push land in the slot that was granted last. Returns the slot's number.
   std::uint32_t land(std::uint32_t worker, const tensor::PushHeader& what) {
     return land(worker, what, sizeof what + ((what.flags & tensor::kHasPayload) != 0 ? what.length : 0));
   }
-  // Of which so many bytes have landed.
+  // Lets so many bytes of a push land.
   std::uint32_t land(std::uint32_t worker, const tensor::PushHeader& what, std::uint64_t landed) {
     const std::uint32_t number = slots[worker].back();
     slots[worker].pop_back();
@@ -93,7 +93,7 @@ class RoundEngineTest : public ::testing::Test, public SessionOwner {
     sessions[worker]->on_write(data(worker), number, landed);
     return number;
   }
-  // One that stays in the worker's memory.
+  // Posts a push that stays in the worker's memory.
   void post(std::uint32_t worker, const tensor::PushHeader& what) {
     transport::RemoteSpan span;
     if ((what.flags & tensor::kHasPayload) != 0) {
@@ -122,7 +122,7 @@ class RoundEngineTest : public ::testing::Test, public SessionOwner {
                      pool,
                      counters};
   std::vector<float> memory[kWorkers];
-  std::vector<std::uint32_t> slots[kWorkers];  // that the worker may fill
+  std::vector<std::uint32_t> slots[kWorkers];  // those that the worker may fill
 };
 
 }  // namespace bps::server

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A server loop alone, with workers in the same thread that send what they like.
+// Makes a server loop alone, with workers in the same thread that send what they like.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -14,7 +14,7 @@
 
 namespace bps::server {
 
-// A worker made of two endpoints, which records what it is told.
+// Stands for a worker made of two endpoints, which records what it is told.
 struct FakeWorker final : transport::ControlSink, transport::DataSink {
   void on_write(transport::DataEndpoint&, std::uint32_t immediate, std::uint64_t) override { ++answers[immediate]; }
   void on_posting(transport::DataEndpoint&, std::span<const std::byte>, const transport::RemoteSpan&) override {}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Two processes' worth of one transport, in one test: each side has a thread, a loop, and a sink that writes down what
-// it is told.
+// Makes two processes' worth of one transport, in one test: each side has a thread, a loop, and a sink that writes down
+// what it is told.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -46,8 +46,8 @@ inline std::string name_of(const ::testing::TestParamInfo<Way>& info) {
   return name;
 }
 
-// RDMA as the tests use it: the device of BPS_TEST_HCA, or whichever there is. A test that needs it and finds none is
-// skipped with the reason, unless BPS_TEST_HCA promised one.
+// Finds RDMA as the tests use it: the device of BPS_TEST_HCA, or whichever there is. A test that needs it and finds
+// none is skipped with the reason, unless BPS_TEST_HCA promised one.
 inline const rdma::RdmaRails& test_rdma() {
   static const rdma::RdmaRails rails = [] {
     rdma::RdmaOptions options;
@@ -98,7 +98,7 @@ class Recorder final : public ControlSink, public DataSink {
     note([&] { ++lost; });
   }
 
-  // Waits until `done` holds; false after a generous while.
+  // Waits until `done` holds. Returns false after a generous while.
   bool wait(const std::function<bool(const Recorder&)>& done) {
     std::unique_lock lock(mutex);
     return changed.wait_for(lock, std::chrono::seconds(30), [&] { return done(*this); });
@@ -109,7 +109,7 @@ class Recorder final : public ControlSink, public DataSink {
     return count;
   }
 
-  // A look from the test's thread while the loop may still write.
+  // Looks from the test's thread, while the loop may still write.
   template <typename F>
   auto look(F read) {
     const std::lock_guard lock(mutex);
@@ -118,14 +118,14 @@ class Recorder final : public ControlSink, public DataSink {
 
   std::mutex mutex;
   std::condition_variable changed;
-  std::size_t unit = 1;                            // in which writes may land
-  std::map<std::uint32_t, std::uint64_t> cut_off;  // by immediate: bytes that had landed
+  std::size_t unit = 1;                            // the bytes in whose multiples writes may land
+  std::map<std::uint32_t, std::uint64_t> cut_off;  // by immediate: the bytes that had landed
   std::map<std::uint32_t, std::size_t> writes;
-  std::map<std::uint32_t, std::function<bool(std::uint64_t)>> whole;  // whether the last one had so many bytes
+  std::map<std::uint32_t, std::function<bool(std::uint64_t)>> whole;  // tells whether the last one had so many bytes
   std::map<std::uint64_t, std::size_t> written;
   std::vector<Bytes> messages;
   std::chrono::microseconds message_takes{0};
-  std::function<std::uint64_t()> turn;  // of the loop
+  std::function<std::uint64_t()> turn;  // returns the turn of the loop
   std::map<std::uint64_t, std::size_t> messages_by_turn;
   std::vector<Posted> postings;
   int lost = 0;
@@ -177,7 +177,7 @@ class Side {
     return reactor_.call(std::move(task));
   }
 
-  // Lets callers in; returns the address to call.
+  // Lets callers in. Returns the address to call.
   Bytes open() {
     return call([&] {
       if (transport->kind() == Kind::kRdma) {
@@ -228,7 +228,7 @@ class Side {
 
   Transport* transport = nullptr;
   Recorder sink;
-  DataEndpoint* data = nullptr;  // accepted ones
+  DataEndpoint* data = nullptr;  // the accepted endpoints
   ControlEndpoint* control = nullptr;
 
  private:
@@ -250,7 +250,7 @@ class Side {
   std::unique_ptr<rdma::RdmaListener> rdma_listener_;
 };
 
-// A caller and a callee, connected on both planes.
+// Makes a caller and a callee, connected on both planes.
 class TwoSides : public ::testing::TestWithParam<Way> {
  protected:
   void SetUp() override {
@@ -263,7 +263,7 @@ class TwoSides : public ::testing::TestWithParam<Way> {
     ASSERT_TRUE(callee->sink.wait([&](const Recorder&) { return callee->data && callee->control; }));
   }
 
-  // Posts all of them, as often as the window wants to be asked, and waits until they have arrived.
+  // Posts all writes, as often as the window wants to be asked, and waits until they have arrived.
   void post_all(Side& from, DataEndpoint* endpoint, std::vector<WriteOp> ops) {
     const std::size_t goal = callee->sink.look([](const Recorder& sink) { return sink.write_count(); }) + ops.size();
     std::size_t posted = 0;
@@ -280,7 +280,7 @@ class TwoSides : public ::testing::TestWithParam<Way> {
     ASSERT_TRUE(eventually(is_posted, 30, kAtOnce));
   }
 
-  // A same-host peer can write only into memory that was announced to it, which a posting does.
+  // Announces memory by a posting: a peer on the same host can write only into memory that was announced to it.
   void introduce(Side& owner, DataEndpoint* endpoint, const Region& region) {
     if (endpoint->direct() == nullptr) return;
     Side& other = &owner == caller.get() ? *callee : *caller;
@@ -292,7 +292,7 @@ class TwoSides : public ::testing::TestWithParam<Way> {
   const Credentials credentials = Credentials::from("job", "secret");
   std::unique_ptr<Side> callee;
   std::unique_ptr<Side> caller;
-  Bytes address;  // of the callee
+  Bytes address;  // the callee's
   ControlEndpoint* control = nullptr;
   DataEndpoint* data = nullptr;
 };

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The members of a job, as tests of server loops want them.
+// Makes the members of a job, as tests of server loops want them.
 #pragma once
 
 #include "van/membership.h"
 
 namespace bps::van {
 
-// Worker i is node i + 1.
+// Makes worker i node i + 1.
 inline Membership members_with_one_loop(std::uint32_t workers) {
   Membership members;
   members.workers = workers;

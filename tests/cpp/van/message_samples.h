@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One or more of each van message, for round trips, mutations and as seeds of the fuzzer.
+// Makes one or more of each van message, for round trips, mutations and as seeds of the fuzzer.
 #pragma once
 
 #include <vector>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A scheduler and vans inside the test's process, and small helpers around them.
+// Makes a scheduler and vans inside the test's process, and small helpers around them.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -35,14 +35,14 @@ inline std::unique_ptr<Scheduler> make_scheduler(std::uint32_t workers, std::uin
   return std::make_unique<Scheduler>(options, job);
 }
 
-// A message as it goes over the stream: behind its length, and before its authentication code.
+// Makes a message as it goes over the stream: behind its length, and before its authentication code.
 inline Bytes framed(const Bytes& message, transport::MessageSigner& signer) {
   const auto length = static_cast<std::uint32_t>(message.size());
   const Bytes signed_bytes = concatenate({std::as_bytes(std::span(&length, 1)), message});
   return concatenate({signed_bytes, signer.sign(signed_bytes)});
 }
 
-// A van that writes down its events.
+// Writes down the events of a van.
 class TestNode {
  public:
   explicit TestNode(std::vector<std::uint16_t> ports, const transport::Credentials& job = kJob,
@@ -66,7 +66,7 @@ class TestNode {
                 .on_round_failed = [this](const RoundFailed& failed) { note(rounds_, failed.tensor, failed.text); }})) {
   }
 
-  Terms terms;  // that it joins with
+  Terms terms;  // the node joins with these
   Van* operator->() { return van_.get(); }
   void destroy() { van_.reset(); }
   void join(std::int32_t worker, std::int32_t server, std::uint32_t workers, std::uint32_t servers) {
@@ -88,7 +88,7 @@ class TestNode {
   std::map<std::uint32_t, std::string> lost() { return read(lost_); }
   std::map<std::uint32_t, std::string> left() { return read(left_); }
   std::map<std::uint32_t, std::string> failed() { return read(failed_); }
-  std::map<std::uint32_t, std::string> rounds() { return read(rounds_); }  // that have failed, by tensor
+  std::map<std::uint32_t, std::string> rounds() { return read(rounds_); }  // the rounds that have failed, by tensor
   std::map<std::uint32_t, Group> groups() { return read(groups_); }
 
  private:
@@ -119,7 +119,7 @@ inline void together(const std::vector<std::function<void()>>& functions) {
   for (auto& thread : threads) thread.join();
 }
 
-// For `count` members.
+// Calls one function on a thread for each of `count` members.
 inline void together(std::size_t count, const std::function<void(std::size_t)>& function) {
   std::vector<std::function<void()>> functions;
   for (std::size_t i = 0; i < count; ++i) functions.push_back([&function, i] { function(i); });
@@ -131,7 +131,7 @@ struct Thrown {
   std::string what;
   std::string hint;
 };
-// What a call throws; a failed test, and kInternal, when it throws nothing.
+// Returns what a call throws. The test fails, and the code is kInternal, when it throws nothing.
 inline Thrown thrown_by(const std::function<void()>& call) {
   try {
     call();
@@ -143,7 +143,7 @@ inline Thrown thrown_by(const std::function<void()>& call) {
   return {ErrorCode::kInternal, "", ""};
 }
 
-// A job of workers that are servers too, all joined.
+// Makes a job of workers that are servers too, all joined.
 struct JointJob {
   explicit JointJob(std::uint32_t count, const std::function<void(SchedulerOptions&)>& change = {})
       : scheduler(make_scheduler(count, count, change)) {

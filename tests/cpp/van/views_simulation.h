@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A job as its scheduler decides it, with members that die, leave and come again in an order drawn by a seed, and
-// schedulers that take each other's place. No sockets and no threads: the same seed gives the same run.
+// Simulates a job as its scheduler decides it, with members that die, leave and come again in an order drawn by a seed,
+// and schedulers that take each other's place. There are no sockets and no threads: the same seed gives the same run.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -20,27 +20,27 @@
 
 namespace bps::van::test {
 
-// A process as the scheduler sees it: it holds the connection of the view that it is in, and, from its Join to the
-// welcome, that of the view to come.
+// Describes a process as the scheduler sees it: it holds the connection of the view that it is in, and, from its Join
+// to the welcome, that of the view to come.
 struct SimulatedMember {
   std::uint32_t pid = 0;
   bool alive = true;
   bool dedicated = false;  // a server that is no worker
-  Peer peer = 0;           // in the view that it has been welcomed to
-  Peer next = 0;           // waits for the next one
-  Node node;               // in the view
+  Peer peer = 0;           // the connection in the view that it has been welcomed to
+  Peer next = 0;           // the connection that waits for the next one
+  Node node;               // what it is in the view
   std::uint32_t epoch = 0;
-  std::uint32_t expects = 0;  // of the view to come
+  std::uint32_t expects = 0;  // the epoch of the view to come
   std::uint32_t workers = 0;
-  Membership membership{};                         // of the view
-  bool told = false;                               // that the view has ended
-  std::uint64_t schedulers = 0;                    // that there had been when it was told
-  std::uint64_t ended = 0;                         // steps, in this view
-  bool waits = false;                              // for the end of one
-  std::map<std::uint32_t, std::uint64_t> steps{};  // that had been ended when a view was, by its epoch
+  Membership membership{};                         // that of its view
+  bool told = false;                               // it knows that the view has ended
+  std::uint64_t schedulers = 0;                    // how many schedulers there had been when it was told
+  std::uint64_t ended = 0;                         // steps that have ended, in this view
+  bool waits = false;                              // waits for the end of a step
+  std::map<std::uint32_t, std::uint64_t> steps{};  // steps that had ended when a view was over, by its epoch
   bool over = false;                               // it has been told that every worker has left
-  std::optional<Refused> refused;                  // of the next one
-  std::vector<std::uint32_t> lost{};               // nodes that it has been told of, in this view
+  std::optional<Refused> refused;                  // the next view has refused it
+  std::vector<std::uint32_t> lost{};               // lost nodes that it has been told of, in this view
 };
 
 class Simulation {
@@ -78,7 +78,7 @@ class Simulation {
     return found;
   }
 
-  // All its connections end, in any order.
+  // Ends all connections of the member, in any order.
   void kill(SimulatedMember& member) {
     member.alive = false;
     std::vector<Peer> peers{member.peer, member.next};
@@ -101,21 +101,21 @@ class Simulation {
     join.node.worker_rank = member.node.worker_rank;
     join.node.server_rank = member.node.server_rank;
     join.epoch = member.expects;
-    if (!job_->receive(member.next, join)) member.next = 0;  // closed: it tries again
+    if (!job_->receive(member.next, join)) member.next = 0;  // its connection was closed: it tries again
     deliver();
   }
-  // Its connection was closed without a word.
+  // Lets the member try again whose connection was closed without a word.
   void try_again(Peer peer) {
     for (SimulatedMember& member : members_) {
       if (member.next == peer) member.next = 0;
     }
   }
-  // The scheduler's handshake tells the epoch.
+  // Opens a connection, in whose handshake the scheduler tells the epoch.
   void connect(SimulatedMember& member) {
     member.next = ++last_peer_;
     member.expects = epoch_;
   }
-  // A new process asks to enter.
+  // Starts a new process that asks to enter.
   SimulatedMember& add(bool dedicated, std::chrono::milliseconds patience = std::chrono::seconds(1)) {
     SimulatedMember& member = members_.emplace_back();
     member.pid = 100 + static_cast<std::uint32_t>(members_.size());
@@ -130,7 +130,8 @@ class Simulation {
     deliver();
     return member;
   }
-  // A process that resumes a suspended job, or takes part in it from there on. Its rank: kNoRank, a dedicated server.
+  // Starts a process that resumes a suspended job, or takes part in it from there on. With kNoRank it is a dedicated
+  // server.
   SimulatedMember& resume(std::int32_t rank, std::uint32_t workers, std::uint32_t servers) {
     SimulatedMember& member = members_.emplace_back();
     member.pid = 100 + static_cast<std::uint32_t>(members_.size());
@@ -144,7 +145,7 @@ class Simulation {
     deliver();
     return member;
   }
-  // All workers come to the end of a step.
+  // Lets all workers come to the end of a step.
   void end_step() {
     for (SimulatedMember& member : members_) {
       if (!member.alive || member.dedicated || member.epoch == 0 || member.told || member.waits) continue;
@@ -156,9 +157,9 @@ class Simulation {
 
   // ---- The scheduler
 
-  // Of what it sends from now on only so many messages arrive; then it is dead.
+  // Lets only so many messages arrive of what the scheduler sends from now on. Then it is dead.
   void let_scheduler_die(std::size_t messages) { messages_left_ = messages; }
-  // The next one knows the run of the job, and nothing else.
+  // Starts the next scheduler, which knows the run of the job, and nothing else.
   void replace_scheduler() {
     sent_.clear();
     messages_left_.reset();
@@ -166,7 +167,7 @@ class Simulation {
     ++schedulers_;
     for (SimulatedMember& member : members_) {
       member.peer = member.next = 0;
-      if (member.epoch == 0) member.alive = false;  // it had not entered yet
+      if (member.epoch == 0) member.alive = false;  // the member had not entered yet
     }
   }
   bool may_rejoin(const SimulatedMember& member) const {
@@ -180,18 +181,18 @@ class Simulation {
     report.membership = member.membership;
     report.barriers = {{0, member.ended}};
     if (member.waits) report.waiting_barriers = {kEndOfStep};
-    if (!job_->receive(member.peer, report)) {  // closed, for as long as it may try
+    if (!job_->receive(member.peer, report)) {  // the job has closed the connection, for as long as the member may try
       EXPECT_EQ(job_->phase(), Job::Phase::kOver);
       member.over = true;
     }
     deliver();
   }
-  // Those who have not come by now are lost.
+  // Ends the reunion: those who have not come by now are lost.
   void end_reunion() {
     if (job_->phase() == Job::Phase::kReuniting) job_->give_up();
     deliver();
   }
-  // By view: how many steps the workers have ended in it that are in the job yet. They should all say the same.
+  // Returns by view how many steps the workers have ended in it that are in the job yet. They should all say the same.
   std::map<std::uint32_t, std::set<std::uint64_t>> steps() const {
     std::map<std::uint32_t, std::set<std::uint64_t>> found;
     for (const SimulatedMember& member : members_) {
@@ -205,7 +206,7 @@ class Simulation {
     return member.alive && member.told && member.next == 0 && !member.refused && !member.over;
   }
 
-  // What Job has sent takes effect after it has returned, as on a network.
+  // Delivers what Job has sent, which takes effect after Job has returned, as on a network.
   void deliver() {
     for (;;) {
       job_->tell_departed();

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A worker loop and two servers in one thread, with nothing between them but the transport of a process to itself.
+// Makes a worker loop and two servers in one thread, with nothing between them but the transport of a process to
+// itself.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -50,7 +51,7 @@ class WorkerLoopTest : public ::testing::Test {
     for (int i = 0; i < 4; ++i) deliver();
   }
 
-  // An operation of `pieces` on each server.
+  // Submits an operation of `pieces` on each server.
   std::shared_ptr<Operation> submit(std::uint32_t pieces, std::int32_t priority) {
     return submit(pieces, priority, group);
   }
@@ -75,7 +76,7 @@ class WorkerLoopTest : public ::testing::Test {
     for (std::uint32_t i = 0; i < pieces * kServers; ++i) tensor->plans.whole[i % kServers].push_back({i});
     return tensor;
   }
-  // Of the tensor that was declared last, in its first round.
+  // Submits an operation of the tensor that was declared last, in its first round.
   std::shared_ptr<Operation> submit(const std::shared_ptr<Tensor>& tensor, Request request) {
     request.input = request.output = memory.back().data();
     request.input_allocation = request.output_allocation = {memory.back(), memory.size()};
@@ -105,7 +106,7 @@ class WorkerLoopTest : public ::testing::Test {
   transport::local::SelfTransport transport{own};
   std::shared_ptr<const van::Group> group = std::make_shared<const van::Group>(van::Group{0, {0}});
   std::shared_ptr<const van::Group> with_silent = std::make_shared<const van::Group>(van::Group{1, {0, 1}});
-  transport::Reactor reactor{"test", transport::Spin{}};  // never started: the test is its thread
+  transport::Reactor reactor{"test", transport::Spin{}};  // is never started: the test is its thread
   WorkerLoop worker_loop;
   std::vector<std::unique_ptr<server::ServerLoop>> server_loops;
   std::vector<ServerConnection*> servers;

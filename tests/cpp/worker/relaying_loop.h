@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A worker loop with one server, which sends for the ranks of its host, too.
+// Makes a worker loop with one server, which sends for the ranks of its host, too.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -15,7 +15,7 @@
 
 namespace bps::worker {
 
-inline constexpr std::uint64_t kBytes = 1 << 20;  // travels from and to the caller's memory
+inline constexpr std::uint64_t kBytes = 1 << 20;  // is so large that it travels from and to the caller's memory
 
 struct Ones final : tensor::ContributionSource {
   Status sum(std::uint32_t, Dtype, std::byte* into) override {
@@ -33,7 +33,7 @@ struct Ones final : tensor::ContributionSource {
 
 class RelayingLoop : public ::testing::Test {
  protected:
-  // Only the first of the places has a server.
+  // Gives a server only to the first of the places.
   explicit RelayingLoop(std::size_t number_of_places = 1) : places(number_of_places) {
     data.put_on_same_host();
     data.takes_postings = true;
