@@ -47,17 +47,6 @@ worker::DeviceMemory device_memory_of(const Memory& source, const Memory& target
   return {source.device != nullptr ? source.device : target.device, {source.stream, target.stream}};
 }
 
-// Declines an operation that is refused here: the other ranks may have arrays in CPU memory, and wait for this one.
-void require_on_device(worker::Worker& worker, const std::shared_ptr<worker::Tensor>& tensor,
-                       const worker::Request& request) {
-  try {
-    worker::check_on_device(*tensor, request);
-  } catch (const Error& refused) {
-    worker.decline(tensor, request, refused);
-    throw;
-  }
-}
-
 double timeout_of(const Process& process, std::optional<double> timeout_s) {
   return timeout_s ? checked_timeout(*timeout_s) : process.operation_timeout_s();
 }
@@ -78,7 +67,6 @@ std::unique_ptr<Handle> start_operation(Process& process, const std::shared_ptr<
     const WithoutGil released;
     const Process::Call call(process);
     request.timeout_s = timeout_of(process, timeout_s);
-    if (memory.device != nullptr) require_on_device(process.worker(), tensor, request);
     return process.worker().start(tensor, request, memory);
   };
   return std::make_unique<Handle>(start(), std::move(result), source.keep, target.keep);
@@ -91,7 +79,6 @@ std::unique_ptr<Prepared> prepare_operation(py::object process, const std::share
                                             std::uintptr_t copy_to) {
   worker::Request request = make_request(kind, op, source, target, root, priority);
   device::Device* const device = device_memory_of(source, target).device;
-  if (device != nullptr) worker::check_on_device(*tensor, request);
   if (copy_to != 0) {
     request.input = reinterpret_cast<std::byte*>(copy_to);
     request.input_allocation = target.block;

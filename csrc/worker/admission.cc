@@ -60,7 +60,7 @@ bool compresses_to(const ServerConnection& server, const Tensor& tensor) {
 }
 
 void enqueue(Transfer& transfer, ServerConnection& server, Connections& connections, Counters& counters) {
-  (transfer.route == Route::kDevice ? server.fetching : server.queue).add(&transfer);
+  (is_of_device(transfer.route) ? server.fetching : server.queue).add(&transfer);
   connections.note_work();
   if (counters.trace == nullptr || !counters.trace->wants(transfer.header->round)) return;
   const std::uint64_t now = counters.trace->now();
@@ -149,7 +149,7 @@ void Admission::prepare(Portion& portion, ServerConnection& server) {
     return server.memory.reserve(std::min(server.memory.in_use() + portion.parts.size(), kMostStagedIfCheap));
   }
   server.memory.reserve(portion.parts.size());
-  if (facts.is_on_device) return copies_.prepare(portion.operation->on_device->device, server);
+  if (facts.is_on_device) return copies_.prepare(portion, server);
   if (facts.is_encoded || facts.is_registered) return;
   for (const Part& part : portion.parts) counters_.unwatched_bytes.add(portion.extent_of(part).length);
 }

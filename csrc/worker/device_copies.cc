@@ -67,7 +67,9 @@ void DeviceCopies::Copies::keep_memory() {
   }
 }
 
-void DeviceCopies::prepare(device::Device& device, ServerConnection& server) {
+void DeviceCopies::prepare(const Portion& portion, ServerConnection& server) {
+  device::Device& device = portion.operation->on_device->device;
+  if (is_encoded(portion.route)) server.memory.make_spare();
   server.memory.pin(device);
   const auto known = std::ranges::find_if(gpus_, [&](const auto& one) { return &one->device == &device; });
   if (known != gpus_.end()) return;
@@ -109,6 +111,7 @@ void DeviceCopies::note_filled(const Ended& ended) {
   const auto& [buffer, copy] = ended;
   Transfer& transfer = *copy.transfer;
   if (is_ending(transfer)) return copy.server->memory.give_back(buffer);
+  buffer->is_encoded = false;
   StagingBuffer** end = &transfer.encoded;
   while (*end != nullptr) end = &(*end)->next;
   if (end == &transfer.encoded) {
@@ -207,6 +210,16 @@ StagingBuffer* DeviceCopies::take_buffer(ServerConnection& server, const Gpu& gp
 }
 
 // ---- To the device
+
+Status DeviceCopies::decode(InFlight& entry) {
+  const tensor::Extent extent = entry.transfer->extent_of(entry.part);
+  if (!extent.is_compressed() || !extent.wants_data()) return Status::kOk;
+  StagingBuffer& spare = entry.server->memory.spare();
+  const Compressor& compressor = *entry.transfer->operation->tensor->compressor;
+  const Status decoded = compressor.decode(extent, entry.staged->bytes(), spare.bytes(), reactor_.counters());
+  if (decoded == Status::kOk) entry.staged->swap_bytes(spare);
+  return decoded;
+}
 
 bool DeviceCopies::take_answer(std::uint32_t index) {
   InFlight& entry = partitions_.table[index];

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Makes the copies of a worker loop from and to GPUs, for Route::kDevice.
+// Makes the copies of a worker loop from and to GPUs, for Route::kDevice and kDeviceEncoded.
 //
 // On the way out, a partition is copied into a staging buffer before its transfer enters the send queue, so that a
 // tensor whose GPU is late holds up no other memory: ServerConnection::fetching -> copy -> Transfer::encoded and the
@@ -35,7 +35,7 @@ class DeviceCopies {
 
   // Makes the streams, and pins the buffers by which this server is reached. It is set-up, when an operation is
   // admitted, and throws.
-  void prepare(device::Device& device, ServerConnection& server);
+  void prepare(const Portion& portion, ServerConnection& server);
   // Returns true when some device has been used.
   bool is_used() const { return !gpus_.empty(); }
   // Looks which copies have ended, and starts others. Returns true when it did something.
@@ -45,6 +45,8 @@ class DeviceCopies {
   // Makes the copies under way ring the loop's doorbell, before the loop sleeps. Returns false where one has ended
   // already.
   bool arm();
+  // Decodes an answer that is compressed, within staging buffers. Otherwise as PartitionsInFlight::take_answer().
+  Status decode(InFlight& entry);
   // Starts the copy of an answer from its buffer to the tensor, or aborts the operation if the driver refuses it.
   // Returns false where there is nothing to copy.
   bool take_answer(std::uint32_t index);

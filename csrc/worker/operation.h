@@ -134,7 +134,7 @@ inline void finish(Operation& operation, std::uint64_t count, Counters& counters
 // This is here so that loops inline it.
 inline tensor::Extent Portion::extent_of(const Part& part) const {
   tensor::Extent extent = operation->layout.extent_of(part.partition);
-  if (route == Route::kEncoded && !part.for_host()) operation->tensor->compressor->apply(extent);
+  if (is_encoded(route) && !part.for_host()) operation->tensor->compressor->apply(extent);
   return extent;
 }
 

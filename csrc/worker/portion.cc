@@ -16,16 +16,19 @@ std::uint64_t Portion::restart(std::uint64_t order) {
 }
 
 Status Portion::fill(const Part& part, tensor::Extent& extent, std::byte* into, Counters& counters) {
-  if (extent.is_compressed()) {
-    const std::uint64_t seed = compress::seed_of(header->tensor, part.partition, header->round, header->position);
-    return operation->tensor->compressor->encode(part.partition, extent.input_offset, extent,
-                                                 input_bytes + extent.input_offset, operation->tensor->dtype, into,
-                                                 seed, counters);
-  }
-  std::memcpy(into, input_bytes + extent.input_offset, extent.length);
+  const std::byte* const from = input_bytes + extent.input_offset;
+  if (extent.is_compressed()) return encode(part, extent, from, into, counters);
+  std::memcpy(into, from, extent.length);
   counters.copies.add();
   counters.copied_bytes.add(extent.length);
   return Status::kOk;
+}
+
+Status Portion::encode(const Part& part, const tensor::Extent& extent, const std::byte* from, std::byte* into,
+                       Counters& counters) {
+  const std::uint64_t seed = compress::seed_of(header->tensor, part.partition, header->round, header->position);
+  return operation->tensor->compressor->encode(part.partition, extent.input_offset, extent, from,
+                                               operation->tensor->dtype, into, seed, counters);
 }
 
 Status Portion::take_answer(const Part& part, const tensor::Extent& extent, const std::byte* from, Counters& counters) {

@@ -9,8 +9,8 @@ namespace bps::worker {
 
 class Portion final : public Transfer {
  public:
-  // Returns, for Route::kDevice, how many partitions have been copied from the device or are being copied. They are at
-  // most 127 more than were sent.
+  // Returns, where a device copies, how many partitions have been copied from the device or are being copied. They are
+  // at most 127 more than were sent.
   std::uint32_t fetched() const { return next + ((fetched_ - next) & 0x7f); }
   void note_fetched() { fetched_ = (fetched_ + 1) & 0x7f; }
   inline tensor::Extent extent_of(const Part& part) const override;
@@ -20,6 +20,9 @@ class Portion final : public Transfer {
   bool fail(ErrorCode code, const std::string& what, const std::string& hint) override;
   void note_missing(const std::string& server, const std::vector<std::uint32_t>& ranks) override;
   tensor::Cancel make_cancel() const override;
+  // Encodes the elements at `from`, which are those of the partition: what a device has copied, or the caller's own.
+  Status encode(const Part& part, const tensor::Extent& extent, const std::byte* from, std::byte* into,
+                Counters& counters);
   bool suspend(std::uint32_t partition, const Landed& landed, bool failed) override;
   void finish(std::uint32_t count, bool answered, Counters& counters) override;
 

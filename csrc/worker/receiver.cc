@@ -36,11 +36,10 @@ void Receiver::on_landed(ServerConnection& server, InFlight& entry, std::uint32_
 // Takes an answer out of its buffer. Returns false when it is no result, which ends the operation or the server.
 bool Receiver::take_answer(ServerConnection& server, std::uint32_t immediate) {
   const std::uint32_t index = InFlightTable::index_of(immediate);
-  const InFlight& entry = rooms_.partitions.table[index];
-  if (entry.transfer->route == Route::kDevice)
-    return !rooms_.copies.take_answer(index);  // the end of the copy completes it
-  switch (rooms_.partitions.take_answer(entry)) {
-    case Status::kOk: return true;
+  InFlight& entry = rooms_.partitions.table[index];
+  const bool is_copied = is_of_device(entry.transfer->route);
+  switch (is_copied ? rooms_.copies.decode(entry) : rooms_.partitions.take_answer(entry)) {
+    case Status::kOk: return !is_copied || !rooms_.copies.take_answer(index);  // the end of the copy completes it
     case Status::kCodec: rooms_.cancellation.fail(index, codec_failure()); return false;
     default: on_lost(server, "it sent a result that the tensor's compression cannot have written"); return false;
   }

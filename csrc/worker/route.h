@@ -16,7 +16,15 @@ enum class Route : std::uint8_t {
   kStaged,         // payloads and answers travel through staging buffers
   kEncoded,        // as kStaged, and encoded by the tensor's codec
   kDevice,         // as kStaged, and copied by the engines of a GPU
+  kDeviceEncoded,  // as kDevice, and encoded by the tensor's codec in staging buffers
 };
+
+constexpr bool is_of_device(Route route) {
+  return route >= Route::kDevice;
+}
+constexpr bool is_encoded(Route route) {
+  return route == Route::kEncoded || route == Route::kDeviceEncoded;
+}
 
 // Says when a result counts. After that the input is not needed any more.
 enum class Finality : std::uint8_t {
@@ -44,7 +52,7 @@ enum class Reach : std::uint8_t {
 
 struct RouteFacts {
   bool is_encoded = false;     // the tensor is encoded for this server; such operations have one phase
-  bool is_on_device = false;   // the caller's memory is a GPU's; such operations are not encoded, and have one phase
+  bool is_on_device = false;   // the caller's memory is a GPU's; such operations have one phase
   bool is_registered = false;  // the transport may use all of the caller's memory directly
   bool is_small = false;       // copies of the whole operation stay in the cache
   bool survives_servers = false;
@@ -65,8 +73,8 @@ struct Chosen {
 // as much of it as has come, which other members have, and so does one that the redo log tells of. Any other answer
 // goes to a buffer.
 constexpr Chosen choose_route(const RouteFacts& facts) {
+  if (facts.is_on_device) return {facts.is_encoded ? Route::kDeviceEncoded : Route::kDevice, Finality::kAnswer};
   if (facts.is_encoded) return {Route::kEncoded, Finality::kAnswer};  // nothing travels from or to the caller's memory
-  if (facts.is_on_device) return {Route::kDevice, Finality::kAnswer};
   const bool is_fenced = facts.reach >= Reach::kUnreadable;
   const bool is_logged = facts.survives_servers && is_fenced && facts.is_logged;
   const bool aside = facts.survives_servers && (facts.is_continuation || (!is_logged && !facts.lands_in_order));

@@ -141,10 +141,14 @@ bool Sender::add(ServerConnection& server, Transfer& transfer) {
 std::optional<StagingBuffer*> Sender::stage(ServerConnection& server, Transfer& transfer, const Part& part,
                                             tensor::Extent& extent, bool& yields) {
   if (StagingBuffer* const encoded = transfer.encoded; encoded != nullptr) {
+    if (const Status status = encode_copied(server, transfer, part, extent); status != Status::kOk) {
+      broken_ = {&transfer, status};
+      return std::nullopt;
+    }
     transfer.encoded = std::exchange(encoded->next, nullptr);
     // If the device has copied no other partition yet, DeviceCopies queues the transfer again when it has.
     const bool is_last = transfer.next + 1 == transfer.parts.size();
-    if (transfer.route == Route::kDevice && transfer.encoded == nullptr && !is_last) server.queue.remove(&transfer);
+    if (is_of_device(transfer.route) && transfer.encoded == nullptr && !is_last) server.queue.remove(&transfer);
     return encoded;
   }
   const bool is_read_in_place = transfer.route == Route::kAnswersAside;
@@ -159,6 +163,21 @@ std::optional<StagingBuffer*> Sender::stage(ServerConnection& server, Transfer& 
   server.memory.give_back(buffer);
   broken_ = {&transfer, filled};
   return std::nullopt;
+}
+
+// Encodes the next partition of a transfer, if a device has copied it and it travels compressed. It may have been
+// encoded before, and taken back.
+Status Sender::encode_copied(ServerConnection& server, Transfer& transfer, const Part& part,
+                             const tensor::Extent& extent) {
+  StagingBuffer& copied = *transfer.encoded;
+  if (transfer.route != Route::kDeviceEncoded || !extent.is_compressed() || copied.is_encoded) return Status::kOk;
+  StagingBuffer& spare = server.memory.spare();
+  auto& portion = static_cast<Portion&>(transfer);
+  const Status status = portion.encode(part, extent, copied.bytes(), spare.bytes(), counters_);
+  if (status != Status::kOk) return status;
+  copied.swap_bytes(spare);
+  copied.is_encoded = true;
+  return Status::kOk;
 }
 
 // Writes what the transport needs to send entry `index` of the table as number n of the batch.
@@ -288,13 +307,13 @@ void Sender::take_back(ServerConnection& server, std::size_t from) {
   for (std::size_t i = batch_.size; i-- > from;) {
     const InFlight& entry = in_flight_[batch_.entries[i]];
     Transfer* transfer = entry.transfer;
-    const bool is_encoded = transfer->route >= Route::kEncoded;
-    const bool is_dry = transfer->route == Route::kDevice && transfer->encoded == nullptr;
+    const bool is_kept = is_encoded(transfer->route) || is_of_device(transfer->route);
+    const bool is_dry = is_of_device(transfer->route) && transfer->encoded == nullptr;
     if (transfer->unsent() == 0 || is_dry) server.queue.add(transfer);
     --transfer->next;
     if (server.needs_slots()) (void)server.slots.grant(batch_.slots[i]);
     server.outstanding.take_back(entry.length);
-    if (entry.staged != nullptr && is_encoded) {
+    if (entry.staged != nullptr && is_kept) {
       entry.staged->next = std::exchange(transfer->encoded, entry.staged);
     } else if (entry.staged != nullptr) {
       server.memory.give_back(entry.staged);

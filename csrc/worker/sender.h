@@ -60,6 +60,7 @@ class Sender {
   bool add(ServerConnection& server, Transfer& transfer);
   std::optional<StagingBuffer*> stage(ServerConnection& server, Transfer& transfer, const Part& part,
                                       tensor::Extent& extent, bool& yields);
+  Status encode_copied(ServerConnection& server, Transfer& transfer, const Part& part, const tensor::Extent& extent);
   void describe(ServerConnection& server, std::size_t n, std::uint32_t index, const tensor::Extent& extent);
   bool is_within_budget(ServerConnection& server, std::uint64_t length, bool& yields) const;
   StagingBuffer* take_buffer(ServerConnection& server, const Transfer& transfer, bool& yields);

@@ -13,6 +13,8 @@
 #include <cstddef>
 #include <deque>
 #include <memory>
+#include <optional>
+#include <utility>
 #include <vector>
 
 #include "device/device.h"
@@ -31,7 +33,8 @@ struct StagingBuffer {
   std::byte* bytes() const { return memory->bytes().data(); }
   StagingBuffer* next = nullptr;  // in the list of Transfer::encoded, or of a device's copies
   const device::Device* pinned_by = nullptr;
-  struct Copy {  // what a device copies to the buffer or from it
+  bool is_encoded = false;  // on the way from a device: the codec has had it
+  struct Copy {             // what a device copies to the buffer or from it
     std::shared_ptr<Operation> of;
     Transfer* transfer = nullptr;
     ServerConnection* server = nullptr;
@@ -40,6 +43,13 @@ struct StagingBuffer {
     bool is_refused = false;  // the driver may have taken it or not, so that its bytes do not count
   };
   Copy copy{};
+
+  // Makes each of two buffers lie where the other one lies, with all that their bytes are.
+  void swap_bytes(StagingBuffer& other) {
+    std::swap(memory, other.memory);
+    std::swap(region, other.region);
+    std::swap(pinned_by, other.pinned_by);
+  }
 };
 
 class TransportMemory {
@@ -51,9 +61,8 @@ class TransportMemory {
         most_buffers_(std::max<std::size_t>(2, buffer_bytes == 0 ? 0 : staging_budget / buffer_bytes)) {}
 
   ~TransportMemory() {
-    for (const StagingBuffer& buffer : buffers_) {
-      if (buffer.pinned_by != nullptr) buffer.pinned_by->unpin(buffer.memory->bytes());
-    }
+    for (const StagingBuffer& buffer : buffers_) unpin(buffer);
+    if (spare_) unpin(*spare_);
   }
   TransportMemory(const TransportMemory&) = delete;
   TransportMemory& operator=(const TransportMemory&) = delete;
@@ -68,6 +77,7 @@ class TransportMemory {
   // the one that failed stay usable.
   void pin(const device::Device& device) {
     for (; pinned_ < buffers_.size(); ++pinned_) pin(buffers_[pinned_], device);
+    if (spare_) pin(*spare_, device);
   }
   static void pin(StagingBuffer& buffer, const device::Device& device) {
     if (buffer.pinned_by != nullptr) return;
@@ -76,12 +86,18 @@ class TransportMemory {
   }
   bool may_grow() const { return buffers_.size() < most_buffers_; }
   void add_buffer() {
-    StagingBuffer made{transport::shm::SharedMemory::create(buffer_bytes_), nullptr};
-    made.region = transport_.register_memory(made.memory->bytes());
+    StagingBuffer made = make_buffer();
     free_.reserve(buffers_.size() + 1);
     buffers_.push_back(std::move(made));
     free_.push_back(&buffers_.back());
   }
+  // Makes the spare buffer, for codecs of what a device copies. It is set-up, and throws.
+  void make_spare() {
+    if (!spare_) spare_ = make_buffer();
+  }
+  // Returns the buffer that no partition has. A codec reads what a device has copied, or what it is to copy, in another
+  // buffer and writes to this one, and then the two swap their bytes.
+  StagingBuffer& spare() { return *spare_; }
 
   bool has_free() const { return !free_.empty(); }
   std::size_t in_use() const { return buffers_.size() - free_.size(); }
@@ -95,12 +111,23 @@ class TransportMemory {
   void give_back(StagingBuffer* buffer) { free_.push_back(buffer); }
 
   // Counts callers' blocks and staging buffers. Walks through the blocks.
-  std::uint64_t registered_bytes() const { return regions.bytes() + buffers_.size() * buffer_bytes_; }
+  std::uint64_t registered_bytes() const {
+    return regions.bytes() + (buffers_.size() + (spare_ ? 1 : 0)) * buffer_bytes_;
+  }
 
   transport::RegionCache regions;
 
  private:
   static constexpr std::size_t kCachedRegions = 4096;  // an entry is a table row, except on a NIC
+
+  StagingBuffer make_buffer() {
+    StagingBuffer made{transport::shm::SharedMemory::create(buffer_bytes_), nullptr};
+    made.region = transport_.register_memory(made.memory->bytes());
+    return made;
+  }
+  static void unpin(const StagingBuffer& buffer) {
+    if (buffer.pinned_by != nullptr) buffer.pinned_by->unpin(buffer.memory->bytes());
+  }
 
   transport::Transport& transport_;
   const std::size_t buffer_bytes_;
@@ -108,6 +135,7 @@ class TransportMemory {
   std::deque<StagingBuffer> buffers_;  // a deque: addresses stay
   std::size_t pinned_ = 0;             // all buffers before this index are pinned, and some later ones may be
   std::vector<StagingBuffer*> free_;
+  std::optional<StagingBuffer> spare_;
 };
 
 }  // namespace bps::worker

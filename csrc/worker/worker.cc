@@ -35,7 +35,6 @@ Request without_memory(Request request) {
 // Notes what the streams of a device's arrays have reached now. It comes before the round, since an array that is
 // refused takes no part in one.
 std::array<device::Ready, 2> take_points(const Tensor& tensor, const Request& request, const DeviceMemory& memory) {
-  check_on_device(tensor, request);
   std::array<device::Ready, 2> points;
   const auto& [source, target] = memory.streams;
   try {
@@ -49,12 +48,6 @@ std::array<device::Ready, 2> take_points(const Tensor& tensor, const Request& re
 }
 
 }  // namespace
-
-void check_on_device(const Tensor& tensor, const Request& request) {
-  if (!tensor.compressor || !tensor.compressor->applies(request.kind, request.op)) return;
-  throw Error(ErrorCode::kInvalidArgument, "'" + tensor.name + "' is compressed, and its array is on a GPU",
-              "pass compression=Uncompressed(), or a copy of the array in CPU memory");
-}
 
 Worker::Worker(WorkerOptions options, van::Van& van)
     : options_(std::move(options)),
@@ -114,23 +107,11 @@ std::shared_ptr<Operation> Worker::resume(const std::shared_ptr<Tensor>& tensor,
   return operation;
 }
 
+// Launches an operation that has failed before. Nothing of it is sent, and the servers are told to fail the round.
 void Worker::refuse(const std::shared_ptr<Tensor>& tensor, const Operation& late, std::uint32_t round,
                     const std::string& why) {
-  fail_at_once(make_operation(tensor, without_memory(late.request), round, sequence_.fetch_add(1)),
-               Error(ErrorCode::kTimeout, why, kRaiseTimeout));
-}
-
-void Worker::decline(const std::shared_ptr<Tensor>& tensor, const Request& request, const Error& why) {
-  require_alive(*tensor, request.kind);
-  const std::uint32_t round = take_round(*tensor, request);
-  auto plans = planner_.of_round(*tensor, request, round);
-  fail_at_once(make_operation(tensor, without_memory(request), round, sequence_.fetch_add(1), {}, std::move(plans)),
-               Error(ErrorCode::kMismatch, why.what(), why.hint()));
-}
-
-// Launches an operation that has failed before. Nothing of it is sent, and the servers are told to fail the round.
-void Worker::fail_at_once(const std::shared_ptr<Operation>& operation, const Error& why) {
-  (void)operation->fail(why.code(), why.what(), why.hint());
+  const auto operation = make_operation(tensor, without_memory(late.request), round, sequence_.fetch_add(1));
+  (void)operation->fail(ErrorCode::kTimeout, why, kRaiseTimeout);
   launch(operation, false);
 }
 

@@ -26,9 +26,6 @@
 
 namespace bps::worker {
 
-// Throws kInvalidArgument for an operation that does not take the memory of a device.
-void check_on_device(const Tensor& tensor, const Request& request);
-
 class Worker {
  public:
   Worker(WorkerOptions options, van::Van& van);
@@ -79,9 +76,6 @@ class Worker {
   // does not wait.
   void refuse(const std::shared_ptr<Tensor>& tensor, const Operation& late, std::uint32_t round,
               const std::string& why);
-  // Fails the next round on all ranks, because this rank cannot take part in it for a reason that the others do not
-  // have.
-  void decline(const std::shared_ptr<Tensor>& tensor, const Request& request, const Error& why);
 
   // Returns the last operations, at most `most`, for people.
   std::vector<FlightRecorder::Record> recent(std::size_t most) const { return recorder_->list(most); }
@@ -102,7 +96,6 @@ class Worker {
                                             std::uint32_t round, std::uint64_t sequence,
                                             std::span<const Begun> only = {},
                                             std::shared_ptr<const Plans> plans = nullptr);
-  void fail_at_once(const std::shared_ptr<Operation>& operation, const Error& why);
   void launch(const std::shared_ptr<Operation>& operation, bool awaited);
   // Tells people and all loops that an operation has failed. The loop `except` has found that, and has cancelled its
   // part.

@@ -27,7 +27,7 @@ std::vector<RouteFacts> all_facts() {
       for (std::size_t i = 0; i < flags.size(); ++i) *flags[i] = (bits >> i & 1) != 0;
       facts.reach = static_cast<Reach>(reach);
       if ((facts.is_encoded || facts.is_on_device) && facts.survives_servers) continue;
-      if (facts.is_on_device && (facts.is_encoded || facts.is_registered)) continue;
+      if (facts.is_on_device && facts.is_registered) continue;
       if (!facts.is_registered && facts.reach > Reach::kUnreadable) continue;
       all.push_back(facts);
     }
@@ -92,7 +92,7 @@ TEST(Route, TakesEachRouteAsOftenAsEver) {
       {{Route::kStagedIfCheap, Finality::kLogged}, 2}, {{Route::kStagedIfCheap, Finality::kCommit}, 1},
       {{Route::kStaged, Finality::kAnswer}, 96},       {{Route::kStaged, Finality::kLogged}, 16},
       {{Route::kStaged, Finality::kCommit}, 64},       {{Route::kEncoded, Finality::kAnswer}, 144},
-      {{Route::kDevice, Finality::kAnswer}, 48},
+      {{Route::kDevice, Finality::kAnswer}, 48},       {{Route::kDeviceEncoded, Finality::kAnswer}, 48},
   };
   EXPECT_EQ(cases, expected);
 }

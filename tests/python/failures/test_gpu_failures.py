@@ -16,6 +16,8 @@ from bodies.losses import sum_until_it_fails
 from gpu_arrays import GpuArray, Kernel, fake
 from harness import await_mark, mark
 
+from bps_rdma import Int8
+
 COUNT = 200_000
 MANY = harness.cut_at(16384)
 
@@ -31,21 +33,24 @@ def is_quiet(array: GpuArray) -> bool:
     return array.read().tobytes() == before.tobytes() and array.is_contained()
 
 
-def goes_on_until_it_fails(bps: Any, error: str) -> str:
+def goes_on_until_it_fails(bps: Any, error: str, compression: Any) -> str:
     """Operations of which many are under way at any time."""
     fake().fake_delay(200)
     arrays = [GpuArray(COUNT) for _ in range(4)]
-    failure = sum_until_it_fails(bps, arrays, 5)
+    failure = sum_until_it_fails(bps, arrays, 5, compression=compression)
     assert all(is_quiet(one) for one in arrays)
     assert type(failure).__name__ == error, failure
     bps.shutdown()
     return str(failure)
 
 
-@pytest.mark.parametrize("servers", [None, 2])
-def test_a_rank_is_killed(transport, servers):
+@pytest.mark.parametrize(
+    ("servers", "compression"), [(None, None), (2, None), (2, Int8(feedback=True, everywhere=True))]
+)
+def test_a_rank_is_killed(transport, servers, compression):
     env = on_gpu(transport, BPS_SHUTDOWN_TIMEOUT="1")
-    with harness.start(goes_on_until_it_fails, "PeerLostError", workers=3, servers=servers, env=env) as job:
+    body, error = goes_on_until_it_fails, "PeerLostError"
+    with harness.start(body, error, compression, workers=3, servers=servers, env=env) as job:
         job.await_marks("running")
         job.kill("rank 1")
         for outcome in job.outcomes(but=[1])[::2]:

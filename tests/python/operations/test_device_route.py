@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 from bodies.children import in_child
 from gpu_arrays import GpuArray, Kernel, fake
-from harness import await_mark, mark
 from reference.values import NUMPY_DTYPES, pushed, summed
 
 import bps_rdma
@@ -351,37 +350,6 @@ def test_nothing_grows_and_nothing_is_left(bps: Any) -> None:
     assert fake().fake_streams() == fake().fake_pinned() == 0
 
 
-def compresses_on_both(bps: Any, first: int) -> str:
-    """Rank 0 has its array on a GPU, which the core does not compress, and rank 1 in CPU memory."""
-    rank, text = bps.rank(), ""
-    array = GpuArray(COUNT, "float32") if rank == 0 else np.ones(COUNT, np.float32)
-    if rank != first:
-        await_mark("go")
-    if rank == 0:
-        with pytest.raises(bps.InvalidArgumentError, match="compressed, and its array is on a GPU"):
-            bps.push_pull(array, "c", compression=bps.Int8())
-    else:
-        mark("calls")
-        with pytest.raises(bps.MismatchError) as caught:
-            bps.push_pull(array, "c", compression=bps.Int8())
-        text = str(caught.value)
-    mark("told")
-    fallback = bps.push_pull(np.full(COUNT, rank + 1, np.float32), "c", compression=bps.Int8(), average=False)
-    assert (fallback == 3).all()
-    return text
-
-
-@pytest.mark.parametrize("first", [0, 1])
-def test_a_compressed_sum_of_arrays_here_and_there_fails_on_all_ranks(transport, first):
-    with harness.start(compresses_on_both, first, workers=2, env=on_gpu(transport)) as job:
-        job.await_marks("told" if first == 0 else "calls", [first])
-        if first == 1:
-            job.await_call("rank 1")
-        job.set_mark("go")
-        text = job.results()[1]
-    assert "push_pull of 'c', round 0: rank 0 gave up: 'c' is compressed, and its array is on a GPU" in text
-
-
 def refusals(bps: Any) -> None:
     array, host = GpuArray(100), np.zeros(100, np.float32)
 
@@ -397,12 +365,6 @@ def refusals(bps: Any) -> None:
     refused(bps.InvalidArgumentError, "same device", lambda: bps.reduce_scatter(array, "r", out=host[:50]))
     refused(bps.InvalidTensorError, "same device", lambda: bps.all_gather(array, "g", out=np.zeros(200, np.float32)))
     refused(bps.InvalidTensorError, "same device", lambda: bps.all_gather(host[:50], "g", out=array))
-    compressed = bps.Int8()
-    large = GpuArray(1 << 20)
-    refused(bps.InvalidArgumentError, "compressed", lambda: bps.push_pull(large, "c", compression=compressed))
-    refused(
-        bps.InvalidArgumentError, "compressed", lambda: bps.prepare("push_pull", large, "c", compression=compressed)
-    )
     for changes, words in (
         ({"strides": (8,)}, "not contiguous"),
         ({"data": (array.address, True)}, "read-only"),

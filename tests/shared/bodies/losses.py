@@ -13,10 +13,10 @@ FAST = {"BPS_HEARTBEAT_TIMEOUT": str(3 * harness.PATIENCE), "BPS_SHUTDOWN_TIMEOU
 SOON_S = 20 * harness.PATIENCE  # 2 s on a quiet machine; operations fail by their deadline after 100 s
 
 
-def sum_until_it_fails(bps: Any, arrays: Sequence[Any], marked_step: int) -> Exception:
+def sum_until_it_fails(bps: Any, arrays: Sequence[Any], marked_step: int, **how: Any) -> Exception:
     """Sums all of them at a time, again and again, and marks that it runs; returns the first error."""
     for step in itertools.count():
-        handles = [bps.push_pull_async_inplace(one, name=f"t{i}") for i, one in enumerate(arrays)]
+        handles = [bps.push_pull_async_inplace(one, name=f"t{i}", **how) for i, one in enumerate(arrays)]
         if step == marked_step:
             harness.mark("running")
         failures = []
