@@ -76,7 +76,7 @@ def _scatter(tensor: torch.Tensor, out: torch.Tensor | None, options: OperationO
     check_tensor(tensor)
     if out is not None:
         check_out(out, tensor)
-    if transfer.staged_from(tensor, options, sums=True) is None:
+    if transfer.staged_from(tensor) is None:
         handle: AnyHandle = start.reduce_scatter(tensor.detach(), out, options)
     else:
         count = tensor.numel() // members_of(options.group).size

@@ -26,7 +26,7 @@ State = Mapping[str, Mapping[str, torch.Tensor]]  # the pieces of a tensor, by w
 def of_tensor(name: str, like: torch.Tensor, wanted: str | None, group: Group | None) -> State:
     """Returns the feedback of push_pulls of this name and this tensor; {} for a method that keeps none.
 
-    A collective call. A tensor on a device is sent in pieces, each with a name and a memory of its own.
+    A collective call. A tensor that is staged is sent in pieces, each with a name and a memory of its own.
 
     Args:
         name, like, wanted: as they were declared; see Unit.declaration().

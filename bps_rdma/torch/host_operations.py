@@ -81,7 +81,7 @@ def prepare(
 ) -> PreparedOperation[torch.Tensor]:
     """Describes an operation that is started many times on the same tensors; see bps_rdma.prepare().
 
-    CUDA tensors are taken with BPS_DEVICE_ROUTE, if the operation is not compressed.
+    CUDA tensors are taken with BPS_DEVICE_ROUTE.
 
     Autograd does not see that its calls change tensors.
     """
@@ -228,11 +228,11 @@ def load_feedback_state(
 def _compressed(like: torch.Tensor, name: str, group: Group | None) -> list[tuple[str, slice, torch.Tensor]]:
     """The compressed operations of which push_pulls of a tensor consist: name, part of the tensor, and CPU memory.
 
-    A tensor on a device is sent in pieces, of which a small one may travel as it is.
+    A tensor that is staged is sent in pieces, of which a small one may travel as it is.
     """
     check_tensor(like)
-    if transfer.device_of(like) is None:
-        return [(name, slice(None), like)]
+    if transfer.staged_from(like) is None:
+        return [(name, slice(None), written(like)[0])]
     running, members = job.current(), transfer.members_of(group)
     found, begin = [], 0
     for piece, elements in transfer.pieces(name, like):

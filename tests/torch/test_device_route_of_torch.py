@@ -86,5 +86,34 @@ def reduces(bps: Any) -> None:
         prepared()
 
 
+def remembers(bps: Any) -> None:
+    """What compression remembers of a CUDA tensor is one state, as in CPU memory."""
+    torch.cuda.current_stream = lambda _: Stream(1)
+    values = np.random.default_rng(bps.rank()).standard_normal(COUNT).astype(np.float32)
+    array = gpu_arrays.of(values)
+    tensor, host, how = (
+        tensor_on(array, torch.float32),
+        torch.from_numpy(values),
+        bps.Int8(feedback=True, everywhere=True),
+    )
+    found = []
+    for one, name in ((tensor, "on GPU"), (host, "on CPU")):
+        bps_rdma.torch.prepare("push_pull", one, name, compression=how)()
+        state = bps_rdma.torch.feedback_state(one, name)
+        bps_rdma.torch.load_feedback_state(one, name, state)
+        bps_rdma.torch.prepare("push_pull", one, name, compression=how)()
+        found.append(state)
+    assert found[0].keys() == found[1].keys() == {"residual", "servers"}
+    for key, value in found[0].items():
+        assert value.any()
+        assert torch.equal(value, found[1][key])
+    assert np.array_equal(array.read(), values)
+
+
+def test_what_compression_remembers(transport):
+    env = harness.over(transport) | gpu_arrays.env() | {"BPS_GPU_CHUNK_BYTES": "4096"}  # of staging, which there is not
+    harness.run(remembers, workers=2, env=env)
+
+
 def test_sums_in_the_order_of_streams(transport):
     harness.run(reduces, workers=2, env=harness.over(transport) | gpu_arrays.env())

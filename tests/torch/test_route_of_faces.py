@@ -6,6 +6,8 @@ The tensors are of the fake driver (simulated.install_on_route()). test_gpu_rout
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -19,50 +21,78 @@ import torch.distributed as dist
 
 import bps_rdma.torch as bps_torch
 from bps_rdma import job
+from bps_rdma.compression import METHODS, Compression
 from bps_rdma.operations import OperationOptions
 from bps_rdma.torch import transfer
 from bps_rdma.torch.backend import Options
-
-SMALL = {"BPS_GPU_CHUNK_BYTES": "4096", "BPS_GPU_CHUNKS": "1"}  # of what is compressed, and staged
-
-
-def on_gpu(**more: str) -> dict[str, str]:
-    return gpu_arrays.env() | SMALL | more
 
 
 def device_bytes(bps: Any) -> int:
     return int(bps.metrics()["total"]["device_bytes"])
 
 
-def on_both(bps: Any, body: Callable[..., on_device.Results], compresses: bool, *args: Any) -> None:
+def on_both(bps: Any, body: Callable[..., on_device.Results], *args: Any) -> None:
     """Runs it on the CPU, then on the device, and compares."""
     on_cpu = body(bps, *args)
     assert device_bytes(bps) == 0
     device = simulated.install_on_route()
     on_route = body(bps, *args)
     assert device_bytes(bps) > 0, "the core has copied nothing"
-    assert (device.copies > 0) == compresses, "what is compressed is staged, and nothing else"
+    assert device.copies == 0, "nothing is staged"
     on_device.same(on_cpu, on_route, "")
 
 
 @pytest.mark.parametrize("strategy", ["overlap", "bucketed"])
 def test_ddp(strategy):
-    harness.run(on_both, on_device.with_ddp, True, strategy, workers=2, env=on_gpu())
+    harness.run(on_both, on_device.with_ddp, strategy, workers=2, env=gpu_arrays.env())
 
 
 @pytest.mark.parametrize(
-    ("body", "compresses"),
+    "body",
     [
-        (on_device.with_optimizers, False),  # too small for that
-        (on_device.with_closure, False),
-        (on_device.with_shards, False),
-        (on_device.with_broadcasts, False),
-        (on_device.with_push_pull, True),
-        (on_device.with_collectives, True),
+        on_device.with_optimizers,
+        on_device.with_closure,
+        on_device.with_shards,
+        on_device.with_broadcasts,
+        on_device.with_push_pull,
+        on_device.with_collectives,
     ],
 )
-def test_faces(body, compresses):
-    harness.run(on_both, body, compresses, workers=3, env=on_gpu())
+def test_faces(body):
+    harness.run(on_both, body, workers=3, env=gpu_arrays.env())
+
+
+COUNT = 20_001
+
+
+def with_codecs(bps: Any, on_gpu: list[int]) -> dict[str, str]:
+    """Digests of what every codec gives; the tensors of the ranks `on_gpu` are CUDA tensors."""
+    rank, digests = bps.rank(), {}
+    device = simulated.install_on_route() if rank in on_gpu else None
+    for method, more, dtype in itertools.product(METHODS, ("", "feedback=1,"), (torch.float32, torch.bfloat16)):
+        text = f"{method}:{more}everywhere=1"
+        name = f"{text} {dtype}"
+        how = Compression.from_text(text)
+        generator = torch.Generator().manual_seed(rank)
+        found: list[torch.Tensor] = []
+        for _ in range(3):
+            drawn = torch.randn(COUNT, generator=generator).to(dtype)
+            found.append(bps_torch.push_pull(drawn, name=name, compression=how))
+            begin, end = bps.shard_bounds(COUNT, bps.size(), rank)
+            part = torch.empty(end - begin, dtype=dtype)
+            found.append(bps_torch.reduce_scatter(drawn, f"part {name}", out=part, compression=how))
+        digests[name] = hashlib.sha256(torch.cat(found).view(torch.uint8).numpy().tobytes()).hexdigest()
+    assert (device_bytes(bps) > 0) == (device is not None)
+    assert device is None or device.copies == 0, "nothing is staged"
+    assert bps.metrics()["total"]["compressed_bytes"] > 0
+    return digests
+
+
+def test_every_codec_gives_the_bits_that_it_gives_in_cpu_memory():
+    env = gpu_arrays.env() | harness.cut_at(16384)
+    expected = harness.run(with_codecs, [], workers=2, env=env)
+    for on_gpu in ([0, 1], [1]):
+        assert harness.run(with_codecs, on_gpu, workers=2, env=env) == expected
 
 
 def with_torchs_ddp(bps: Any) -> None:
@@ -79,7 +109,7 @@ def with_torchs_ddp(bps: Any) -> None:
 
 @pytest.mark.parametrize("workers", [2, 3])
 def test_the_backend(workers):
-    harness.run(with_torchs_ddp, workers=workers, init=False, env=on_gpu())
+    harness.run(with_torchs_ddp, workers=workers, init=False, env=gpu_arrays.env())
 
 
 def uneven(bps: Any) -> None:
@@ -95,41 +125,7 @@ def uneven(bps: Any) -> None:
 
 
 def test_parts_of_different_sizes():
-    harness.run(uneven, workers=3, env=on_gpu())
-
-
-def ways(bps: Any) -> list[bool]:
-    """Which operations are staged: all ranks must say the same."""
-    simulated.install_on_route()
-    large, small = torch.ones(100_000), torch.ones(10)
-    bps_torch.declare("declared", large, compression=bps_torch.Int8())
-    bps_torch.declare("plain", large, compression=bps_torch.Uncompressed())
-
-    def is_staged(tensor: torch.Tensor, name: str | None, how: str | None, sums: bool) -> bool:
-        options = OperationOptions(name=name, compression=how)
-        return transfer.staged_from(tensor, options, sums=sums) is not None
-
-    return [
-        is_staged(large, "a", None, True),
-        is_staged(small, "b", None, True),
-        is_staged(large, None, None, True),
-        is_staged(large.to(torch.int64), "c", None, True),
-        is_staged(large, "d", None, False),
-        is_staged(large, "e", "exact", True),
-        is_staged(large, "f", "none", True),
-        is_staged(large, "g", "int8", True),
-        is_staged(large, "g", None, True),
-        is_staged(large, "byteps.declared", None, True),
-        is_staged(large, "byteps.plain", None, True),
-    ]
-
-
-@pytest.mark.parametrize("setting", ["", "bf16"])
-def test_the_way_of_an_operation(setting):
-    by_setting = setting != ""
-    expected = [by_setting, False, by_setting, False, False, False, False, True, True, True, False]
-    env = on_gpu(BPS_COMPRESSION=setting, BPS_MIN_COMPRESS_BYTES="1000")
-    assert harness.run(ways, workers=2, env=env) == [expected] * 2
+    harness.run(uneven, workers=3, env=gpu_arrays.env())
 
 
 def declares(bps: Any) -> None:
@@ -143,7 +139,7 @@ def declares(bps: Any) -> None:
 
     running.declare = counted  # type: ignore[method-assign]
     tensors = {f"t{i}": torch.ones(100_000) for i in range(3)}
-    for how, declared in (("int8", 3 * (1 + 98)), ("none", 3)):
+    for how, declared in (("int8", 3), ("none", 3)):
         transfer.declare_many({how + name: tensor for name, tensor in tensors.items()}, None, how)
         assert counts == [declared], "in one round trip"
         for name, tensor in tensors.items():
@@ -153,21 +149,4 @@ def declares(bps: Any) -> None:
 
 
 def test_many_names_are_declared_at_once():
-    harness.run(declares, workers=2, env=on_gpu())
-
-
-def disagree(bps: Any, is_known: bool) -> str:
-    """Ranks that would go different ways: one is told, at least, and the others do not wait for their deadline."""
-    simulated.install_on_route()
-    x = torch.ones(100_000)
-    if is_known:  # all ranks know the name as one that is not compressed
-        bps_torch.push_pull(x, "x")
-    how = bps.Int8() if bps.rank() == 0 else None
-    with pytest.raises((bps.MismatchError, bps.PeerLostError), match=r"'byteps\.x( 0)?'") as caught:
-        bps_torch.push_pull(x, "x", compression=how)
-    return type(caught.value).__name__
-
-
-@pytest.mark.parametrize("is_known", [False, True])
-def test_ranks_that_disagree_on_compression_are_told(is_known):
-    assert "MismatchError" in harness.run(disagree, is_known, workers=2, env=on_gpu())
+    harness.run(declares, workers=2, env=gpu_arrays.env() | {"BPS_GPU_CHUNK_BYTES": "4096"})  # of what is staged

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The one layer through which everything in bps_rdma.torch moves tensors.
 
-CPU tensors are used in place, and with BPS_DEVICE_ROUTE the core takes most of those on a GPU, too (staged_from() says
-which). Other tensors on a device are staged: started by a call that only notes how far the caller's
-stream is, then copied in chunks through pinned memory of the host, while the device goes on computing. The copy down,
-the network and the copy up of different chunks overlap. The pinned memory is also mapped by the servers of this host
-and registered once, so a chunk is copied only by the copy engines of the device.
+CPU tensors are used in place, and with BPS_DEVICE_ROUTE the core takes those on a GPU, too. Without it tensors on a
+device are staged: started by a call that only notes how far the caller's stream is, then copied in chunks through
+pinned memory of the host, while the device goes on computing. The copy down, the network and the copy up of different
+chunks overlap. The pinned memory is also mapped by the servers of this host and registered once, so a chunk is copied
+only by the copy engines of the device.
 
 Ranks may start operations in any order: each staged one in progress has memory of its own for at least one chunk, and
 so never waits for another one (pipeline.py). Operations of one name are matched by their order.

@@ -14,8 +14,7 @@ from bps_rdma.agreement import group_of
 from bps_rdma.argument_types import check_root
 from bps_rdma.errors import InvalidTensorError
 from bps_rdma.operations import OperationOptions, ReduceOp, start
-from bps_rdma.operations.declare import declare_with, declared_compression
-from bps_rdma.operations.options import EXACT, EXACT_TO_ODD
+from bps_rdma.operations.declare import declare_with
 from bps_rdma.spans import spans
 from bps_rdma.torch.transfer.dense import as_bytes
 from bps_rdma.torch.transfer.device import Device, device_of
@@ -54,41 +53,17 @@ def members_of(group: Group | None) -> Group:
     return group_of(job.current(), group)
 
 
-def staged_from(tensor: torch.Tensor, options: OperationOptions, *, sums: bool) -> Device | None:
-    """The device from which the copy pipeline stages a tensor for an operation; None: the core takes it where it lies.
+def staged_from(tensor: torch.Tensor) -> Device | None:
+    """The device from which the copy pipeline stages a tensor; None: the core takes it where it lies.
 
-    The core takes CPU memory and, with BPS_DEVICE_ROUTE, that of CUDA devices, but for sums that are compressed. Ranks
-    that go different ways would wait for each other, and so this depends only on what is the same on all of them: that
-    setting, the kind of operation, and the compression of the name. A name that is staged beside the core's route is
-    declared, too, so that ranks which disagree on the compression are told.
+    The core takes CPU memory and, with BPS_DEVICE_ROUTE, that of CUDA devices. Ranks that go different ways would wait
+    for each other, and so this depends only on what is the same on all of them.
 
     Args:
         tensor: on the CPU or on a CUDA device.
-        options: of the operation.
-        sums: it is an all_reduce or a reduce_scatter.
     """
     device = device_of(tensor)
-    if device is None or not devices.are_carried():
-        return device
-    method = _method(tensor, options) if sums else ""
-    if method == "":
-        return None
-    if options.name is not None:
-        running, key = job.current(), (members_of(options.group).id, options.name)
-        known = running.tensors.get(key)
-        if known is None or known.compression != method:  # then this raises an error
-            dtype, shape = arrays.core_dtype(tensor.dtype), str(tuple(tensor.shape))
-            running.declare([(*key, dtype, tensor.numel(), shape, method)])
-    return device
-
-
-def _method(tensor: torch.Tensor, options: OperationOptions) -> str:
-    """How the core would compress a sum; "": not at all."""
-    running, wanted = job.current(), options.compression
-    if options.name is not None:
-        wanted = declared_compression(running, members_of(options.group), options.name, wanted)
-    method = running.compression(arrays.core_dtype(tensor.dtype), tensor.numel(), wanted)
-    return "" if method in (EXACT, EXACT_TO_ODD) else method
+    return None if device is None or devices.are_carried() else device
 
 
 def all_reduce(tensor: torch.Tensor, options: OperationOptions, out: torch.Tensor | None = None) -> AnyHandle:
@@ -107,7 +82,7 @@ def all_reduce(tensor: torch.Tensor, options: OperationOptions, out: torch.Tenso
         InvalidTensorError: of the tensor's dtype, layout or device. MismatchError: as bps_rdma.push_pull_inplace().
     """
     result = tensor if out is None else out
-    device = staged_from(tensor, options, sums=True)
+    device = staged_from(tensor)
     if device is None:
         return start.reduce(tensor, result, options)
     check_reducible(tensor, options)
@@ -128,7 +103,7 @@ def reduce_scatter(part: torch.Tensor, whole: torch.Tensor, options: OperationOp
         part: 1/size of the group of `whole`; may be this rank's part of it.
         whole, options: as for all_reduce(); `whole` divides by the size of the group.
     """
-    device = staged_from(whole, options, sums=True)
+    device = staged_from(whole)
     if device is None:
         return start.reduce_scatter(whole.detach(), part, options)
     check_reducible(whole, options)
@@ -150,7 +125,7 @@ def all_gather(whole: torch.Tensor, part: torch.Tensor, options: OperationOption
         whole, part: contiguous, of any dtype and of the sizes that reduce_scatter() takes.
         options: as for all_reduce().
     """
-    device = staged_from(whole, options, sums=False)
+    device = staged_from(whole)
     result, whole, part = whole, as_bytes(whole), as_bytes(part)
     if device is None:
         return start.all_gather(part, whole, options, result)
@@ -178,7 +153,7 @@ def broadcast(tensor: torch.Tensor, root: int, options: OperationOptions) -> Any
     Raises:
         InvalidArgumentError: `root` is not in the group.
     """
-    device = staged_from(tensor, options, sums=False)
+    device = staged_from(tensor)
     data = as_bytes(tensor)
     if device is None:
         return start.broadcast(data, root, options, tensor)
@@ -207,10 +182,9 @@ def declare_many(tensors: Mapping[str, Any], group: Group | None, compression: s
         if not isinstance(tensor, torch.Tensor) or device_of(tensor) is None:
             found[name] = tensor
             continue
-        if devices.are_carried():  # a name that is staged is declared, too
+        if staged_from(tensor) is None:
             found[name] = tuple(tensor.shape), tensor.dtype
-            if _method(tensor, OperationOptions(name=name, group=group, compression=compression)) == "":
-                continue
+            continue
         for piece, elements in pieces(name, tensor):
             found[piece] = ((elements,), str(tensor.dtype).removeprefix("torch."))
     declare_with(found, group, compression)
@@ -218,7 +192,7 @@ def declare_many(tensors: Mapping[str, Any], group: Group | None, compression: s
 
 def pieces(name: str, tensor: torch.Tensor) -> list[tuple[str, int]]:
     """(name, elements) of each operation of the core that an all_reduce of this name and tensor consists of."""
-    if device_of(tensor) is None:
+    if staged_from(tensor) is None:
         return [(name, tensor.numel())]
     layout = Layout(1, tensor.numel(), [], [], tensor.dtype)
     cuts = layout.cut(job.current().config.integer("BPS_GPU_CHUNK_BYTES"))
