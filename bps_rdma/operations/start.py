@@ -99,13 +99,12 @@ def broadcast(array: Any, root: int, options: OperationOptions, result: Any = No
 
 def store(array: Any, root: int, options: OperationOptions) -> Handle[Any]:
     """Starts replacing `array` by that of worker rank `root`, which the servers keep."""
-    arrays.describe(array, True)  # or an error: of weights that servers keep, the core carries CPU memory alone
     return run(broadcasting(array, root, options)._replace(kind=Kind.store), options)
 
 
 def unstore(array: Any, options: OperationOptions) -> Handle[Any]:
     """Starts replacing `array` by what the servers keep, on every rank; they forget it."""
-    memory = arrays.describe(array, True)
+    memory = describe(array, True)
     return run(Described(Kind.store, memory, memory, array, memory.elements, _NOBODY), options)
 
 
@@ -115,9 +114,9 @@ def accumulate(delta: Any, out: Any, most_ahead: int, again: bool, options: Oper
     `most_ahead`: by how many of them this rank may be ahead of the slowest one, plus one; 0: by any number.
     `again`: it is the latest one, which has failed, and is added where it was not.
     """
-    source = arrays.describe(delta, False)
+    source = describe(delta, False)
     result = arrays.empty_like(delta) if out is None else out
-    target = arrays.describe(result, True)
+    target = describe(result, True)
     _check_alike(target, source)
     _check_apart(target, source, source.address)
     described = Described(Kind.accumulate, source, target, result, source.elements, most_ahead, again=again)

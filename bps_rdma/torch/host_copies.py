@@ -12,29 +12,40 @@ from bps_rdma.torch.arguments import check_out
 from bps_rdma.torch.checks import check_tensor
 
 
-def read(tensor: torch.Tensor) -> torch.Tensor:
-    """CPU memory with what the tensor holds: itself on the CPU, and otherwise a copy, for which this waits."""
+def read(tensor: torch.Tensor, *, by_core: bool = False) -> torch.Tensor:
+    """CPU memory with what the tensor holds: itself on the CPU, and otherwise a copy, for which this waits.
+
+    Args:
+        tensor: on any device.
+        by_core: for an operation of the core; with BPS_DEVICE_ROUTE that takes CUDA tensors themselves.
+    """
     check_tensor(tensor)
-    return tensor if transfer.device_of(tensor) is None else tensor.detach().cpu()
+    return tensor if _is_used_itself(tensor, by_core) else tensor.detach().cpu()
 
 
-def written(tensor: torch.Tensor) -> tuple[torch.Tensor, Callable[[torch.Tensor], torch.Tensor]]:
-    """CPU memory for what the tensor is to hold, and how it is brought there."""
+def _is_used_itself(tensor: torch.Tensor, by_core: bool) -> bool:
+    return (transfer.staged_from if by_core else transfer.device_of)(tensor) is None
+
+
+def written(
+    tensor: torch.Tensor, *, by_core: bool = False
+) -> tuple[torch.Tensor, Callable[[torch.Tensor], torch.Tensor]]:
+    """CPU memory for what the tensor is to hold, and how it is brought there. `by_core`: as for read()."""
     check_tensor(tensor)
-    if transfer.device_of(tensor) is None:
+    if _is_used_itself(tensor, by_core):
         return tensor, lambda _: tensor
     return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu"), lambda host: copied(tensor, host)
 
 
 def target(
-    out: torch.Tensor | None, like: torch.Tensor
+    out: torch.Tensor | None, like: torch.Tensor, *, by_core: bool = False
 ) -> tuple[torch.Tensor | None, Callable[[torch.Tensor], torch.Tensor]]:
     """The same for an `out` that may be missing: the result is then a new tensor where `like` is."""
     if out is not None:
         check_out(out, like)
-        return written(out)
+        return written(out, by_core=by_core)
     check_tensor(like)
-    if transfer.device_of(like) is None:
+    if _is_used_itself(like, by_core):
         return None, lambda host: host
     return None, lambda host: host.to(like.device)
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Operations of bps_rdma on torch tensors that are never staged.
 
-They take tensors on a device by a copy in CPU memory. Only forget() takes CPU tensors alone, and prepare() those and
-CUDA tensors on the core's own route; they say so.
+They take tensors on a device by a copy in CPU memory, or with BPS_DEVICE_ROUTE themselves where the core alone carries
+them. Only forget() takes CPU tensors alone, and prepare() those and CUDA tensors on the core's own route; they say so.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ def push(
 ) -> None:
     """Contributes a tensor to the next round of `name`, which pull() fetches; see bps_rdma.push()."""
     own = required_name(name)
-    bps_rdma.push(read(tensor), own, average=average, op=op, priority=priority, group=ours(group), timeout=timeout)
+    bps_rdma.push(
+        read(tensor, by_core=True), own, average=average, op=op, priority=priority, group=ours(group), timeout=timeout
+    )
 
 
 @keywords_since("name", "average", "priority", "group")
@@ -56,7 +58,7 @@ def pull(
 ) -> torch.Tensor:
     """Fills a tensor with the result of the next round of `name`, and returns it; see bps_rdma.pull()."""
     own = required_name(name)
-    host, finish = written(tensor)
+    host, finish = written(tensor, by_core=True)
     bps_rdma.pull(host, own, average=average, op=op, priority=priority, group=ours(group), timeout=timeout)
     return finish(host)
 
@@ -112,7 +114,7 @@ def store(
     timeout: float | None = None,
 ) -> torch.Tensor:
     """Makes the servers keep the tensor of worker rank `root`; see bps_rdma.store()."""
-    own, host = required_name(name), read(tensor)
+    own, host = required_name(name), read(tensor, by_core=True)
     bps_rdma.store(host, own, root=root, priority=priority, group=ours(group), timeout=timeout)
     return copied(tensor, host)
 
@@ -123,7 +125,7 @@ def unstore(
 ) -> torch.Tensor:
     """Replaces a tensor by what the servers keep, which they keep no more; see bps_rdma.unstore()."""
     own = required_name(name)
-    host, finish = written(tensor)
+    host, finish = written(tensor, by_core=True)
     bps_rdma.unstore(host, own, priority=priority, group=ours(group), timeout=timeout)
     return finish(host)
 
@@ -142,9 +144,9 @@ def accumulate(
 ) -> torch.Tensor:
     """Adds a tensor to the weights that the servers keep, and returns them; see bps_rdma.accumulate()."""
     own = required_name(name)
-    host, finish = target(out, delta)
+    host, finish = target(out, delta, by_core=True)
     result: torch.Tensor = bps_rdma.accumulate(
-        read(delta),
+        read(delta, by_core=True),
         own,
         out=host,
         staleness=staleness,
@@ -170,8 +172,8 @@ def accumulate_async(
 ) -> Handle[torch.Tensor] | PythonHandle[torch.Tensor]:
     """Starts accumulate(); the handle gives the weights. Neither tensor may be used until then."""
     own = required_name(name)
-    host, finish = target(out, delta)
-    given = read(delta)
+    host, finish = target(out, delta, by_core=True)
+    given = read(delta, by_core=True)
     if host is None and given is not delta:
         host = torch.empty_like(given)
     handle = bps_rdma.accumulate_async(

@@ -233,6 +233,35 @@ def with_collectives(bps: Any) -> Results:
     return found
 
 
+def with_halves_and_weights(bps: Any) -> None:
+    """push, pull, and weights that servers keep; for three ranks, whose tensors may lie in different places."""
+    rank, size = bps.rank(), bps.size()
+    x = torch.full((3000,), float(rank))
+    bps_torch.push(x, "p", average=False)
+    assert bps_torch.pull(x, "p", average=False) is x
+    assert x.eq(sum(range(size))).all()
+    x.fill_(rank + 5)
+    assert bps_torch.store(x, "w", root=1) is x
+    assert x.eq(6).all()
+    added = torch.ones(3000)
+    for step in range(2):
+        if rank == step + 1:
+            found = bps_torch.accumulate(added, "w")
+            assert found.device == added.device
+            assert found.eq(7 + step).all()
+        bps.barrier()
+    out = torch.empty(3000)
+    handle = bps_torch.accumulate_async(added.mul_(2) if rank == 2 else added.zero_(), "w", out=out)
+    assert handle.wait() is out
+    if rank == 2:
+        found = bps_torch.accumulate_async(added.zero_(), "w").wait()
+        assert found.device == added.device
+        assert found.eq(10).all()
+    bps.barrier()
+    assert bps_torch.unstore(x, "w") is x
+    assert x.eq(10).all()
+
+
 def torchs_own(group: Any, rank: int, size: int) -> None:
     model, alone = seeded(Exact), seeded(Exact)
     ddp = nn.parallel.DistributedDataParallel(model, process_group=group, bucket_cap_mb=0.01)

@@ -106,33 +106,10 @@ def test_what_has_no_route_from_a_device_says_so(bps: Any) -> None:
 @harness.on_ranks(workers=3, env=SMALL)
 def test_what_goes_by_a_copy_of_the_whole(bps: Any) -> None:
     """Rank 0 has its tensors on the CPU."""
-    rank, size = bps.rank(), bps.size()
-    if rank:
+    if bps.rank():
         simulated.install(immediate=True)
-    x = torch.full((3000,), float(rank))
-    bps_torch.push(x, "p", average=False)
-    assert bps_torch.pull(x, "p", average=False) is x
-    assert x.eq(sum(range(size))).all()
-    x.fill_(rank + 5)
-    assert bps_torch.store(x, "w", root=1) is x
-    assert x.eq(6).all()
-    added = torch.ones(3000)
-    for step in range(2):
-        if rank == step + 1:
-            found = bps_torch.accumulate(added, "w")
-            assert found.device == added.device
-            assert found.eq(7 + step).all()
-        bps.barrier()
-    out = torch.empty(3000)
-    handle = bps_torch.accumulate_async(added.mul_(2) if rank == 2 else added.zero_(), "w", out=out)
-    assert handle.wait() is out
-    if rank == 2:
-        found = bps_torch.accumulate_async(added.zero_(), "w").wait()
-        assert found.device == added.device
-        assert found.eq(10).all()
-    bps.barrier()
-    assert bps_torch.unstore(x, "w") is x
-    assert x.eq(10).all()
+    on_device.with_halves_and_weights(bps)
+    x = torch.empty(3000)
     with pytest.raises(bps.InvalidTensorError, match="`out` is on meta"):
         bps_torch.accumulate(x, "w", out=torch.empty(3000, device="meta"))
 

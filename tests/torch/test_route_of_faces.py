@@ -95,6 +95,23 @@ def test_every_codec_gives_the_bits_that_it_gives_in_cpu_memory():
         assert harness.run(with_codecs, on_gpu, workers=2, env=env) == expected
 
 
+def halves_and_weights(bps: Any) -> None:
+    """Rank 0 has its tensors on the CPU."""
+
+    def refuse(*_: Any) -> Any:
+        raise AssertionError("a copy on the CPU")
+
+    if bps.rank():
+        simulated.install_on_route()
+        torch.Tensor.cpu = torch.Tensor.copy_ = refuse  # type: ignore[assignment, method-assign]
+    on_device.with_halves_and_weights(bps)
+    assert device_bytes(bps) == (0, 8, 10)[bps.rank()] * 4 * 3000, "all that is sent and received is copied by the core"
+
+
+def test_halves_and_weights():
+    harness.run(halves_and_weights, workers=3, env=gpu_arrays.env())
+
+
 def with_torchs_ddp(bps: Any) -> None:
     """torch's own DistributedDataParallel, and its collectives, on a group that takes CUDA tensors."""
     dist.init_process_group("bps")

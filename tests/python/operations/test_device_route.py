@@ -114,6 +114,38 @@ def test_ranks_of_hosts_that_sum_first(layout):
     harness.run(moves, **options, env=gpu_arrays.env() | {"BPS_TRANSPORT": "shm,tcp"})
 
 
+def keeps(bps: Any) -> None:
+    """Weights that servers keep; the last rank has its arrays in CPU memory."""
+    rank, size = bps.rank(), bps.size()
+    is_on_gpu = rank < size - 1
+    fake().fake_delay(100)
+
+    def placed(values: Any) -> Any:
+        return gpu_arrays.of(values) if is_on_gpu else values.copy()
+
+    def read(array: Any) -> Any:
+        assert not is_on_gpu or array.is_contained()
+        return array.read() if is_on_gpu else array
+
+    first, added = pushed(COUNT, "float64", 0), [pushed(COUNT, "float64", one, 1) for one in range(size)]
+    array = placed(pushed(COUNT, "float64", rank))
+    assert bps.store(array, "w") is array
+    assert np.array_equal(read(array), first)
+    delta = placed(added[rank])
+    fresh = bps.accumulate(delta, "w")
+    assert (read(fresh) != first).any()
+    bps.barrier()
+    assert bps.accumulate_async(delta, "w", out=delta).wait() is delta
+    bps.barrier()
+    assert bps.unstore(array, "w") is array
+    assert np.array_equal(read(array), first + 2 * sum(added))
+
+
+@pytest.mark.parametrize("servers", [None, 2])
+def test_weights_that_servers_keep(transport, servers):
+    harness.run(keeps, workers=3, servers=servers, env=on_gpu(transport) | SMALL)
+
+
 def many(bps: Any) -> None:
     """All at once, in another order on each rank, with priorities, kernels in two streams and arrays of the host."""
     rank, size = bps.rank(), bps.size()
@@ -358,8 +390,6 @@ def refusals(bps: Any) -> None:
             call()
         assert caught.value.hint  # type: ignore[attr-defined]
 
-    refused(bps.InvalidTensorError, "memory of a GPU", lambda: bps.store(array, "w"))
-    refused(bps.InvalidTensorError, "memory of a GPU", lambda: bps.accumulate(array, "w"))
     refused(bps.InvalidTensorError, "memory of a GPU", lambda: bps.ExactSum(array))
     refused(bps.InvalidTensorError, "memory of a GPU", lambda: bps.send(array, dst=1 - bps.rank()))
     refused(bps.InvalidArgumentError, "same device", lambda: bps.reduce_scatter(array, "r", out=host[:50]))
