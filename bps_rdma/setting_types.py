@@ -70,6 +70,7 @@ Settings = TypedDict(
         "staging_bytes": int,
         "gpu_chunk_bytes": int,
         "gpu_chunks": int,
+        "gpu_host_sum": Flag,
         "device_route": Flag,
         "cuda_lib": str | os.PathLike[str],
         "server_engine_thread": int,

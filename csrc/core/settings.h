@@ -88,7 +88,8 @@ struct WorkerSettings {
   std::uint64_t staging_bytes = 0;
   std::uint64_t gpu_chunk_bytes = 0;
   std::uint32_t gpu_chunks = 0;
-  bool device_route = false;  // this and the next are read by the Python face
+  bool gpu_host_sum = false;  // this and the next two are read by the Python face
+  bool device_route = false;
   std::string cuda_library;
 };
 

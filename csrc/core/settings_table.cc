@@ -211,6 +211,9 @@ constexpr Setting kTable[] = {
      "bytes of the chunks in which a GPU's tensors are copied through pinned memory"},
     {"BPS_GPU_CHUNKS", "", "4", whole(1, 1 << 10), worker<&WorkerSettings::gpu_chunks>,
      "number of these chunks for each GPU and group"},
+    {"BPS_GPU_HOST_SUM", "", "0", kFlag, worker<&WorkerSettings::gpu_host_sum>,
+     "1: the GPUs of a host sum gradients among themselves first, by NCCL, and each rank sends its share of the sum; "
+     "off because it has not run on several GPUs; see docs/choose.md"},
     {"BPS_DEVICE_ROUTE", "", "0", kFlag, worker<&WorkerSettings::device_route>,
      "1: the core itself copies arrays of a GPU, instead of threads of Python; off because it has not run on a real "
      "GPU"},

@@ -136,6 +136,7 @@ van::Terms ProcessOptions::terms() const {
           .async = worker.async,
           .placement_seconds = settings.job.placement_seconds,
           .device_route = worker.device_route,
+          .gpu_host_sum = worker.gpu_host_sum,
           .survives_servers = survives_servers()};
 }
 

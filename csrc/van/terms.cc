@@ -20,6 +20,7 @@ Named named(const Terms& terms, bool of_worker) {
                          {"BPS_PLACEMENT_SECONDS", std::to_string(terms.placement_seconds)},
                          {"BPS_ASYNC", terms.async ? "1" : "0"},
                          {"BPS_DEVICE_ROUTE", terms.device_route ? "1" : "0"},
+                         {"BPS_GPU_HOST_SUM", terms.gpu_host_sum ? "1" : "0"},
                          {"BPS_SERVER_FAILOVER", terms.survives_servers ? "1" : "0"}});
   return all;
 }

@@ -22,6 +22,7 @@ struct Terms {
   bool async = false;
   std::uint32_t placement_seconds = 0;
   bool device_route = false;
+  bool gpu_host_sum = false;
   bool survives_servers = false;  // BPS_SERVER_FAILOVER, and what it depends on
 
   static constexpr std::size_t kMostWordBytes = 32;
@@ -30,7 +31,7 @@ struct Terms {
     io.bounded(m.placement, kMostWordBytes);
     io.bounded(m.key_hash, kMostWordBytes);
     io(m.built_in_coefficient, m.mixed_bound, m.min_partition_bytes, m.async, m.placement_seconds, m.device_route);
-    io(m.survives_servers);
+    io(m.gpu_host_sum, m.survives_servers);
   }
   auto operator<=>(const Terms&) const = default;
   bool is_of_worker() const { return !placement.empty(); }

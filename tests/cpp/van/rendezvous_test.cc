@@ -134,6 +134,9 @@ TEST(Rendezvous, TermsThatDifferAreRefused) {
   other.device_route = true;
   EXPECT_EQ(refused(wish(1, kNoRank, 3, 2), other), "BPS_DEVICE_ROUTE is 1 here, and 0 on worker 0 (a, pid 42)");
   other = terms;
+  other.gpu_host_sum = true;
+  EXPECT_EQ(refused(wish(1, kNoRank, 3, 2), other), "BPS_GPU_HOST_SUM is 1 here, and 0 on worker 0 (a, pid 42)");
+  other = terms;
   other.survives_servers = true;
   EXPECT_EQ(refused(wish(1, kNoRank, 3, 2), other), "BPS_SERVER_FAILOVER is 1 here, and 0 on worker 0 (a, pid 42)");
   EXPECT_EQ(refused(wish(1, kNoRank, 3, 2), terms), "");
