@@ -75,11 +75,17 @@ class Communicator:
         return f"bps {self._name}"
 
     def allreduce_coalesced(self, tensors: list[torch.Tensor], opts: Any) -> BpsWork:
-        """Every rank's tensors become the sums (or means) of all, in place."""
+        """Every rank's tensors become the sums (or means) of all, in place.
+
+        As with NCCL, all ranks call this for their bucket groups in the same order.
+        """
         op = _operation(opts)
         _count("all_reduce", tensors)
         return _work(
-            [all_reduce(tensor, self._options("sum", place, op)) for place, tensor in enumerate(tensors)],
+            [
+                all_reduce(tensor, self._options("sum", place, op), in_order=True)
+                for place, tensor in enumerate(tensors)
+            ],
             tensors,
         )
 

@@ -98,6 +98,7 @@ def CrossBarrier(  # noqa: N802
     arguments: SynchronizerOptions = {
         "strategy": "overlap", "compression": text_of(compression, exact), "group": ours,
         "find_unused": find_unused_parameters,
+        "in_order": False,  # what the next forward needs first overtakes the rest
     }  # fmt: skip
     if job.current().may_lose_members:
         at_once = rebase(optimizer, SynchronousOptimizer)

@@ -100,7 +100,8 @@ def ddp_comm_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[t
             raise inexact(f"bucket {bucket.index()}", kind)
         options = OperationOptions(ReduceOp.average, _name_of(bucket), group=group_of(state))
     if tensor.layout is torch.strided:
-        pending = Pending([transfer.all_reduce(as_real(tensor), options)])
+        # All ranks start buckets in the same order: torch's own backends rely on that, too.
+        pending = Pending([transfer.all_reduce(as_real(tensor), options, in_order=True)])
     else:
         ranks = transfer.members_of(options.group).size
         pending = sum_sparse(tensor, ReduceOp.average, ranks, options)

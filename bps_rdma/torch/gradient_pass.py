@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections import deque
 from collections.abc import Sequence
 
 import torch
@@ -49,6 +50,7 @@ class GradientPass:
         self._taken: set[IndexedParameter] = set()
         self._left = {unit: len(unit.entries) for unit in units.units}
         self._held: list[Unit] = []  # ready to be sent, while it is not known whether unrounded
+        self._in_turn = deque(units.in_order)
         self._started: dict[Unit, Unit | UnroundedUnit] = {}  # in order: what was sent for it
         self._not_used: list[IndexedParameter] = []  # of those that must be
         for unit in units.units:
@@ -83,9 +85,16 @@ class GradientPass:
         if self._left[unit] == 0 and self._strategy.eager:
             self._held.append(unit)
         if self._held and self._unrounded.is_known(waits=False):
-            held, self._held = self._held, []
-            for one in held:
+            for one in self._take_due():
                 self._start(one)
+
+    def _take_due(self) -> list[Unit]:
+        """Those held back whose turn it is: all, or where the order counts those behind which none is missing."""
+        due = [unit for unit in self._held if unit not in self._in_turn]
+        while self._in_turn and self._in_turn[0] in self._held:
+            due.append(self._in_turn.popleft())
+        self._held = [unit for unit in self._held if unit not in due]
+        return due
 
     def _take(self, unit: Unit, entry: IndexedParameter) -> None:
         # The unit must learn now in which stream of a device the gradient is computed.

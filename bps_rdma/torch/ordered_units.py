@@ -12,6 +12,7 @@ import bps_rdma
 from bps_rdma.torch import compression_state, transfer
 from bps_rdma.torch.bucket_sizes import BucketSizes
 from bps_rdma.torch.plan import Strategy, Unit, units_of
+from bps_rdma.torch.sparse import Rows
 from bps_rdma.torch.units import IndexedParameter, Sent
 from bps_rdma.torch.unused import Declared
 
@@ -52,6 +53,13 @@ class OrderedUnits:
     def of(self, entry: IndexedParameter) -> Unit:
         """The unit in which the gradient of this parameter is sent."""
         return self._unit_of[entry]
+
+    @property
+    def in_order(self) -> list[Unit]:
+        """Those that must be started in this order, because GPUs of a host may sum them first, which sum no rows."""
+        if not (self._sent.in_order and transfer.sums_on_hosts()):
+            return []
+        return [unit for unit in self.units if not isinstance(unit, Rows)]
 
     @property
     def can_be_rebuilt(self) -> bool:

@@ -47,6 +47,7 @@ class SynchronizerOptions(TypedDict, total=False):
     find_unused: bool
     accumulates: bool | None
     sparse: frozenset[str]
+    in_order: bool
 
 
 class GradientSynchronizer:
@@ -64,6 +65,7 @@ class GradientSynchronizer:
         accumulates: where sums are exact, whether gradients of several backward passes are added before they are sent,
             on all ranks; None: the ranks tell each other in each pass, by one small operation. See accumulation.py.
         sparse: names of the parameters whose gradients are sparse, the same on all ranks; see sparse.py.
+        in_order: where GPUs of a host may sum first, gradients wait for those that come before them on all ranks.
 
     Raises:
         InvalidTensorError: a parameter's dtype, layout or device is not supported; names it.
@@ -81,6 +83,7 @@ class GradientSynchronizer:
         find_unused: bool = False,
         accumulates: bool | None = False,
         sparse: frozenset[str] = frozenset(),
+        in_order: bool = True,
     ) -> None:
         if bucket_mb is not None:
             check_number("bucket_mb", bucket_mb, 0)
@@ -95,7 +98,9 @@ class GradientSynchronizer:
         running = job.current()
         method = running.compression(Dtype.float32, 1 << 60, compression)
         compressed = method not in ("", EXACT)
-        self.sent = Sent(prefix, group, compression, running.min_compress_bytes, keeps_flags=not compressed)
+        self.sent = Sent(
+            prefix, group, compression, running.min_compress_bytes, keeps_flags=not compressed, in_order=in_order
+        )
         self.is_exact = method == EXACT
         if self.is_exact:
             check_exact(self.entries, sparse)
@@ -292,8 +297,9 @@ class GradientSynchronizer:
         flags = [] if self._unused is None else [self._unused.declared]
         for number, (name, shape, dtype, device) in enumerate([*flags, *self._ordered.declared]):
             options = OperationOptions(ReduceOp.max, name, group=self.sent.group, awaited=True)
+            zeros = torch.zeros(shape, dtype=dtype, device=device)
             try:
-                transfer.all_reduce(torch.zeros(shape, dtype=dtype, device=device), options).wait()
+                transfer.all_reduce(zeros, options, in_order=self.sent.in_order).wait()
             except MismatchError as caught:
                 error = error or caught
                 if self._strategy.one_by_one and number >= len(flags):

@@ -3,7 +3,8 @@
 
 In one pass a unit takes in the gradients of its parameters as they become ready (take), is sent (start), is waited for
 (wait) and gives the parameters their means over the group (deliver). A parameter may have no gradient on this rank: it
-then contributes zeros, and the unit can tell afterwards whether any rank had one.
+then contributes zeros, and the unit can tell afterwards whether any rank had one. Where GPUs of a host sum first, all
+ranks start the units in one order: GradientPass sees to that.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ class Sent:
         method: how gradients travel between hosts, or "exact"; None: what BPS_COMPRESSION and BPS_EXACT say.
         smallest: bytes from which on a tensor is compressed.
         keeps_flags: buckets carry a flag for each parameter; not if a method would mix them with gradients.
+        in_order: all ranks start in the same order what GPUs of a host may sum first; see transfer.all_reduce().
     """
 
     prefix: str
@@ -48,6 +50,7 @@ class Sent:
     method: str | None
     smallest: int = 0
     keeps_flags: bool = True
+    in_order: bool = True
 
     def options(self, name: str, priority: int, dtype: torch.dtype, elements: int) -> OperationOptions:
         """The options of the operation that averages a tensor of this name."""
@@ -93,6 +96,7 @@ class Single:
         self.priority = -entry.index
         parameter = entry.parameter
         self._options = sent.options(self.name, self.priority, *as_real_numbers(parameter.dtype, parameter.numel()))
+        self._in_order = sent.in_order
         self._handle: AnyHandle | None = None
         self._gradient: torch.Tensor | None = None
         self._wire: torch.Tensor | None = None
@@ -123,7 +127,8 @@ class Single:
         self._gradient, self._wire = gradient, wire
         # Views share a version with their base, and with gradients that are still computed.
         self._version = None if self._sent is None or shares else gradient._version
-        self._handle = transfer.all_reduce(as_real(wire.data), self._options)  # the mean is no change that counts
+        data = as_real(wire.data)  # the mean is no change that counts
+        self._handle = transfer.all_reduce(data, self._options, in_order=self._in_order)
 
     def wait(self) -> None:
         """Waits for the mean."""
@@ -190,6 +195,7 @@ class Bucket:
         self._lends = holders.CAN_TELL  # gradients are parts of the bucket
         self._theirs: dict[IndexedParameter, tuple[torch.Tensor, int | None]] = {}  # those that are not
         self._version = 0  # the version of the memory as it was sent
+        self._in_order = sent.in_order
         self._handle: AnyHandle | None = None
 
     def _use(self, memory: torch.Tensor, count: int) -> None:
@@ -279,7 +285,8 @@ class Bucket:
             if len(self._flags) > 0:
                 self._flags[self.entries.index(entry)] = 0
         self._version = self._memory._version
-        self._handle = transfer.all_reduce(self._memory.data, self._options)  # the means are no change that counts
+        data = self._memory.data  # the means are no change that counts
+        self._handle = transfer.all_reduce(data, self._options, in_order=self._in_order)
 
     def wait(self) -> None:
         """Waits for the means."""

@@ -10,14 +10,17 @@ copy it.
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from datetime import timedelta
 from queue import SimpleQueue
 from typing import Any
 
 import gpu_arrays
 import torch
+import torch.distributed as dist
 
 from bps_rdma.torch import check_alike, transfer
 from bps_rdma.torch.transfer import collectives, device
@@ -63,6 +66,8 @@ class SimulatedDevice:
         self.pinned: dict[int, int] = {}  # address -> bytes
         self.kept: list[torch.Tensor] = []
         self.copies = 0
+        self.copied_bytes = 0
+        self._within = threading.local()  # the stream that stands for the one in which a thread computes
         self.users: set[int] = set()  # threads
         self.fail_copy = -1  # the number of the copy that fails when it is started
 
@@ -74,10 +79,18 @@ class SimulatedDevice:
         return self.streams[-1]
 
     def current(self) -> Any:
-        return self.compute
+        return getattr(self._within, "stream", self.compute)
 
-    def computing(self, stream: Any) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
+    @contextlib.contextmanager
+    def computing(self, stream: Any) -> Iterator[None]:
+        """The thread computes on the CPU, at once, behind what is in the stream."""
+        self.wait(self.record(stream))
+        before = self.current()
+        self._within.stream = Immediate()
+        try:
+            yield
+        finally:
+            self._within.stream = before
 
     def record(self, stream: Any) -> threading.Event:
         event = threading.Event()
@@ -96,6 +109,7 @@ class SimulatedDevice:
     def copy(self, target: torch.Tensor, source: torch.Tensor, stream: Stream) -> None:
         assert threading.get_ident() in self.users, "on a GPU this would go to device 0"
         self.copies += 1
+        self.copied_bytes += target.nbytes
         if self.copies == self.fail_copy:
             raise RuntimeError("CUDA error: simulated")
         assert target.is_contiguous()
@@ -111,6 +125,12 @@ class SimulatedDevice:
 
     def unpin(self, memory: torch.Tensor) -> None:
         assert self.pinned.pop(memory.data_ptr()) == memory.nbytes
+
+    def identity(self) -> str:
+        return f"simulated {os.environ['RANK']}"
+
+    def backend(self, store: Any, rank: int, size: int, seconds: float) -> Any:
+        return dist.distributed_c10d.ProcessGroupGloo(store, rank, size, timedelta(seconds=seconds))
 
     def _is_pinned(self, tensor: torch.Tensor) -> bool:
         return any(

@@ -103,6 +103,33 @@ def test_the_order_of_kernels_and_copies(bps: Any) -> None:
         assert torch.equal(doubled.cpu(), expected * 2)
 
 
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="this machine has one GPU")
+@harness.on_ranks(workers=2, env={"BPS_GPU_HOST_SUM": "1"})
+def test_gpus_of_a_host_sum(bps: Any) -> None:
+    """By NCCL, after kernels that take their time. What leaves them only tells that both are in the same call."""
+    rank = bps.rank()
+    torch.cuda.set_device(rank)
+    slow = torch.randn(4096, 4096, device="cuda")
+    for count in (1, 1000, 30_000_001):
+        gradient = torch.zeros(count, device="cuda")
+        mine = values(rank, count).cuda()
+        for _ in range(20):
+            slow = slow @ slow / 64
+        gradient.copy_(mine)
+        transfer.all_reduce(gradient, OperationOptions(ReduceOp.sum, f"host {count}"), in_order=True).wait()
+        doubled = gradient * 2
+        assert torch.equal(doubled.cpu(), 2 * (values(0, count) + values(1, count)))
+    assert bps.metrics()["total"]["operation_bytes"] < 2048
+
+
+@harness.on_ranks(workers=2, env={"BPS_GPU_HOST_SUM": "1"})
+def test_ranks_that_share_a_gpu_sum_as_without(bps: Any) -> None:
+    mine = values(bps.rank(), 3000).cuda(0)
+    transfer.all_reduce(mine, OperationOptions(ReduceOp.sum, "shared"), in_order=True).wait()
+    assert torch.equal(mine.cpu(), values(0, 3000) + values(1, 3000))
+    assert bps.metrics()["total"]["operation_bytes"] >= 12_000
+
+
 @harness.on_ranks(workers=2)
 def test_streams(bps: Any) -> None:
     """Each of several streams computes, reduces and goes on by itself; memory is reused at once."""

@@ -60,7 +60,8 @@ class Collectives:
         data, finish = dense.written(reducible(tensor, op))
         if data.numel() == 0:
             return NOTHING
-        return Pending((transfer.all_reduce(data, self.options("all_reduce", data, op, call)),), finish)
+        options = self.options("all_reduce", data, op, call)
+        return Pending((transfer.all_reduce(data, options, in_order=True),), finish)  # as torch demands
 
     def reduce_scatter(self, output: torch.Tensor, whole: torch.Tensor, op: ReduceOp | Fold, call: Call) -> Pending:
         """This rank's part of the reduction; `output` may be that part of `whole`."""

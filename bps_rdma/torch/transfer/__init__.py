@@ -16,6 +16,10 @@ so never waits for another one (pipeline.py). Operations of one name are matched
     device       streams, events and copies of a device
     operation    the handle of a staged operation
     pipeline     the copy pipeline of one device and group
+    on_hosts     which sums the GPUs of a host begin among themselves, and for which groups
+    host_plan    ... which ranks sum what then
+    host_sums    ... the thread that does it
+    host_collectives  ... by a backend of torch
 """
 
 from bps_rdma.torch.transfer.collectives import (
@@ -31,9 +35,10 @@ from bps_rdma.torch.transfer.collectives import (
     staged_from,
 )
 from bps_rdma.torch.transfer.device import device_of, mapped, zeros_beside
+from bps_rdma.torch.transfer.on_hosts import sums_on_hosts
 from bps_rdma.torch.transfer.operation import StagedOperation
 
 __all__ = [
     "AnyHandle", "StagedOperation", "all_gather", "all_reduce", "broadcast", "check_reducible", "declare_many",
-    "device_of", "mapped", "members_of", "pieces", "reduce_scatter", "staged_from", "zeros_beside",
+    "device_of", "mapped", "members_of", "pieces", "reduce_scatter", "staged_from", "sums_on_hosts", "zeros_beside",
 ]  # fmt: skip

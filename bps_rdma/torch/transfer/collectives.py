@@ -14,10 +14,12 @@ from bps_rdma.agreement import group_of
 from bps_rdma.argument_types import check_root
 from bps_rdma.errors import InvalidTensorError
 from bps_rdma.operations import OperationOptions, ReduceOp, start
-from bps_rdma.operations.declare import declare_with
+from bps_rdma.operations.declare import declare_with, declared_compression
 from bps_rdma.spans import spans
 from bps_rdma.torch.transfer.dense import as_bytes
 from bps_rdma.torch.transfer.device import Device, device_of
+from bps_rdma.torch.transfer.host_sums import HostSums
+from bps_rdma.torch.transfer.on_hosts import OnHosts, is_summed, sums_on_hosts
 from bps_rdma.torch.transfer.operation import Layout, StagedOperation
 from bps_rdma.torch.transfer.pipeline import CopyPipeline
 
@@ -66,7 +68,17 @@ def staged_from(tensor: torch.Tensor) -> Device | None:
     return None if device is None or devices.are_carried() else device
 
 
-def all_reduce(tensor: torch.Tensor, options: OperationOptions, out: torch.Tensor | None = None) -> AnyHandle:
+def _declared(tensor: torch.Tensor, options: OperationOptions) -> str:
+    """How the core would compress a sum, or that it is exact; "": neither."""
+    running, wanted = job.current(), options.compression
+    if options.name is not None:
+        wanted = declared_compression(running, members_of(options.group), options.name, wanted)
+    return running.compression(arrays.core_dtype(tensor.dtype), tensor.numel(), wanted)
+
+
+def all_reduce(
+    tensor: torch.Tensor, options: OperationOptions, out: torch.Tensor | None = None, *, in_order: bool = False
+) -> AnyHandle:
     """Starts the reduction over all ranks.
 
     Args:
@@ -74,6 +86,8 @@ def all_reduce(tensor: torch.Tensor, options: OperationOptions, out: torch.Tenso
             has reached this call.
         options: of the operation; chunks of a staged tensor append their number to the name.
         out: receives the result, as large as `tensor`; None: in place.
+        in_order: all ranks of the group start those of its operations for which this is True in the same order, and so
+            the GPUs of a host may sum first, among themselves (sums_on_hosts()).
 
     Returns:
         A handle; its result is `out`, or `tensor`.
@@ -82,6 +96,11 @@ def all_reduce(tensor: torch.Tensor, options: OperationOptions, out: torch.Tenso
         InvalidTensorError: of the tensor's dtype, layout or device. MismatchError: as bps_rdma.push_pull_inplace().
     """
     result = tensor if out is None else out
+    if in_order and (on_hosts := _on_hosts(tensor, options)) is not None:
+        check_reducible(tensor, options)
+        source = _flat(tensor)
+        named = options._replace(name=options.name or _name_of("all_reduce", source.dtype, source.numel()))
+        return on_hosts.start(source, source if out is None else _flat(out), named, result)
     device = staged_from(tensor)
     if device is None:
         return start.reduce(tensor, result, options)
@@ -94,6 +113,16 @@ def all_reduce(tensor: torch.Tensor, options: OperationOptions, out: torch.Tenso
         return start.reduce(chunk, chunk, each)
 
     return _stage(device, layout, "all_reduce", send, options, result)
+
+
+def _on_hosts(tensor: torch.Tensor, options: OperationOptions) -> HostSums | None:
+    """What sums the tensor on the GPUs of a host first; None: nothing does."""
+    device = device_of(tensor)
+    if device is None or not sums_on_hosts() or not is_summed(tensor, options.op):
+        return None
+    if _declared(tensor, options) != "":  # it is compressed or exact
+        return None
+    return job.current().part(OnHosts).find(device, tensor.device, members_of(options.group), all_reduce)
 
 
 def reduce_scatter(part: torch.Tensor, whole: torch.Tensor, options: OperationOptions) -> AnyHandle:
@@ -208,7 +237,7 @@ def _stage(
     result: torch.Tensor,
 ) -> StagedOperation:
     running = job.current()
-    name = options.name or f"~{kind}.{str(layout.dtype).removeprefix('torch.')}.{layout.rows * layout.columns}"
+    name = options.name or _name_of(kind, layout.dtype, layout.rows * layout.columns)
     pipeline = running.part(_Pipelines).find(device, result.device, members_of(options.group))
     patience = running.process.timeout_s if options.timeout is None else options.timeout
     each = options._replace(awaited=False)
@@ -219,6 +248,11 @@ def _stage(
     operation = StagedOperation(device, layout, send_chunk, name, result, patience, lambda: pipeline.completed)
     pipeline.start(operation)
     return operation
+
+
+def _name_of(kind: str, dtype: torch.dtype, elements: int) -> str:
+    """That of operations without a name, which are matched by their order per kind, dtype and size."""
+    return f"~{kind}.{str(dtype).removeprefix('torch.')}.{elements}"
 
 
 def check_reducible(tensor: torch.Tensor, options: OperationOptions) -> None:

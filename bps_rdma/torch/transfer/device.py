@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import functools
 from contextlib import AbstractContextManager
+from datetime import timedelta
 from typing import Any, Protocol
 
 import torch
+import torch.distributed as dist
 
 import bps_rdma
 from bps_rdma.errors import InvalidTensorError, TransportError
@@ -51,6 +53,19 @@ class Device(Protocol):
 
     def unpin(self, memory: torch.Tensor) -> None:
         """Undoes pin()."""
+
+    def identity(self) -> str:
+        """Tells it from other devices of the host; "": it cannot sum with them."""
+
+    def backend(self, store: Any, rank: int, size: int, seconds: float) -> Any:
+        """A backend of torch for collectives of several devices of the host.
+
+        Args:
+            store: of torch, by which they find each other.
+            rank: of this process among them.
+            size: how many they are.
+            seconds: its patience.
+        """
 
 
 class CudaDevice:
@@ -114,6 +129,19 @@ class CudaDevice:
     def unpin(self, memory: torch.Tensor) -> None:
         """Undoes pin()."""
         self._check(self._runtime().cudaHostUnregister(memory.data_ptr()), memory.nbytes)
+
+    def identity(self) -> str:
+        """Its UUID, if torch has NCCL."""
+        if not (dist.is_available() and dist.is_nccl_available()):
+            return ""
+        return str(getattr(torch.cuda.get_device_properties(self._device), "uuid", ""))
+
+    def backend(self, store: Any, rank: int, size: int, seconds: float) -> Any:
+        """NCCL's."""
+        nccl: Any = dist.distributed_c10d.ProcessGroupNCCL  # builds for the CPU lack it
+        options = nccl.Options()
+        options._timeout = timedelta(seconds=seconds)
+        return nccl(store, rank, size, options)
 
     def _runtime(self) -> Any:
         return torch.cuda.cudart()  # type: ignore[no-untyped-call]

@@ -81,8 +81,8 @@ class StagedOperation(PythonHandle[torch.Tensor]):
         self.ready = device.record(device.current())
         self._copied: Any = None  # event: what has been received is on the device again
         self._result = result
-        self._patience = patience + _GRACE
-        self._progress = progress
+        self.patience = patience + _GRACE
+        self.progress = progress
         self._changed = threading.Condition()
         self._over = False
         self._error: Exception | None = None
@@ -100,13 +100,13 @@ class StagedOperation(PythonHandle[torch.Tensor]):
             DeadlineError, PeerLostError, ...: the error of the first chunk that failed.
         """
         while not self._over:
-            before = self._progress()
+            before = self.progress()
             with self._changed:
-                over = self._changed.wait_for(lambda: self._over, self._patience)
-            if not over and self._progress() == before:
+                over = self._changed.wait_for(lambda: self._over, self.patience)
+            if not over and self.progress() == before:
                 problem = f"{self.name}: none of the chunks in progress on this device completed within"
                 hint = "the device has not reached this operation yet: check what it computes before it"
-                self.end(DeadlineError(f"{problem} {self._patience:g} s", hint))
+                self.end(DeadlineError(f"{problem} {self.patience:g} s", hint))
         self.follow()
         if self._error is not None:
             raise raised(self._error)

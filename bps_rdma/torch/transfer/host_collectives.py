@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The collectives of the GPUs of one host, by a backend of torch: NCCL. They run in the caller's stream, in order."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from bps_rdma import Group, job
+from bps_rdma.errors import TransportError
+from bps_rdma.operations import OperationOptions, ReduceOp, start
+from bps_rdma.torch.transfer.device import Device
+
+_GRACE = 60.0  # seconds by which NCCL is more patient than others: when it loses its patience, it ends the process
+_PATH_BYTES = 512
+
+
+class HostCollectives:
+    """Those of some ranks of a host. They make it together, and find each other by a file that only their user reads.
+
+    Args:
+        device: that of this rank.
+        peers: the ranks.
+        name: of what they do for that.
+
+    Raises:
+        TransportError: the backend could not be made.
+    """
+
+    def __init__(self, device: Device, peers: Group, name: str) -> None:
+        self._folder = tempfile.mkdtemp(prefix="bps-sums-") if peers.rank == 0 else ""
+        path = np.zeros(_PATH_BYTES, np.uint8)
+        text = str(Path(self._folder) / "store").encode()
+        path[: len(text)] = np.frombuffer(text, np.uint8)  # that of the first one counts
+        options = OperationOptions(name=f"{name}, store", group=peers, awaited=True)
+        start.broadcast(path, peers.ranks[0], options).wait()
+        stores: Any = dist
+        try:
+            store = stores.FileStore(path.tobytes().rstrip(b"\0").decode(), peers.size)
+            self._backend = device.backend(store, peers.rank, peers.size, job.current().process.timeout_s + _GRACE)
+        except (RuntimeError, ValueError) as error:
+            self.close()
+            raise TransportError(
+                f"the GPUs of this host cannot sum: {error}",
+                "let the ranks of a host have one folder for temporary files (TMPDIR), or set BPS_GPU_HOST_SUM=0",
+            ) from error
+
+    def reduce_scatter(self, part: torch.Tensor, whole: torch.Tensor, op: ReduceOp) -> None:
+        """This rank's part of the reduction of `whole`, by a sum, the smallest or the largest."""
+        c10d: Any = dist.distributed_c10d
+        options = c10d.ReduceScatterOptions()
+        options.reduceOp = getattr(c10d.ReduceOp, op.name.upper())
+        self._backend._reduce_scatter_base(part, whole, options).wait()  # NCCL's lets the stream wait, and not the host
+
+    def all_gather(self, whole: torch.Tensor, part: torch.Tensor) -> None:
+        """All parts, one after the other."""
+        c10d: Any = dist.distributed_c10d
+        self._backend._allgather_base(whole, part, c10d.AllgatherOptions()).wait()
+
+    def abort(self) -> None:
+        """Ends what is in progress, with errors, and what it waits for. Further calls fail."""
+        self._call("abort")
+
+    def shut_down(self) -> None:
+        """Ends them, when nothing is in progress here. It may wait for other ranks, which may be lost."""
+        self._call("shutdown")
+
+    def _call(self, name: str) -> None:
+        end = getattr(self._backend, name, None) or getattr(self._backend, "_shutdown", None)  # before torch 2.6
+        if end is not None:
+            with contextlib.suppress(RuntimeError):
+                end()
+
+    def close(self) -> None:
+        """Takes the file away."""
+        if self._folder:
+            shutil.rmtree(self._folder, ignore_errors=True)

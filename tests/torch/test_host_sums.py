@@ -1,0 +1,458 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sums that the GPUs of a host begin among themselves (BPS_GPU_HOST_SUM): each rank copies and sends its share only.
+
+The device is simulated (simulated.py), with gloo in the place of NCCL; test_gpu.py has what takes several GPUs.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any
+
+import gpu_arrays
+import harness
+import on_device
+import pytest
+import simulated
+import test_later_parameters
+import torch
+import torch.distributed as dist
+from torch import nn
+from training import Plain, batch, loss_of, seeded, share
+
+import bps_rdma.torch as bps_torch
+from bps_rdma import job
+from bps_rdma.operations import OperationOptions, ReduceOp
+from bps_rdma.torch import transfer
+from bps_rdma.torch.backend import Options
+from bps_rdma.torch.backend.work import BpsWork
+from bps_rdma.torch.transfer import host_collectives, operation
+from bps_rdma.torch.transfer.host_plan import Plan, Where, plan_for
+
+ON = {"BPS_GPU_HOST_SUM": "1", "BPS_GPU_CHUNK_BYTES": "4096", "BPS_GPU_CHUNKS": "1"}
+TCP = {"BPS_TRANSPORT": "tcp"}
+
+
+def on(layout: str, **more: str) -> dict[str, Any]:
+    """Options of a job whose ranks are on these hosts."""
+    return harness.on_hosts(layout) | {"env": ON | more}
+
+
+def values(rank: int, count: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randint(-50, 50, (count,), generator=torch.Generator().manual_seed(rank)).to(dtype)
+
+
+def sum_in_order(tensor: torch.Tensor, name: str, op: ReduceOp = ReduceOp.sum, **options: Any) -> torch.Tensor:
+    found = transfer.all_reduce(tensor, OperationOptions(op, name, **options), in_order=True).wait()
+    assert isinstance(found, torch.Tensor)
+    return found
+
+
+# ---- The plan
+
+
+def where(layout: str) -> list[Where]:
+    return [Where(host.encode(), f"{rank}".encode()) for rank, host in enumerate(layout)]
+
+
+@pytest.mark.parametrize(
+    ("layout", "slices", "owners"),
+    [
+        ("aabb", 2, [[(0, 2)], [(1, 3)], [(0, 2)], [(1, 3)]]),
+        ("abab", 2, [[(0, 1)], [(0, 1)], [(2, 3)], [(2, 3)]]),
+        ("aab", 2, [[(0, 2)], [(1, 2)], [(0, 2), (1, 2)]]),
+        ("aaaabb", 4, [[(0, 4)], [(1, 4)], [(2, 5)], [(3, 5)], [(0, 4), (1, 4)], [(2, 5), (3, 5)]]),
+        ("aaabb", 6, [[(0, 3)] * 2, [(1, 3), (1, 4)], [(2, 4)] * 2, [(0, 3)] * 2 + [(1, 3)], [(1, 4)] + [(2, 4)] * 2]),
+        ("aa", 2, [[(0,)], [(1,)]]),
+    ],
+)
+def test_who_sums_what(layout, slices, owners):
+    ranks = range(len(layout))
+    plans = [plan_for(rank, ranks, where(layout)) for rank in ranks]
+    assert all(isinstance(plan, Plan) and plan.slices == slices for plan in plans)
+    assert [list(plan.owners) for plan in plans] == owners
+    for plan in plans:
+        for number, who in enumerate(plan.owners, plan.first):
+            for other in who:  # they agree on each slice
+                assert plans[other].owners[number - plans[other].first] == who
+
+
+@pytest.mark.parametrize(
+    ("found", "reason"),
+    [
+        (where("abc"), "no two of its ranks are on one host"),
+        ([*where("aa"), Where(b"b", b"\0\0")], "no NCCL"),
+        ([Where(b"a", b"x"), Where(b"a", b"x")], "share a GPU"),
+        (where("a" * 13 + "b" * 11), "11, 13 ranks, which would take 143 slices"),
+    ],
+)
+def test_why_there_is_no_plan(found, reason):
+    for rank in range(len(found)):
+        assert reason in plan_for(rank, range(len(found)), found)
+
+
+# ---- Sums
+
+
+@pytest.mark.parametrize("layout", ["aabb", "aab", "aaabb", "aa"])
+def test_sums(layout):
+    harness.run(sums_of_all_kinds, **on(layout, **TCP))
+
+
+def sums_of_all_kinds(bps: Any) -> None:
+    """Sizes around pieces and slices, all dtypes and reductions, with a device on which nothing happens at once."""
+    device = simulated.install(delay=0.0002)
+    rank, size = bps.rank(), bps.size()
+    counts = (1, 5, 1024, 2048, 2049, 12_345)
+    sums = [(torch.float32, ReduceOp.sum, count) for count in counts]
+    sums += [(dtype, ReduceOp.sum, 3001) for dtype in (torch.int64, torch.uint8, torch.bfloat16, torch.float16)]
+    sums += [(torch.float64, op, 3001) for op in (ReduceOp.min, ReduceOp.max)] + [
+        (torch.float32, ReduceOp.average, 3001)
+    ]
+    pending = []
+    computed = threading.Event()
+    device.compute.put(computed.wait)
+    for dtype, op, count in sums:
+        every = torch.stack([values(each, count, dtype).double() for each in range(size)])
+        expected = {
+            ReduceOp.sum: every.sum(0), ReduceOp.min: every.amin(0), ReduceOp.max: every.amax(0),
+            ReduceOp.average: every.sum(0).float().div(size).double(),
+        }[op]  # fmt: skip
+        tensor, mine = torch.zeros(count, dtype=dtype), values(rank, count, dtype)
+        device.compute.put(lambda tensor=tensor, mine=mine: tensor.copy_(mine))
+        handle = transfer.all_reduce(tensor, OperationOptions(op, f"{dtype} {op} {count}"), in_order=True)
+        pending.append((handle, tensor, expected.to(dtype)))
+    for _ in range(5):
+        bps.barrier()  # what does not wait for the device has time to read zeros
+    computed.set()
+    for handle, tensor, expected in pending:
+        assert handle.wait() is tensor
+        device.wait(device.record(device.compute))
+        assert torch.equal(tensor, expected)
+    source, out = values(rank, 999), torch.zeros(999)
+    options = OperationOptions(ReduceOp.sum, "out of place")
+    device.wait(device.record(device.compute))
+    assert transfer.all_reduce(source, options, out, in_order=True).wait() is out
+    device.wait(device.record(device.compute))
+    assert torch.equal(source, values(rank, 999))
+    assert torch.equal(out, sum(values(each, 999) for each in range(size)))
+
+
+# ---- What is copied and sent
+
+
+COUNT = 48_000  # elements, which 2, 3 and 6 slices divide
+
+
+@pytest.mark.parametrize(
+    ("layout", "shares"), [("aabb", [2, 2, 2, 2]), ("aab", [2, 2, 1]), ("aaabb", [3, 3, 3, 2, 2]), ("aa", [0, 0])]
+)
+def test_bytes(layout, shares):
+    """Of each tensor, a rank copies to the host, sends and copies back one of so many parts; 0: nothing."""
+    counted = harness.run(bytes_of_a_sum, **on(layout, **TCP))
+    for (copied, reduced), part in zip(counted, shares, strict=True):
+        share = COUNT * 4 // part if part else 0
+        assert copied == 2 * share
+        assert share <= reduced <= share + 64  # and what tells that all are in the same call
+
+
+def bytes_of_a_sum(bps: Any) -> tuple[int, int]:
+    device = simulated.install(immediate=True)
+    sum_in_order(torch.zeros(COUNT), "t")
+    bps.barrier()
+    copied, reduced = device.copied_bytes, bps.metrics()["total"]["operation_bytes"]
+    assert sum_in_order(torch.ones(COUNT), "t").eq(bps.size()).all()
+    bps.barrier()
+    return device.copied_bytes - copied, bps.metrics()["total"]["operation_bytes"] - reduced
+
+
+# ---- What goes as without
+
+
+@harness.on_ranks(**on("aab", **TCP, BPS_MIN_COMPRESS_BYTES="1024"))
+def test_what_does_not_go_by_the_gpus(bps: Any) -> None:
+    """Each of them is copied as a whole, on all ranks, and right."""
+    device = simulated.install(immediate=True)
+    size, count = bps.size(), 6000
+
+    def staged(tensor: torch.Tensor, expected: float, op: ReduceOp = ReduceOp.sum, **options: Any) -> None:
+        before = device.copied_bytes
+        assert sum_in_order(tensor, f"{op} {tensor.dtype} {options}", op, **options).eq(expected).all()
+        assert device.copied_bytes - before == 2 * tensor.nbytes
+
+    staged(torch.full((count,), 2.0), 2.0**size, ReduceOp.product)
+    staged(torch.full((count,), 2.0, dtype=torch.float16), 2.0, ReduceOp.average)
+    staged(torch.full((count,), 3, dtype=torch.int64), 3, ReduceOp.average)
+    staged(torch.ones(count), size, compression="exact")
+    staged(torch.ones(count), size, compression="bf16")
+    before = device.copied_bytes
+    assert bps_torch.push_pull(torch.ones(count), "a name", average=False).eq(size).all()
+    assert device.copied_bytes - before == 2 * count * 4, "nobody promises an order"
+    assert sum_in_order(torch.empty(0), "empty").numel() == 0
+    before = device.copied_bytes
+    sum_in_order(torch.ones(count), "in the end")
+    assert device.copied_bytes - before <= 2 * count * 4 * (1 if bps.rank() == 2 else 0.5), "this one does"
+
+
+@harness.on_ranks(**on("aabb", **TCP, BPS_COMPRESSION="bf16", BPS_MIN_COMPRESS_BYTES="1024"))
+def test_slices_are_not_compressed_where_the_whole_is_not(bps: Any) -> None:
+    device = simulated.install(immediate=True)
+    bps.declare("t", shape=COUNT, dtype="float32", compression=bps.Uncompressed())
+    own = torch.full((COUNT,), 1 + 2.0**-20)
+    assert sum_in_order(own, "t").eq(bps.size() * (1 + 2.0**-20)).all()
+    assert bps.metrics()["total"]["compressed_bytes"] == 0
+    assert device.copied_bytes == COUNT * 4, "half of it, down and up"
+
+
+def with_and_without(bps: Any) -> int:
+    device = simulated.install(immediate=True)
+    assert sum_in_order(torch.ones(3000), "t").eq(bps.size()).all()
+    return device.copied_bytes
+
+
+@pytest.mark.parametrize("env", [{"BPS_GPU_HOST_SUM": "0"}, {"BPS_MIN_WORKERS": "1"}])
+def test_jobs_without(env):
+    assert harness.run(with_and_without, **on("aa", **env)) == [2 * 12_000] * 2
+
+
+def sharing_a_gpu(bps: Any) -> int:
+    simulated.SimulatedDevice.identity = lambda _: "the only one"  # type: ignore[method-assign]
+    return with_and_without(bps)
+
+
+def test_ranks_that_share_a_gpu_say_so_once():
+    with harness.start(sharing_a_gpu, **on("aa")) as job:
+        assert job.results() == [2 * 12_000] * 2
+        assert job.report().count("BPS_GPU_HOST_SUM=1 has no effect") == 1
+        assert "share a GPU" in job.report()
+
+
+# ---- Orders
+
+
+def in_different_orders(bps: Any) -> None:
+    """Ranks 0 and 1, which are on one host, begin two sums in different orders: both fail, and their tensors stay."""
+    names = ["one", "other"] if bps.rank() == 0 else ["other", "one"]
+    tensors = [values(bps.rank(), 3000) for _ in names]
+    first = transfer.all_reduce(tensors[0], OperationOptions(name=names[0]), in_order=True)
+    with pytest.raises(bps.MismatchError):
+        sum_in_order(tensors[1], names[1])
+    with pytest.raises(bps.MismatchError, match="another rank of this host has begun another sum"):
+        first.wait()
+    for tensor in tensors:
+        assert torch.equal(tensor, values(bps.rank(), 3000))
+
+
+@harness.on_ranks(**on("aa"))
+def test_another_order_is_refused(bps: Any) -> None:
+    """On one host all ranks get the error for the same call, and go on together."""
+    simulated.install(immediate=True)
+    in_different_orders(bps)
+    assert sum_in_order(torch.ones(3000), "one").eq(2).all()
+
+
+@harness.on_ranks(**on("aabb", **TCP))
+def test_another_order_on_one_of_the_hosts(bps: Any) -> None:
+    """The ranks of other hosts may have summed: there is no next time."""
+    simulated.install(immediate=True)
+    if bps.rank() < 2:
+        in_different_orders(bps)
+        with pytest.raises(bps.MismatchError, match="an earlier sum of the GPUs of this host has failed"):
+            sum_in_order(torch.ones(3000), "one")
+        return
+    tensor = values(bps.rank(), 3000)
+    with pytest.raises(bps.PeerLostError, match="has left the job"):
+        sum_in_order(tensor, "one")
+    assert torch.equal(tensor, values(bps.rank(), 3000))
+
+
+@harness.on_ranks(**on("aabb", **TCP))
+def test_hosts_with_different_orders_wait(bps: Any) -> None:
+    """Between hosts, sums are matched by name: none meets another one, and the deadline ends them."""
+    simulated.install(immediate=True)
+    names = ["one", "other"] if bps.rank() < 2 else ["other", "one"]
+    tensors = [values(bps.rank(), 3000) for _ in names]
+    for name, tensor in zip(names, tensors, strict=True):
+        with pytest.raises((bps.DeadlineError, bps.TransportError, bps.PeerLostError)):  # who comes last finds no peer
+            sum_in_order(tensor, name, timeout=2.0)
+        assert torch.equal(tensor, values(bps.rank(), 3000))
+
+
+# ---- Errors
+
+
+def without_rank_1(bps: Any) -> str:
+    """Rank 1 does not come: nothing is summed, and nothing changes later."""
+    simulated.install(immediate=True)
+    sum_in_order(torch.ones(3000), "t")
+    harness.mark("first")
+    if bps.rank() == 1:
+        harness.await_mark("told", 0)
+        return ""
+    tensor = values(bps.rank(), 3000)
+    try:
+        sum_in_order(tensor, "t", timeout=1.0)
+    except bps.DeadlineError as error:
+        assert torch.equal(tensor, values(bps.rank(), 3000))
+        with pytest.raises(bps.DeadlineError, match="an earlier sum"):
+            sum_in_order(tensor, "t")
+        harness.mark("told")
+        return str(error)
+    raise AssertionError("the sum had no error")
+
+
+def test_a_rank_that_does_not_come():
+    told = harness.run(without_rank_1, **on("aa"))
+    assert "1" in told[0]
+
+
+def whose_gpu_waits(bps: Any, patience: float | None) -> str:
+    """GPUs wait for each other, as they do for a lost rank: NCCL does not see that."""
+    simulated.install(immediate=True)
+    tensor = values(bps.rank(), 3000)
+    before = tensor.clone()
+    sum_in_order(torch.ones(3000), "t")
+    if patience is not None:  # that of what tells that both come stays long
+        operation._GRACE = patience - job.current().process.timeout_s
+    aborted = threading.Event()
+    host_collectives.HostCollectives.abort = lambda _: aborted.set()  # type: ignore[method-assign]
+    host_collectives.HostCollectives.reduce_scatter = lambda *_: aborted.wait()  # type: ignore[method-assign, assignment]
+    handle = transfer.all_reduce(tensor, OperationOptions(name="t"), in_order=True)
+    pending = BpsWork("all_reduce", (handle,), (), [tensor], [tensor])  # as torch's DDP waits
+    harness.mark("waits")
+    with pytest.raises(RuntimeError) as caught:
+        pending.get_future().wait()
+    assert aborted.is_set()
+    bps.shutdown(0)
+    assert torch.equal(tensor, before), "what was late has not come there"
+    return str(caught.value)
+
+
+def test_a_rank_that_is_killed_while_gpus_wait():
+    with harness.start(whose_gpu_waits, None, **on("aa")) as job:
+        job.await_marks("waits")
+        job.kill("rank 1")
+        assert "PeerLostError" in job.outcomes(but=[1])[0].value
+
+
+def test_gpus_that_wait_for_ever():
+    for told in harness.run(whose_gpu_waits, 3.0, **on("aa")):
+        assert "the GPUs of this host did not sum it within 3 s" in told
+
+
+def with_a_rank_that_is_killed(bps: Any) -> str:
+    """It has said that it comes, and goes before the GPUs have summed."""
+    device = simulated.install(immediate=True)
+    tensor = values(bps.rank(), 3000)
+    sum_in_order(torch.ones(3000), "t")
+    if bps.rank() == 1:  # the stream never comes to the next sum
+        stream = simulated.Stream()
+        device.compute = stream
+        stream.put(lambda: harness.await_mark("never"))
+    handle = transfer.all_reduce(tensor, OperationOptions(name="t"), in_order=True)
+    harness.mark("second")
+    with pytest.raises((bps.TransportError, bps.PeerLostError)) as caught:
+        handle.wait()
+    assert torch.equal(tensor, values(bps.rank(), 3000))
+    bps.shutdown(0)
+    return str(caught.value)
+
+
+def test_a_rank_of_the_host_that_is_killed():
+    with harness.start(with_a_rank_that_is_killed, **on("aa")) as job:
+        job.await_marks("second")
+        job.kill("rank 1")
+        told = job.outcomes(but=[1])[0].value
+        assert "the GPUs of this host could not sum it" in told
+
+
+# ---- Faces
+
+
+def on_gpus(bps: Any, body: Any, *args: Any) -> None:
+    """The body gives the same on the CPU and on the device, of which less than all is copied."""
+    on_cpu = body(bps, *args)
+    device = simulated.install(immediate=True)
+    there = body(bps, *args)
+    on_device.same(on_cpu, there, "")
+    bps.shutdown()
+    assert not device.pinned
+
+
+@pytest.mark.parametrize("strategy", ["naive", "flat", "overlap", "bucketed"])
+def test_ddp(strategy):
+    """Models whose gradients become ready in another order on each rank, too: buckets wait for their turn."""
+    harness.run(on_gpus, on_device.with_ddp, strategy, **on("aa"))
+
+
+def test_optimizers():
+    harness.run(on_gpus, on_device.with_optimizers, **on("aa"))
+
+
+def parameters_of_one_rank(bps: Any) -> None:
+    simulated.install(immediate=True)
+    wraps = test_later_parameters.wraps
+    test_later_parameters.wraps = lambda bps: {  # flags of others would be on the simulated device, too
+        name: wrap for name, wrap in wraps(bps).items() if name.startswith("ddp")
+    }
+    test_later_parameters.test_a_parameter_that_trains_on_one_rank_only.on_each_rank(bps)
+
+
+def test_a_parameter_that_trains_on_one_rank_only():
+    """As on the CPU, all ranks raise an error, and go on when it is mended."""
+    harness.run(parameters_of_one_rank, **on("aa"))
+
+
+def copied_by_ddp(bps: Any) -> tuple[int, dict[str, torch.Tensor]]:
+    device = simulated.install(immediate=True)
+    model = seeded(Plain)
+    ddp = bps_torch.DistributedDataParallel(model, bucket_mb=0.001)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    before = device.copied_bytes
+    for step in range(3):
+        optimizer.zero_grad()
+        loss_of(ddp(batch(step, *share(bps.rank(), bps.size())))).backward()
+        optimizer.step()
+    return device.copied_bytes - before, on_device.kept(model)
+
+
+def test_ddp_copies_its_share():
+    """Half of what it copies without, but for padding, and the same weights on all ranks."""
+    found = harness.run(copied_by_ddp, **on("aabb", **TCP))
+    [(whole, _), *_] = harness.run(copied_by_ddp, **on("aabb", **TCP, BPS_GPU_HOST_SUM="0"))
+    for copied, weights in found:
+        assert 0.45 * whole < copied < 0.55 * whole
+        on_device.same(found[0][1], weights, "")
+
+
+@harness.on_ranks(**harness.on_hosts("aab"), env={**ON, **gpu_arrays.env(), **TCP})
+def test_slices_on_the_route_of_the_core(bps: Any) -> None:
+    """With BPS_DEVICE_ROUTE=1 slices go that way."""
+    device = simulated.install_on_route()
+    before = bps.metrics()["total"]["device_bytes"]
+    assert sum_in_order(torch.ones(COUNT), "t").eq(bps.size()).all()
+    bps.barrier()
+    share = COUNT * 4 // (1 if bps.rank() == 2 else 2)
+    assert bps.metrics()["total"]["device_bytes"] - before == 2 * share
+    assert device.copies == 0
+
+
+@harness.on_ranks(init=False, **on("aa"))
+def test_torchs_ddp(bps: Any) -> None:
+    """By our hook, and on a group of our backend that stages."""
+    rank, size = int(os.environ["RANK"]), 2
+    dist.init_process_group("bps")
+    device = simulated.install(immediate=True)
+    group = dist.new_group(backend="bps", pg_options=Options(stage_gpu=True))
+    on_device.torchs_own(group, rank, size)
+    model = seeded(Plain)
+    ddp = nn.parallel.DistributedDataParallel(model, process_group=group, bucket_cap_mb=0.001)
+    ddp.register_comm_hook(None, bps_torch.ddp_comm_hook)
+    tensor, before = torch.ones(3000), device.copied_bytes
+    dist.all_reduce(tensor, group=group)
+    loss_of(ddp(batch(0, *share(rank, size)))).backward()
+    assert tensor.eq(2).all()
+    assert device.copied_bytes == before, "on one host nothing leaves the GPUs"
+    dist.barrier(group=group)
+    dist.destroy_process_group()
