@@ -20,18 +20,19 @@ LARGE = 3000  # its messages are a notice and a broadcast
 
 def message(bps: Any) -> Any:
     """The view ends between a message's notice and its broadcast."""
-    from bps_rdma.operations.lanes import Lane
+    from bps_rdma import _core
 
-    begin = Lane.start
+    begin = _core.start_operation
 
-    def late(*arguments: Any) -> Any:
-        mark("running")
-        eventually(has_ended)
-        return begin(*arguments)
+    def late(*arguments: Any, **how: Any) -> Any:
+        if _core.Kind.broadcast in arguments:
+            mark("running")
+            eventually(has_ended)
+        return begin(*arguments, **how)
 
-    Lane.start = late  # type: ignore[method-assign]
+    _core.start_operation = late
     sent = bps.send_async(np.ones(LARGE), dst=2)
-    Lane.start = begin  # type: ignore[method-assign]
+    _core.start_operation = begin
     return sent
 
 

@@ -200,7 +200,7 @@ def waits_for_a_thread(bps: Any, function: str, call: str) -> None:
 )
 def test_a_function_may_not_wait_for_a_thread_that_calls_the_library(function: str, call: str) -> None:
     """It would never end. Its process would count as lost."""
-    env = SMALL | NEVER | {"BPS_HEARTBEAT_TIMEOUT": str(10 * harness.PATIENCE)}
+    env = SMALL | NEVER | {"BPS_HEARTBEAT_TIMEOUT": str(20 * harness.PATIENCE)}  # it is refused after half of that
     with harness.start(waits_for_a_thread, function, call, workers=2, env=env) as job:
         job.results()
         assert re.search(r"bps-\S+, which runs the codec 'cut', has made no progress for ", job.log("rank 0"))
