@@ -15,7 +15,7 @@ from bps_rdma.group import Group
 from bps_rdma.handle import PythonHandle
 from bps_rdma.job import current
 from bps_rdma.operations.lanes import ANYTHING, Content, Lanes, Part, part_of
-from bps_rdma.operations.messages import How, Message, Together, completed, mismatch
+from bps_rdma.operations.messages import How, Message, Together, completed, give_up, mismatch
 from bps_rdma.operations.point_to_point import Subject, started
 
 A = TypeVar("A")  # an array; one that is replaced in place keeps its type
@@ -51,8 +51,7 @@ def exchange(
                     name = subject.lane_name(f"{kind} {min(own, rank)}~{max(own, rank)}", members)
                     messages[rank] = Message(all_lanes.lane(rank, name), outs.get(rank), intos.get(rank), each)
         except BaseException:  # nobody gets a handle
-            for message in begun:
-                message.give_up()
+            give_up(begun)
             raise
         return Together(list(messages.values()), lambda: finish(messages))
 

@@ -44,8 +44,21 @@ def completed(start: Callable[[How], PythonHandle[T]], how: How) -> T:
     try:
         return start(How(how.priority, how.timeout, True, begun)).wait()
     except BaseException:
-        for one in begun:
-            one.give_up()
+        give_up(begun)
+        raise
+
+
+def give_up(begun: list[Any]) -> None:
+    """Gives up what has begun: all of it, also where a signal handler raises something meanwhile. See completed().
+
+    That may take a while, and who has pressed Ctrl-C once may press it again.
+    """
+    try:
+        while begun:
+            begun[-1].give_up()
+            begun.pop()
+    except BaseException:
+        give_up(begun)
         raise
 
 

@@ -11,11 +11,15 @@ import functools
 import time
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import harness
 import numpy as np
 import pytest
+from harness import await_mark, mark
 from interrupts import interrupted
+
+from bps_rdma.operations.messages import Message
 
 pytestmark = pytest.mark.timeout(400)
 ENV = {"BPS_TIMEOUT": str(20 * harness.PATIENCE)}
@@ -158,6 +162,38 @@ def test_who_waits_for_a_handle_is_interrupted(bps: Any, way: str, count: int) -
 
     points = iter(range(1000))
     at_each_point(bps, waits, comes)
+
+
+@pytest.mark.parametrize("count", SIZES)
+@harness.on_ranks(workers=3, env=ENV)
+def test_who_gives_up_is_interrupted_again(bps: Any, count: int) -> None:
+    """That may take a while, and a user presses Ctrl-C once more: then all messages are given up nevertheless."""
+    if bps.rank() != 0:
+        await_mark("gave up", 0)
+        for _ in range(2):
+            unless_interrupted(bps, lambda: bps.all_to_all(np.full(3 * count, 5.0)))
+        bps.barrier()
+        return
+    given_up, interrupts = np.full(3 * count, -1.0), []
+    give_up = Message.give_up
+
+    def give_up_and_be_interrupted(message: Message) -> None:
+        give_up(message)
+        if not interrupts:
+            interrupts.append(message)
+            raise KeyboardInterrupt
+
+    with (
+        mock.patch.object(Message, "wait", side_effect=KeyboardInterrupt),
+        mock.patch.object(Message, "give_up", give_up_and_be_interrupted),
+        pytest.raises(KeyboardInterrupt),
+    ):
+        bps.all_to_all(np.ones(3 * count), out=given_up)
+    mark("gave up")
+    kept = given_up.copy()
+    unless_interrupted(bps, lambda: bps.all_to_all(np.ones(3 * count)))
+    bps.barrier()
+    assert np.array_equal(given_up, kept), "the memory was not the caller's again"
 
 
 COLLECTIVES: dict[str, Callable[..., Any]] = {
