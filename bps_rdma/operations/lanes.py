@@ -176,7 +176,7 @@ class Lane:
         self.unheard: deque[Any] = deque()  # Messages in their order, from the first whose other notice is not read on
         self.deferred = 0  # how many of them come, and may begin to only then
         self.under_way: weakref.WeakSet[Any] = weakref.WeakSet()  # Messages
-        self.receivers: deque[Any] = deque()  # weak references to those who take from any rank, in their order
+        self.receivers: deque[Any] = deque()  # ReceiveFromAny in their order, also those that nobody holds any more
         self.expected: deque[Any] = deque()  # Messages, one or more for each of them: some got theirs from other ranks
         self._group = group
         self._notices = self._declare(f"{name}, notice", 2 * NOTICE_BYTES)
@@ -279,6 +279,7 @@ class Lanes:
         self._pairs: dict[int, int] = {}  # numbers of groups, by peer
         self._free: deque[Notice] = deque()
         self._making = threading.RLock()
+        self.joining = threading.RLock()  # of receivers: who is before whom is the same in all lanes
 
     def lane(self, peer: int, name: str) -> Lane:
         """The lane of this name with another rank; made on its first use, which does not wait for that rank."""

@@ -8,14 +8,21 @@ import os
 import select
 import threading
 import time
-import weakref
+from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
 from bps_rdma import _core, argument_types
 from bps_rdma.agreement import group_of
 from bps_rdma.blockers import Blocker
-from bps_rdma.errors import BpsError, DeadlineError, InvalidArgumentError, RoundAbortedError, UnknownHandleError
+from bps_rdma.errors import (
+    BpsError,
+    DeadlineError,
+    InvalidArgumentError,
+    PeerLostError,
+    RoundAbortedError,
+    UnknownHandleError,
+)
 from bps_rdma.group import Group
 from bps_rdma.handle import PythonHandle
 from bps_rdma.job import current, raised, resume
@@ -25,7 +32,6 @@ from bps_rdma.operations.messages import How, Message, mismatch
 
 T = TypeVar("T")
 _FOREVER = float("inf")
-_joining = threading.Lock()  # who is before whom is the same in all lanes, or two could wait for each other
 
 
 class Subject(NamedTuple):
@@ -126,7 +132,10 @@ class ReceiveFromAny(PythonHandle[Any]):
 
     Each lane has a message that expects anything, without a deadline of its own: it stays when another lane's has come,
     and is the next one that somebody receives from that rank. Receivers get messages in the order in which they were
-    made, whichever is looked at first.
+    made, whichever is looked at first. Any thread may make one go on, as it may have to let a later one come.
+
+    A message that failed, as at its sender's deadline, is that of the receiver which would have got it: those after it
+    get what is meant for them. Only of a rank that is lost nothing is expected any more.
 
     Args:
         lanes: those from which something may come.
@@ -146,18 +155,17 @@ class ReceiveFromAny(PythonHandle[Any]):
         self._end = time.monotonic() + seconds
         self._failed: dict[int, BaseException] = {}  # by rank
         self._waiting = select.epoll()
-        self._watched: list[Blocker] = []  # kept, so that their descriptors are open
+        self._watched: deque[Blocker] = deque()  # kept, so that their descriptors are open
         self._bell: _Bell | None = None  # for those who wait for the descriptor: it is over, or at its deadline
         self._error: BaseException | None = None
         self._over = False
         self._turn = threading.RLock()
-        self._hanging = threading.Lock()  # of the bell
-        self._self = weakref.ref(self)
+        self._watching = threading.RLock()  # of what is waited for, and the bell; for moments
         if how.begun is not None:
             how.begun.append(self)
         try:
-            with keeping:
-                with _joining:
+            with keeping, self._turn:  # those behind this one may make it go on as soon as it has joined
+                with lanes[0].lanes.joining:
                     for lane in lanes:
                         self._join(lane)
                 self._find()
@@ -169,6 +177,9 @@ class ReceiveFromAny(PythonHandle[Any]):
     def __del__(self) -> None:
         if hasattr(self, "_waiting"):
             self._waiting.close()
+        bell: _Bell | None = getattr(self, "_bell", None)
+        if bell is not None:
+            bell.ring()  # its alarm is a thread
 
     def wait(self) -> Any:
         """Blocks until a message has come, and returns the rank that has sent it, or the given result."""
@@ -203,14 +214,15 @@ class ReceiveFromAny(PythonHandle[Any]):
 
     def completion_fd(self) -> int:
         """A descriptor that is readable when done() may have changed."""
-        with self._hanging:  # not the lock of the thread that waits
+        with self._watching:  # not the lock of the thread that waits
             if self._bell is None:
-                self._bell = _Bell()
-                self._waiting.register(self._bell.fd, select.EPOLLIN)
+                bell = _Bell()
+                self._waiting.register(bell.fd, select.EPOLLIN)
                 if self._over:
-                    self._bell.ring()
+                    bell.ring()
                 else:
-                    self._bell.ring_in(self._end - time.monotonic())
+                    bell.ring_in(self._end - time.monotonic())
+                self._bell = bell  # last: what a signal handler raises leaves none that is not rung
         return self._waiting.fileno()
 
     def give_up(self) -> None:
@@ -225,76 +237,101 @@ class ReceiveFromAny(PythonHandle[Any]):
         return None if self._taken is None else self._taken.lane.peer
 
     def _join(self, lane: Lane) -> None:
-        """Waits in a lane, in which as many messages are expected as there are receivers."""
         with lane.lock:
-            lane.receivers.append(self._self)
-            try:
-                while len(lane.expected) < len(lane.receivers):
-                    how = How(self._how.priority, timeout=_FOREVER)
-                    Message(lane, None, ANYTHING, how, among=lane.expected)
-            except BpsError as error:
-                self._lose(lane, error)
+            lane.receivers.append(self)
+            self._expect(lane)
 
-    def _lose(self, lane: Lane, error: BpsError) -> None:
-        self._failed[lane.peer] = error  # others may still send
-        lane.receivers.remove(self._self)
+    def _expect(self, lane: Lane) -> None:
+        """Expects as many messages in a lane as there are receivers. Under its lock."""
+        try:
+            while len(lane.expected) < len(lane.receivers):
+                self._expect_one(lane)
+        except BpsError as error:
+            self._failed[lane.peer] = error  # others may still send
+            lane.receivers.remove(self)
+
+    def _expect_one(self, lane: Lane) -> None:
+        Message(lane, None, ANYTHING, How(self._how.priority, timeout=_FOREVER), among=lane.expected)
 
     def _find(self) -> None:
         """Looks for a message that has come. What a signal handler raises may leave this at any point, and _claim()."""
-        for lane in self._lanes:
-            if lane.peer in self._failed:
-                continue
-            is_next = self._is_next(lane)
-            with lane.lock:
-                expected = lane.expected[0]
-                if not (is_next and expected.heard()):
-                    self._watch(expected)
-                    continue
-                if not isinstance(expected.error, BpsError):
-                    self._taken = expected
-                    return
-                self._lose(lane, expected.error)
-                lane.expected.popleft()
+        if any(lane.peer not in self._failed and self._has_come(lane) for lane in self._lanes):
+            return
         if len(self._failed) == len(self._lanes):
             self._fail(next(iter(self._failed.values())))
+
+    def _has_come(self, lane: Lane) -> bool:
+        """Whether a message of this lane has come, or failed, for this receiver, which then takes it."""
+        is_next = self._is_next(lane)
+        with lane.lock:
+            expected = lane.expected[0]
+            if not (is_next and expected.heard()):
+                self._watch(expected)
+            elif isinstance(expected.error, PeerLostError) and self._is_lost(lane):
+                self._failed[lane.peer] = expected.error  # others may still send
+                lane.receivers.remove(self)
+                lane.expected.popleft()
+            else:
+                self._taken = expected
+                return True
+        return False
+
+    def _is_lost(self, lane: Lane) -> bool:
+        """Whether the other rank is, and has not just given a message up."""
+        try:
+            self._expect_one(lane)
+        except BpsError:
+            return True
+        return False
 
     def _claim(self) -> None:
         """Makes what was found this receiver's own, and lets the next ones come."""
         if self._taken is None:
             return
-        with self._taken.lane.lock:
-            if self._taken in self._taken.lane.expected:
-                self._taken.lane.expected.remove(self._taken)
+        lane = self._taken.lane
+        with lane.lock:
+            if self._taken in lane.expected:
+                lane.expected.remove(self._taken)
+                if not (self._how.awaited or self._taken.done()):
+                    lane.lanes.progress().add(_Delivery(self, self._taken))  # perhaps nobody holds this any more
         self._leave()
 
     def _is_next(self, lane: Lane) -> bool:
         """Whether no receiver is before this one. Those that can go on are made to, and then are there no more."""
-        while (first := lane.receivers[0]) is not self._self:
-            ahead = first()
-            if ahead is not None:
-                ahead.done()
+        while (first := lane.receivers[0]) is not self:
+            first.done()
             with lane.lock:
                 if first is lane.receivers[0]:
-                    if ahead is not None:
+                    if lane.peer not in first._failed:
                         return False
-                    lane.receivers.popleft()  # nobody holds it any more
+                    lane.receivers.popleft()  # it was interrupted while it left
         return True
 
     def _leave(self) -> None:
         for lane in self._lanes:
             with lane.lock, contextlib.suppress(ValueError):
-                lane.receivers.remove(self._self)
+                lane.receivers.remove(self)
 
     def _watch(self, message: Message) -> None:
+        """Lets this receiver be looked at when the message may have gone on."""
         blocker = message.blocker()
-        with contextlib.suppress(FileExistsError):
-            self._waiting.register(blocker.completion_fd(), select.EPOLLIN)
-            self._watched.append(blocker)
+        with self._watching:
+            self._watched.append(blocker)  # before it is registered, so that no other one ever is
+            with contextlib.suppress(FileExistsError):
+                self._waiting.register(blocker.completion_fd(), select.EPOLLIN)
+
+    def _forget_watched(self) -> None:
+        with self._watching:
+            while self._watched:
+                with contextlib.suppress(FileNotFoundError):  # it is twice there, or was interrupted before
+                    self._waiting.unregister(self._watched[0].completion_fd())
+                self._watched.popleft()
 
     def _advance(self) -> bool:
-        for blocker in self._watched:
-            self._waiting.unregister(blocker.completion_fd())
-        self._watched.clear()
+        if self._error is not None:  # interrupted before it was over
+            self._finish()
+            return True
+        self._forget_watched()
         if self._taken is None:
             self._find()
         self._claim()
@@ -332,10 +369,14 @@ class ReceiveFromAny(PythonHandle[Any]):
 
     def _give_up(self, error: BaseException) -> None:
         if self._taken is not None:  # the next one who receives from that rank gets what comes
-            expected = self._taken.lane.expected
-            with self._taken.lane.lock:
-                if self._taken not in expected:
-                    expected.appendleft(self._taken)
+            lane = self._taken.lane
+            with lane.lock:
+                if self._taken not in lane.expected:
+                    lane.expected.appendleft(self._taken)
+                for receiver in lane.receivers:
+                    if receiver is not self:
+                        receiver._watch(self._taken)  # it waits for the message after this one
+                        break
         self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
@@ -344,28 +385,54 @@ class ReceiveFromAny(PythonHandle[Any]):
 
     def _finish(self) -> None:
         self._leave()
-        with self._hanging:
-            self._over = True
+        with self._watching:
             if self._bell is not None:
                 self._bell.ring()
+            self._over = True
+
+
+class _Delivery(PythonHandle[Any]):
+    """What remains to be done once a receiver has taken a message of which the notice alone has come.
+
+    Args:
+        receiver: that of the message.
+        message: the same.
+    """
+
+    def __init__(self, receiver: ReceiveFromAny, message: Message) -> None:
+        self._receiver = receiver
+        self._message = message
+
+    def wait(self) -> None:
+        """Nobody does."""
+        raise NotImplementedError
+
+    def done(self) -> bool:
+        """Whether the receiver is over."""
+        return self._receiver.done()
+
+    def blocker(self) -> Blocker:
+        """That of the message."""
+        return self._message.blocker()
 
 
 class _Bell:
     """A descriptor that becomes readable, and stays so."""
 
     def __init__(self) -> None:
-        self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._alarm: threading.Timer | None = None
+        self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 
     def __del__(self) -> None:
-        os.close(self.fd)
+        if hasattr(self, "fd"):  # a signal handler may have raised something
+            os.close(self.fd)
 
     def ring(self) -> None:
         """Rings now."""
         os.eventfd_write(self.fd, 1)
-        if self._alarm is not None:
-            self._alarm.cancel()
-            self._alarm = None
+        alarm, self._alarm = self._alarm, None
+        if alarm is not None:
+            alarm.cancel()
 
     def ring_in(self, seconds: float) -> None:
         """Rings then, if nobody has before."""

@@ -125,7 +125,7 @@ def recv_any(
         array, name, tag, priority, group, timeout: as for recv().
 
     Raises:
-        PeerLostError: no rank of the group is there any more. Otherwise as recv().
+        PeerLostError: no rank of the group is there any more, or one has given its message up. Otherwise as recv().
     """
     part = part_of(array, True)
     src = completed(partial(point_to_point.receive_from_any, part, Subject(name, tag, group)), How(priority, timeout))

@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several receivers of one rank: in threads, in a line, interrupted, dropped, and of messages that fail."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from typing import Any
+from unittest import mock
+
+import harness
+import numpy as np
+import pytest
+from harness import await_mark, mark
+from interrupts import interrupted
+
+from bps_rdma.operations import point_to_point
+from bps_rdma.operations.lanes import part_of
+from bps_rdma.operations.messages import How
+from bps_rdma.operations.point_to_point import ReceiveFromAny, Subject
+
+pytestmark = pytest.mark.timeout(200)
+ENV = {"BPS_TIMEOUT": str(20 * harness.PATIENCE)}
+SIZES = pytest.mark.parametrize("count", [3, 5000])  # elements: in the notice, and as a broadcast
+
+
+def recv_any_async(array: Any) -> ReceiveFromAny:
+    """What the torch backend starts for irecv() from any rank."""
+    return point_to_point.receive_from_any(part_of(array, True), Subject(), How())
+
+
+def in_threads(*calls: Any) -> None:
+    """Makes all calls at once; raises what one of them has raised."""
+    failed: list[BaseException] = []
+
+    def run(call: Any) -> None:
+        try:
+            call()
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=run, args=(call,)) for call in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failed:
+        raise failed[0]
+
+
+@SIZES
+@harness.on_ranks(workers=3, env=ENV)
+def test_threads_that_receive_from_any_get_each_message_once(bps: Any, count: int) -> None:
+    messages, threads = 200, 4
+    if bps.rank() != 0:
+        for number in range(messages):
+            bps.send(np.full(count, float(number)), dst=0)
+        bps.barrier()
+        return
+    found: list[tuple[int, int]] = []
+
+    def receive() -> None:
+        for _ in range(2 * messages // threads):
+            array = np.full(count, -1.0)
+            src = bps.recv_any(array)
+            assert np.all(array == array[0])
+            found.append((src, int(array[0])))
+
+    in_threads(*[receive] * threads)
+    assert sorted(found) == [(src, number) for src in (1, 2) for number in range(messages)]
+    bps.barrier()
+
+
+@SIZES
+@harness.on_ranks(workers=2, env=ENV)
+def test_a_message_that_is_given_back_wakes_the_next_one(bps: Any, count: int) -> None:
+    """The next receiver waits for the message behind it by then."""
+    if bps.rank() == 1:
+        bps.send(np.zeros(count), dst=0)  # makes the lane
+        await_mark("both wait", 0)
+        bps.send(np.ones(count), dst=0)
+        await_mark("over", 0)
+        return
+    bps.recv_any(np.zeros(count))
+    main, interruptions = threading.get_ident(), []
+    array = np.zeros(count)
+    second = threading.Thread(target=lambda: bps.recv_any(array))
+    deliver = ReceiveFromAny._deliver
+
+    def interrupted_once(receiver: ReceiveFromAny, message: Any) -> None:
+        if threading.get_ident() == main and not interruptions:
+            interruptions.append(message)
+            harness.eventually(lambda: harness.is_blocked(second.native_id or 0), 10, "the second one waits again")
+            raise KeyboardInterrupt
+        deliver(receiver, message)
+
+    def let_the_message_come() -> None:
+        harness.eventually(lambda: harness.is_blocked(os.getpid()), 10, "the first one waits")
+        second.start()
+        harness.eventually(lambda: harness.is_blocked(second.native_id or 0), 10, "the second one waits")
+        mark("both wait")
+
+    third = threading.Thread(target=let_the_message_come)
+    with mock.patch.object(ReceiveFromAny, "_deliver", interrupted_once):
+        third.start()
+        with pytest.raises(KeyboardInterrupt):
+            bps.recv_any(np.zeros(count))
+        third.join()
+        second.join(10 * harness.PATIENCE)
+    assert not second.is_alive()
+    assert np.all(array == 1)
+    mark("over")
+
+
+def polled(handle: Any) -> None:
+    while not handle.done():
+        pass
+
+
+def waited_by_descriptor(handle: Any) -> None:
+    handle.completion_fd()
+    handle.wait()
+
+
+@SIZES
+@pytest.mark.parametrize("way", [ReceiveFromAny.wait, polled, waited_by_descriptor])
+@harness.on_ranks(workers=2, env=ENV)
+def test_a_handle_is_good_after_an_interrupt_at_each_point(bps: Any, way: Any, count: int) -> None:
+    point, goes_on = 0, True
+    while goes_on:
+        if bps.rank() == 0:
+            array = np.full(count, -1.0)
+            handle = recv_any_async(array)
+            go = bps.send_async(np.zeros(1), "go", dst=1)
+            goes_on = interrupted(point, lambda: way(handle))  # noqa: B023  called at once
+            assert handle.wait() == 1
+            assert np.all(array == point)
+            go.wait()
+        else:
+            bps.recv(np.zeros(1), "go", src=0)
+            bps.send(np.full(count, float(point)), dst=0)
+        goes_on = bool(bps.broadcast(np.array([goes_on]), "goes on")[0])
+        point += 1
+    assert point > 10
+
+
+def send_until_the_deadline(bps: Any, count: int) -> None:
+    with pytest.raises(bps.DeadlineError):
+        bps.send(np.zeros(count), dst=0, timeout=0.1)
+
+
+def send_until_an_interrupt(bps: Any, count: int) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def interrupt() -> None:
+        harness.eventually(lambda: harness.is_blocked(os.getpid()), 10, "the main thread waits")
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        bps.send(np.zeros(count), dst=0)
+    thread.join()
+
+
+@SIZES
+@pytest.mark.parametrize("fail", [send_until_the_deadline, send_until_an_interrupt])
+@harness.on_ranks(workers=3, env=ENV)
+def test_who_takes_any_is_told_of_a_message_that_failed(bps: Any, fail: Any, count: int) -> None:
+    """Nothing else has to be sent before, and the next message of that rank comes."""
+    if bps.rank() == 1:
+        bps.send(np.zeros(count), dst=0)  # makes the lane, so that the main thread waits for its message alone
+        fail(bps, count)
+        fail(bps, count)
+        mark("gave up")
+        bps.send(np.ones(count), dst=0)
+    elif bps.rank() == 0:
+        array = np.zeros(count)
+        bps.recv_any(array)
+        await_mark("gave up", 1)
+        for _ in range(2):
+            with pytest.raises((bps.DeadlineError, bps.PeerLostError), match="notice"):
+                bps.recv_any(array)
+        assert bps.recv_any(array) == 1
+        assert np.all(array == 1)
+    bps.barrier()
+
+
+@SIZES
+@pytest.mark.parametrize("behind_any", [False, True])
+@harness.on_ranks(workers=2, env=ENV)
+def test_a_dropped_handle_keeps_its_place(bps: Any, behind_any: bool, count: int) -> None:
+    """A receive that nobody waits for gets its message, whatever was received before it."""
+    if bps.rank() == 0:
+        first, second = np.zeros(count), np.zeros(count)
+        if behind_any:
+            with pytest.raises(bps.DeadlineError):
+                bps.recv_any(np.zeros(count), timeout=0)
+        mark("gave up")
+        bps.recv_async(first, src=1)
+        assert np.all(bps.recv_async(second, src=1).wait() == 2)
+        harness.eventually(lambda: np.all(first == 1), 10, "the first message has come, too")
+    else:
+        await_mark("gave up", 0)
+        for number in (1.0, 2.0):
+            bps.send(np.full(count, number), dst=0)
+    bps.barrier()
