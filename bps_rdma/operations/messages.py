@@ -224,6 +224,7 @@ class Message(StepwiseHandle):
         self._out = self._into = _NO_PART
         with self.lane.lock:
             self.lane.under_way.discard(self)
+            self.lane.first_unheard()  # lets go of this one, and of the caller's memory, if no message ever follows
         return True
 
     def _end(self, handle: _core.Handle[None], *, waits: bool, counts: bool) -> bool:

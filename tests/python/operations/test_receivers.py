@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import weakref
 from typing import Any
 from unittest import mock
 
@@ -206,3 +207,21 @@ def test_a_dropped_handle_keeps_its_place(bps: Any, behind_any: bool, count: int
         for number in (1.0, 2.0):
             bps.send(np.full(count, number), dst=0)
     bps.barrier()
+
+
+@SIZES
+@pytest.mark.parametrize("way", ["send", "recv"])
+@harness.on_ranks(workers=2, env=ENV)
+def test_what_was_waited_for_is_let_go(bps: Any, way: str, count: int) -> None:
+    """Also if no other message ever follows in that lane."""
+
+    array = np.zeros(count)
+    gone = weakref.ref(array)
+    peer = 1 - bps.rank()
+    if (way == "send") == (bps.rank() == 0):
+        bps.send_async(array, dst=peer).wait()
+    else:
+        bps.recv_async(array, src=peer).wait()
+    del array
+    bps.barrier()
+    assert gone() is None
