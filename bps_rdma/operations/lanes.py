@@ -317,11 +317,17 @@ class _LanesOfJob:
 
     def __init__(self) -> None:
         self.now: Lanes | None = None
+        self.making = threading.RLock()
 
 
 def lanes_of(job: Job) -> Lanes:
     """The lanes of a job in its present view."""
     kept = job.part(_LanesOfJob)
-    if kept.now is None or kept.now.process is not job.process:
-        kept.now = Lanes(job)
-    return kept.now
+    found = kept.now
+    if found is not None and found.process is job.process:
+        return found
+    with kept.making:  # two threads with lanes of their own would not know of each other's messages
+        found = kept.now
+        if found is None or found.process is not job.process:
+            found = kept.now = Lanes(job)
+        return found

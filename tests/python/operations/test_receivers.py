@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -17,7 +18,7 @@ from harness import await_mark, mark
 from interrupts import interrupted
 
 from bps_rdma.operations import point_to_point
-from bps_rdma.operations.lanes import part_of
+from bps_rdma.operations.lanes import lanes_of, part_of
 from bps_rdma.operations.messages import How
 from bps_rdma.operations.point_to_point import ReceiveFromAny, Subject
 
@@ -225,3 +226,20 @@ def test_what_was_waited_for_is_let_go(bps: Any, way: str, count: int) -> None:
     del array
     bps.barrier()
     assert gone() is None
+
+
+@harness.on_ranks(workers=2, env=ENV)
+def test_threads_share_the_lanes(bps: Any) -> None:
+    from bps_rdma.job import current
+    from bps_rdma.operations import lanes
+
+    class Slow(lanes.Lanes):
+        def __init__(self, job: Any) -> None:
+            with contextlib.suppress(threading.BrokenBarrierError):
+                both.wait(1)
+            super().__init__(job)
+
+    both, found = threading.Barrier(2), []
+    with mock.patch.object(lanes, "Lanes", Slow):
+        in_threads(*[lambda: found.append(lanes_of(current()))] * 2)
+    assert found[0] is found[1]
