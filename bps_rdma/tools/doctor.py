@@ -14,6 +14,7 @@ import bps_rdma
 from bps_rdma import _core
 from bps_rdma.errors import AuthenticationError, BpsError, DeadlineError, UnreachableError
 from bps_rdma.terminal import wide_console
+from bps_rdma.tools import gpus
 from bps_rdma.tools.bench.memory import available
 
 if TYPE_CHECKING:
@@ -42,10 +43,16 @@ class Check:
 
 @dataclass
 class Findings:
-    """All findings; `rdma` holds the devices, ports and GIDs that the native module found, and its choice."""
+    """All findings.
+
+    Attributes:
+        rdma: the devices, ports and GIDs that the native module found, and its choice.
+        gpus: what the driver and the kernel say of GPUs.
+    """
 
     checks: list[Check] = field(default_factory=list)
     rdma: dict[str, Any] = field(default_factory=dict)
+    gpus: gpus.Gpus = field(default_factory=gpus.Gpus)
 
     def add(self, name: str, state: State, fact: str, hint: str = "") -> None:
         """Append a line."""
@@ -76,6 +83,8 @@ def examine(*, transfer: bool = True, timeout_s: float = 30.0) -> Findings:
     _look_at_libraries(report, needed=wanted in {"rdma", "1", "ibverbs"})
     _look_at_devices(report)
     _look_at_choice(report, needed=wanted in {"rdma", "1", "ibverbs"})
+    report.gpus = gpus.look(config.text("BPS_CUDA_LIB"))
+    look_at_gpus(report, by_core=config.text("BPS_DEVICE_ROUTE") == "1")
     if report.rdma["rails"]:
         _look_at_memory(report, config.text("BPS_RDMA_MEMORY"))
     if transfer:
@@ -134,6 +143,38 @@ def _look_at_choice(report: Findings, *, needed: bool) -> None:
         report.add("rdma will use", "ok", f"{where}: {rail['reason']}")
     if not rdma["rails"] and rdma["libraries"]:
         report.add("rdma will use", "bad" if needed else "note", f"nothing: {rdma['why_not']}", rdma["hint"])
+
+
+_NEAR = {"switch": "behind the same PCIe switch", "root": "at the same PCIe root", "node": "at the same NUMA node"}
+
+
+def look_at_gpus(report: Findings, *, by_core: bool) -> None:
+    """Says what was found of GPUs, and how their tensors travel; `by_core`: with BPS_DEVICE_ROUTE=1."""
+    found = report.gpus
+    if not found.found:
+        if found.on_bus == 0 and not (found.why_not and (by_core or found.kernel_driver)):
+            report.add("GPUs", "ok", "none")
+            return
+        why = found.why_not or "CUDA's driver shows none of them"
+        hint = found.hint or "see CUDA_VISIBLE_DEVICES and nvidia-smi"
+        report.add("GPUs", "bad" if by_core else "note", f"{found.on_bus} of NVIDIA on the PCI bus; {why}", hint)
+        return
+    version = f"{found.kernel_driver}, " if found.kernel_driver else ""
+    report.add("GPUs", "ok", f"{len(found.found)}, driver {version}CUDA {found.cuda}")
+    for gpu in found.found:
+        where = f"{gpu.name}, {gpu.memory_bytes >> 30} GiB, PCI {gpu.address}"
+        node = f", NUMA node {gpu.node}" if gpu.node >= 0 else ""
+        near = f"; {_NEAR[gpu.near]}: {', '.join(gpu.nics)}" if gpu.nics else "; no NIC is near"
+        report.add(f"GPU {gpu.ordinal}", "ok", where + node + near)
+    if len(found.found) > 1:
+        pairs = len(found.found) * (len(found.found) - 1) // 2
+        fact = f"{found.pairs} of {pairs} pairs reach each other's memory, {found.linked} with atomics, as over NVLink"
+        report.add("GPU to GPU", "ok", fact)
+    able = sum(gpu.has_dma_buf for gpu in found.found)
+    peermem = "nvidia_peermem is loaded" if found.has_peermem else "nvidia_peermem is not loaded"
+    report.add("GPUDirect", "ok", f"dma-buf on {able} of {len(found.found)} GPUs, {peermem}; bps_rdma uses neither yet")
+    who = "the core (BPS_DEVICE_ROUTE=1)" if by_core else "threads of Python (BPS_DEVICE_ROUTE=0)"
+    report.add("CUDA tensors", "ok", f"copied to pinned memory of this machine and back, by {who}")
 
 
 def _look_at_memory(report: Findings, rule: str) -> None:
@@ -216,7 +257,7 @@ def doctor(
     ] = None,
     code: Annotated[str | None, typer.Option(help="The code that the doctor at --peer printed.")] = None,
 ) -> int:
-    """Check this machine: RDMA libraries, devices, ports, GIDs and the choice among them, and verified transfers.
+    """Check this machine: RDMA libraries, devices, ports, GIDs and the choice among them, GPUs, and verified transfers.
 
     The exit status is 1 when the settings ask for something that does not work, 2 when a setting is invalid.
     """
@@ -229,7 +270,8 @@ def doctor(
         check_peer(report, peer=peer, code=code, port=port, wait_s=wait, timeout_s=timeout)
     if as_json:
         checks = [asdict(check) for check in report.checks]
-        print(json.dumps({"healthy": report.healthy, "checks": checks, "rdma": report.rdma}, indent=1))
+        found = {"checks": checks, "rdma": report.rdma, "gpus": asdict(report.gpus)}
+        print(json.dumps({"healthy": report.healthy, **found}, indent=1))
     else:
         _show(report, wide_console())
     return 0 if report.healthy else 1

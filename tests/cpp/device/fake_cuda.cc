@@ -8,6 +8,8 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <functional>
@@ -162,7 +164,8 @@ void wait_until(const std::function<bool()>& happened) {
 extern "C" {
 
 Result cuInit(unsigned) {
-  return kSuccess;
+  const char* const result = std::getenv("FAKE_CUDA_INIT");
+  return result != nullptr ? std::atoi(result) : kSuccess;
 }
 Result cuGetErrorString(Result error, const char** text) {
   *text = error == kIllegalAddress ? "an illegal memory access was encountered" : "an error of the fake";
@@ -299,6 +302,46 @@ Result cuMemcpyHtoDAsync_v2(Address to, const void* from, std::size_t size, Stre
   std::byte* target = find(to, size);
   if (target == nullptr || !is_pinned(from, size)) return kInvalidValue;
   stream->put([=] { std::memcpy(target, from, size); });
+  return kSuccess;
+}
+
+// ---- For `bps doctor`: as many GPUs as FAKE_CUDA_GPUS says. The first four are linked, and others share PCIe alone.
+
+Result cuDriverGetVersion(int* version) {
+  *version = 12040;
+  return kSuccess;
+}
+Result cuDeviceGetCount(int* count) {
+  const char* const said = std::getenv("FAKE_CUDA_GPUS");
+  *count = said != nullptr ? std::atoi(said) : 1;
+  return kSuccess;
+}
+Result cuDeviceGet(Ordinal* device, int number) {
+  *device = number;
+  return kSuccess;
+}
+Result cuDeviceGetName(char* name, int size, Ordinal) {
+  (void)std::snprintf(name, static_cast<std::size_t>(size), "Fake");
+  return kSuccess;
+}
+Result cuDeviceTotalMem_v2(std::size_t* bytes, Ordinal) {
+  *bytes = std::size_t{80} << 30;
+  return kSuccess;
+}
+Result cuDeviceGetPCIBusId(char* address, int size, Ordinal device) {
+  (void)std::snprintf(address, static_cast<std::size_t>(size), "0000:%02X:00.0", 0x1a + 0x10 * device);
+  return kSuccess;
+}
+Result cuDeviceGetAttribute(int* value, int attribute, Ordinal device) {
+  *value = attribute == 124 && device != 0 ? 1 : 0;  // all but the first one have dma-buf
+  return kSuccess;
+}
+Result cuDeviceCanAccessPeer(int* can, Ordinal, Ordinal) {
+  *can = 1;
+  return kSuccess;
+}
+Result cuDeviceGetP2PAttribute(int* value, int attribute, Ordinal one, Ordinal other) {
+  *value = attribute == 3 && one < 4 && other < 4 ? 1 : 0;
   return kSuccess;
 }
 

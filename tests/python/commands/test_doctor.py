@@ -8,10 +8,14 @@ import shlex
 import subprocess
 from pathlib import Path
 
+import gpu_arrays
 import harness
 import numpy as np
 import pytest
 from bodies.doctor import DOCTOR, ENV, doctor, two_doctors_sum_together
+
+from bps_rdma.tools import gpus
+from bps_rdma.tools.doctor import Findings, look_at_gpus
 
 
 def test_a_machine_that_needs_nothing_more_is_healthy():
@@ -102,3 +106,99 @@ def test_a_wrong_code_is_refused():
             assert first.poll() is None, "it waits for one with the right code"
         finally:
             first.terminate()
+
+
+# ---- GPUs
+
+
+def with_gpus(count: int, **more: str) -> dict[str, str]:
+    return {"BPS_TRANSPORT": "tcp", "BPS_CUDA_LIB": gpu_arrays.driver(), "FAKE_CUDA_GPUS": str(count)} | more
+
+
+def test_each_gpu_is_named_and_how_its_tensors_travel():
+    status, checks = doctor(env=with_gpus(8))
+    assert status == 0
+    assert checks["GPUs"]["fact"] == "8, driver CUDA 12.4"
+    assert checks["GPU 7"]["fact"].startswith("Fake, 80 GiB, PCI 0000:8a:00.0; ")
+    assert checks["GPU to GPU"]["fact"].startswith("28 of 28 pairs reach each other's memory, 6 with atomics")
+    assert checks["GPUDirect"]["fact"].startswith("dma-buf on 7 of 8 GPUs, nvidia_peermem is not loaded; ")
+    assert "threads of Python (BPS_DEVICE_ROUTE=0)" in checks["CUDA tensors"]["fact"]
+    _, checks = doctor(env=with_gpus(1, BPS_DEVICE_ROUTE="1"))
+    assert "the core (BPS_DEVICE_ROUTE=1)" in checks["CUDA tensors"]["fact"]
+    assert "GPU to GPU" not in checks
+
+
+@pytest.mark.parametrize(
+    ("env", "fact", "hint"),
+    [
+        ({"BPS_CUDA_LIB": "nosuch.so"}, "CUDA's driver cannot be opened: nosuch.so", "docker run --gpus all"),
+        (with_gpus(8, FAKE_CUDA_INIT="802"), "an error of the fake (CUDA error 802)", "nvidia-fabricmanager"),
+        (with_gpus(8, FAKE_CUDA_INIT="999"), "an error of the fake (CUDA error 999)", "nvidia-smi"),
+    ],
+)
+def test_a_driver_that_does_not_work_is_bad_where_the_settings_ask_for_it(env, fact, hint):
+    status, checks = doctor(env={"BPS_TRANSPORT": "tcp", "BPS_DEVICE_ROUTE": "1"} | env)
+    assert (status, checks["GPUs"]["state"]) == (1, "bad")
+    assert fact in checks["GPUs"]["fact"]
+    assert hint in checks["GPUs"]["hint"]
+    status, checks = doctor(env={"BPS_TRANSPORT": "tcp"} | env)
+    assert (status, checks["GPUs"]["state"]) in ((0, "ok"), (0, "note")), "with GPUs on the bus it is a note"
+
+
+class Machine:
+    """What the kernel shows of the devices of a machine."""
+
+    def __init__(self, sysfs: Path) -> None:
+        self.sysfs = sysfs
+
+    def add(self, way: str, node: int, nic: str = "", **files: str) -> None:
+        """Adds a device, behind these bridges."""
+        place = self.sysfs / "devices" / way
+        place.mkdir(parents=True)
+        for file, text in ({"numa_node": str(node)} | files).items():
+            (place / file).write_text(f"{text}\n")
+        link = self.sysfs / "bus/pci/devices" / place.name
+        if nic:
+            link = self.sysfs / "class/infiniband" / nic / "device"
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(place)
+
+
+GPU = {"vendor": "0x10de", "class": "0x030200"}
+NIC = {"vendor": "0x15b3", "class": "0x020700"}
+
+
+def test_the_nics_near_a_gpu_are_those_that_share_most_bridges_with_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("FAKE_CUDA_GPUS", "5")
+    machine = Machine(tmp_path)
+    machine.add("pci0000:16/0000:16:01.0/0000:17:00.0/0000:18:00.0/0000:1a:00.0", 0, **GPU)
+    machine.add("pci0000:16/0000:16:01.0/0000:17:00.0/0000:18:04.0/0000:1c:00.0", 0, "mlx5_0", **NIC)
+    machine.add("pci0000:16/0000:16:02.0/0000:2a:00.0", 0, **GPU)
+    machine.add("pci0000:16/0000:16:03.0/0000:2c:00.0", 0, "mlx5_3", **NIC)
+    machine.add("pci0000:38/0000:38:01.0/0000:3a:00.0", 1, **GPU)
+    machine.add("pci0000:40/0000:40:01.0/0000:41:00.0", 1, "mlx5_1", **NIC)
+    machine.add("pci0000:40/0000:40:01.0/0000:42:00.0", 1, "mlx5_2", **NIC)
+    machine.add("pci0000:48/0000:48:01.0/0000:4a:00.0", -1, **GPU)
+    (tmp_path / "class/infiniband/rxe0").mkdir()  # has no device
+    (tmp_path / "module/nvidia_peermem").mkdir(parents=True)
+    (tmp_path / "module/nvidia").mkdir()
+    (tmp_path / "module/nvidia/version").write_text("550.54.15\n")
+    found = gpus.look(gpu_arrays.driver(), tmp_path)
+    assert [(gpu.nics, gpu.near, gpu.node) for gpu in found.found] == [
+        (["mlx5_0"], "switch", 0),
+        (["mlx5_0", "mlx5_3"], "root", 0),
+        (["mlx5_1", "mlx5_2"], "node", 1),
+        ([], "", -1),
+        ([], "", -1),  # the kernel does not show it
+    ]
+    assert (found.on_bus, found.has_peermem, found.kernel_driver) == (4, True, "550.54.15")
+
+
+def test_without_a_driver_gpus_on_the_bus_are_a_note(tmp_path):
+    Machine(tmp_path).add("pci0000:16/0000:16:01.0/0000:1a:00.0", 0, **GPU)
+    report = Findings()
+    report.gpus = gpus.look("nosuch.so", tmp_path)
+    look_at_gpus(report, by_core=False)
+    (check,) = report.checks
+    assert (check.state, check.fact[:28]) == ("note", "1 of NVIDIA on the PCI bus; ")
+    assert "docker run --gpus all" in check.hint

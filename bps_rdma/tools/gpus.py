@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What NVIDIA's driver and /sys say of the GPUs of this machine, for `bps doctor`. Nothing runs on them.
+
+CUDA's driver is opened as the core opens it, by name and at run time. cuInit() makes no context.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+_NO_DEVICE = 100  # CUDA's number for: there is a driver, and no GPU
+_SYSTEM_NOT_READY = 802
+_OF_DEVICE_DMA_BUF = 124  # attributes of a device, and of a pair
+_OF_PAIR_ATOMICS = 3
+_NVIDIA = "0x10de"
+_OF_DISPLAYS = "0x03"  # the class of PCI that GPUs have, too
+_SYS = Path("/sys")
+
+
+@dataclass
+class Gpu:
+    """A GPU: its number for CUDA, its PCI address, and the NICs that are nearest to it.
+
+    Attributes:
+        near: "switch": these NICs and the GPU are behind one bridge or switch; "root": at one root complex; "node": at
+            one NUMA node; "": no NIC is nearer than others.
+    """
+
+    ordinal: int
+    name: str
+    memory_bytes: int
+    address: str
+    has_dma_buf: bool
+    node: int = -1
+    nics: list[str] = field(default_factory=list)
+    near: str = ""
+
+
+@dataclass
+class Gpus:
+    """The GPUs of a machine.
+
+    Attributes:
+        kernel_driver: version of NVIDIA's kernel module; "": it is not loaded.
+        cuda: the newest version of CUDA that the driver has; "": it cannot be used.
+        why_not, hint: what is wrong with it, and what to do.
+        on_bus: how many GPUs of NVIDIA there are, whether the driver shows them or not.
+        has_peermem: the kernel module nvidia_peermem is loaded.
+        pairs, linked: of two GPUs, how many reach each other's memory; and those that have atomics, as over NVLink.
+    """
+
+    kernel_driver: str = ""
+    cuda: str = ""
+    why_not: str = ""
+    hint: str = ""
+    on_bus: int = 0
+    has_peermem: bool = False
+    found: list[Gpu] = field(default_factory=list)
+    pairs: int = 0
+    linked: int = 0
+
+
+def look(library: str, sysfs: Path = _SYS) -> Gpus:
+    """Looks for GPUs.
+
+    Args:
+        library: name or path of CUDA's driver.
+        sysfs: where the kernel shows devices.
+    """
+    gpus = Gpus(_text(sysfs / "module/nvidia/version"))
+    gpus.on_bus = sum(_is_gpu(device) for device in _entries(sysfs / "bus/pci/devices"))
+    gpus.has_peermem = (sysfs / "module/nvidia_peermem").exists()
+    _ask_driver(gpus, library)
+    nics = _nics(sysfs)
+    for gpu in gpus.found:
+        place = sysfs / "bus/pci/devices" / gpu.address
+        gpu.node = _node(place)
+        gpu.nics, gpu.near = _nearest(place, nics)
+    return gpus
+
+
+# ---- CUDA's driver
+
+
+class _DriverError(Exception):
+    """The driver has refused a call."""
+
+    def __init__(self, number: int, words: str) -> None:
+        super().__init__(f"{words} (CUDA error {number})")
+        self.number = number
+
+
+class _Driver:
+    def __init__(self, library: str) -> None:
+        self._library = ctypes.CDLL(library)
+
+    def call(self, function: str, *args: Any) -> None:
+        number = getattr(self._library, function)(*args)
+        if number != 0:
+            text = ctypes.c_char_p()
+            self._library.cuGetErrorString(number, ctypes.byref(text))
+            raise _DriverError(number, (text.value or b"an unknown error").decode())
+
+    def number(self, function: str, *args: Any) -> int:
+        found = ctypes.c_int()
+        self.call(function, ctypes.byref(found), *args)
+        return found.value
+
+    def text(self, function: str, *args: Any) -> str:
+        found = ctypes.create_string_buffer(128)
+        self.call(function, found, len(found), *args)
+        return found.value.decode(errors="replace")
+
+    def bytes_of(self, device: int) -> int:
+        found = ctypes.c_size_t()
+        self.call("cuDeviceTotalMem_v2", ctypes.byref(found), device)
+        return found.value
+
+
+def _ask_driver(gpus: Gpus, library: str) -> None:
+    try:
+        driver = _Driver(library)
+        driver.call("cuInit", 0)
+        version = driver.number("cuDriverGetVersion")
+        gpus.cuda = f"{version // 1000}.{version % 1000 // 10}"
+        gpus.found = [_gpu(driver, ordinal) for ordinal in range(driver.number("cuDeviceGetCount"))]
+        _ask_pairs(gpus, driver)
+    except _DriverError as error:
+        if error.number == _NO_DEVICE:
+            return
+        gpus.why_not = f"CUDA's driver cannot be used: {error}"
+        gpus.hint = "see nvidia-smi and the kernel log (dmesg) for the state of the GPUs"
+        if error.number == _SYSTEM_NOT_READY:
+            gpus.hint = "GPUs behind an NVSwitch need its service: systemctl start nvidia-fabricmanager"
+    except (OSError, AttributeError) as error:  # there is no library, or it has no such function
+        gpus.why_not = f"CUDA's driver cannot be opened: {error}"
+        gpus.hint = "install NVIDIA's driver 515 or newer; a container gets it by `docker run --gpus all`"
+
+
+def _gpu(driver: _Driver, ordinal: int) -> Gpu:
+    device = driver.number("cuDeviceGet", ordinal)
+    return Gpu(
+        ordinal=ordinal,
+        name=driver.text("cuDeviceGetName", device),
+        memory_bytes=driver.bytes_of(device),
+        address=driver.text("cuDeviceGetPCIBusId", device).lower(),  # as the kernel writes it
+        has_dma_buf=driver.number("cuDeviceGetAttribute", _OF_DEVICE_DMA_BUF, device) != 0,
+    )
+
+
+def _ask_pairs(gpus: Gpus, driver: _Driver) -> None:
+    devices = [driver.number("cuDeviceGet", gpu.ordinal) for gpu in gpus.found]
+    for place, one in enumerate(devices):
+        for other in devices[:place]:
+            if all(driver.number("cuDeviceCanAccessPeer", *pair) for pair in ((one, other), (other, one))):
+                gpus.pairs += 1
+                gpus.linked += driver.number("cuDeviceGetP2PAttribute", _OF_PAIR_ATOMICS, one, other) != 0
+
+
+# ---- /sys
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="ascii", errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def _entries(folder: Path) -> list[Path]:
+    return sorted(folder.iterdir()) if folder.is_dir() else []
+
+
+def _is_gpu(device: Path) -> bool:
+    return _text(device / "vendor") == _NVIDIA and _text(device / "class").startswith(_OF_DISPLAYS)
+
+
+def _node(device: Path) -> int:
+    try:
+        return int(_text(device / "numa_node"))
+    except ValueError:
+        return -1
+
+
+def _nics(sysfs: Path) -> dict[str, Path]:
+    """Where the RDMA devices are; without any, the network interfaces."""
+    for kind in ("infiniband", "net"):
+        devices = {entry.name: entry / "device" for entry in _entries(sysfs / "class" / kind)}
+        found = {name: device for name, device in devices.items() if "pci" in str(device.resolve())}
+        if found:
+            return found
+    return {}
+
+
+def _nearest(gpu: Path, nics: dict[str, Path]) -> tuple[list[str], str]:
+    """The NICs with which a GPU has most of its way through the PCI bridges in common, and what that is."""
+    shared = {name: _shared(gpu, nic) for name, nic in nics.items()}
+    most = max(shared.values(), default=0)
+    if most > 0:
+        return [name for name, count in shared.items() if count == most], "switch" if most > 1 else "root"
+    node = _node(gpu)
+    return ([name for name, nic in nics.items() if _node(nic) == node], "node") if node >= 0 else ([], "")
+
+
+def _shared(one: Path, other: Path) -> int:
+    """How many bridges two devices are behind together; the first is a root complex."""
+    steps = zip(one.resolve().parent.parts, other.resolve().parent.parts, strict=False)
+    common = [step for step, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], steps)]
+    return sum(step.startswith("pci") or step.count(":") == 2 for step in common)  # pci0000:16, 0000:16:01.0
