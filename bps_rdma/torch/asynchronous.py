@@ -19,12 +19,15 @@ from bps_rdma.presence import raised
 from bps_rdma.torch import membership
 from bps_rdma.torch.membership import View, naming
 from bps_rdma.torch.parameters import FixedParameters
-from bps_rdma.torch.transfer import zeros_beside
+from bps_rdma.torch.transfer import staged_from, zeros_beside
 from bps_rdma.torch.wrapping import new_instance, scaled_step
 
 
 class _Weights:
-    """All parameters of one dtype, flat on the CPU, as the servers kept them when this rank last looked."""
+    """All parameters of one dtype, flat, as the servers kept them when this rank last looked.
+
+    They are where the parameters are if the core takes them there, and otherwise on the CPU.
+    """
 
     def __init__(self, name: str, parameters: list[torch.nn.Parameter]) -> None:
         self.name = name
@@ -32,9 +35,10 @@ class _Weights:
         self._parameters = parameters
         self._versions: list[int] = []
         count = sum(p.numel() for p in parameters)
-        beside = torch.empty(0, dtype=parameters[0].dtype, device="cpu")
-        self.known = zeros_beside(beside, count, beside.dtype)
-        self.delta = zeros_beside(beside, count, beside.dtype)
+        beside: torch.Tensor = parameters[0]
+        if staged_from(beside) is not None or any(p.device != beside.device for p in parameters):
+            beside = torch.empty(0, dtype=beside.dtype, device="cpu")
+        self.known, self.delta = (zeros_beside(beside, count, beside.dtype) for _ in range(2))
 
     def read(self, into: torch.Tensor) -> None:
         """Copies the parameters, and remembers that nobody has changed them since."""

@@ -114,6 +114,19 @@ def with_optimizers(bps: Any) -> Results:
     return found
 
 
+def asynchronously(bps: Any) -> Results:
+    """For jobs with BPS_ASYNC=1 in which results do not depend on who comes first."""
+    rank, size = bps.rank(), bps.size()
+    model = seeded(Plain, rank)
+    optimizer = DistributedOptimizer(torch.optim.Adam(model.parameters(), lr=0.01), model.named_parameters())
+    for step in range(4):
+        optimizer.zero_grad()
+        loss_of(model(batch(step, *share(rank, size)))).backward()
+        optimizer.step()
+    optimizer.unstore_weights()
+    return {"model": kept(model), "state": optimizer.state_dict()["state"]}
+
+
 def with_closure(bps: Any) -> Results:
     model = seeded(Plain)
     optimizer = DistributedOptimizer(torch.optim.LBFGS(model.parameters(), max_iter=4), model.named_parameters())

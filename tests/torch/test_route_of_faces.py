@@ -23,7 +23,7 @@ import bps_rdma.torch as bps_torch
 from bps_rdma import job
 from bps_rdma.compression import METHODS, Compression
 from bps_rdma.operations import OperationOptions
-from bps_rdma.torch import transfer
+from bps_rdma.torch import asynchronous, transfer
 from bps_rdma.torch.backend import Options
 
 
@@ -60,6 +60,30 @@ def test_ddp(strategy):
 )
 def test_faces(body):
     harness.run(on_both, body, workers=3, env=gpu_arrays.env())
+
+
+# Ranks that wait for each other, and one alone for which the servers keep the weights.
+@pytest.mark.parametrize(("workers", "staleness"), [(3, "0"), (1, "-1")])
+def test_asynchronous_weights(workers, staleness):
+    env = gpu_arrays.env() | {"BPS_ASYNC": "1", "BPS_STALENESS": staleness}
+    harness.run(on_both, on_device.asynchronously, workers=workers, env=env)
+
+
+def test_weights_lie_where_the_core_takes_them(monkeypatch):
+    """Tensors on the device `meta` are those of a GPU here, as far as that goes without one."""
+
+    def weights_of(*devices: str) -> torch.Tensor:
+        parameters = [torch.nn.Parameter(torch.empty(3, device=device)) for device in devices]
+        weights = asynchronous._Weights("w", parameters)
+        assert weights.known.device == weights.delta.device
+        return weights.known
+
+    monkeypatch.setattr(transfer.device, "device_of", lambda tensor: None if tensor.is_cpu else "a GPU")
+    for is_carried in (True, False):
+        monkeypatch.setattr(asynchronous, "staged_from", lambda _, taken=is_carried: None if taken else "a GPU")
+        assert weights_of("meta", "meta").is_cpu is not is_carried
+        assert weights_of("meta", "cpu").is_cpu
+        assert weights_of("cpu").is_cpu
 
 
 COUNT = 20_001
