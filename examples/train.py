@@ -42,6 +42,12 @@ def parse_arguments() -> argparse.Namespace:
         help="sharded: each rank keeps a part of the optimizer's state (default: %(default)s)",
     )
     parser.add_argument(
+        "--device",
+        choices=["cpu", "cuda"],
+        default="cpu",
+        help="cuda: each rank takes a GPU of its host (default: %(default)s)",
+    )
+    parser.add_argument(
         "--checkpoint",
         type=Path,
         metavar="FILE",
@@ -50,6 +56,8 @@ def parse_arguments() -> argparse.Namespace:
     options = parser.parse_args()
     if options.checkpoint and options.optimizer == "sharded":
         parser.error("--checkpoint saves what rank 0 has, and that is a part only with --optimizer sharded")
+    if options.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device cuda: torch finds no GPU on this machine")
     return options
 
 
@@ -85,7 +93,7 @@ def load(file: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
     """Take weights and optimizer state from the checkpoint, if there is one; returns how many epochs it has seen."""
     if not file.exists():
         return 0
-    saved = torch.load(file, weights_only=True)
+    saved = torch.load(file, weights_only=True, map_location="cpu")
     model.load_state_dict(saved["model"])
     optimizer.load_state_dict(saved["optimizer"])
     say(f"going on after epoch {saved['epochs']}")
@@ -139,8 +147,9 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, options: argparse.
     """Train all epochs; rank 0 prints a line after each. Raises SystemExit after a checkpoint at a signal."""
     notice = Notice() if options.checkpoint else None
     done = load(options.checkpoint, model, optimizer) if options.checkpoint else 0
-    images, labels = make_images(options.images, seed=1)
-    test_images, test_labels = make_images(2000, seed=2)
+    device = next(model.parameters()).device
+    images, labels = (each.to(device) for each in make_images(options.images, seed=1))
+    test_images, test_labels = (each.to(device) for each in make_images(2000, seed=2))
     share = max(options.batch // bps.size(), 1)  # images per step on this rank
     steps = max(options.images // (share * bps.size()), 1)
     begin = time.monotonic()
@@ -190,7 +199,9 @@ def main() -> None:
     bps.init()
     torch.set_num_threads(1)  # a network this small gains nothing from more
     torch.manual_seed(bps.rank())  # any seed: DistributedDataParallel copies the weights of rank 0
-    model = bps.DistributedDataParallel(make_model(), strategy=options.strategy)
+    if options.device == "cuda":
+        torch.cuda.set_device(bps.local_rank() % torch.cuda.device_count())  # ranks share GPUs where these are fewer
+    model = bps.DistributedDataParallel(make_model().to(options.device), strategy=options.strategy)
     if options.optimizer == "sharded":
         optimizer: torch.optim.Optimizer = bps.ShardedOptimizer(model.parameters(), torch.optim.AdamW, lr=options.lr)
     else:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import harness
 import pytest
+import torch
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -48,6 +49,15 @@ def learned(done: subprocess.CompletedProcess[str], says: str) -> None:
 def test_the_training_script_learns(starter, options):
     alone = starter == "alone"
     learned(start(starter, *SHORT, *options), "trained on one rank" if alone else "the same on all 2 ranks")
+
+
+def test_on_gpus_the_training_script_learns_or_says_that_there_is_none():
+    done = start("bps run", *SHORT, "--device", "cuda")
+    if torch.cuda.is_available():
+        learned(done, "the same on all 2 ranks")
+    else:
+        assert done.returncode != 0
+        assert "--device cuda: torch finds no GPU on this machine" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from bps_rdma.tools.bench import memory
 from bps_rdma.tools.bench.cli import progress_of, require_modules
 from bps_rdma.tools.bench.launch import run_bench
 from bps_rdma.tools.bench.peers import environments
-from bps_rdma.tools.bench.plan import BASELINES, MEMORY_KINDS, MPI_BASELINES, Case, Plan, make_cases, parse_choices
+from bps_rdma.tools.bench.plan import BASELINES, MPI_BASELINES, Case, Plan, make_cases, parse_choices, parse_memory
 from bps_rdma.tools.bench.results import Outcome, to_json
 from bps_rdma.tools.outputs import check_outputs, wrote
 
@@ -72,6 +72,7 @@ def allreduce_bench(
     memory_kind: Annotated[
         str, typer.Option("--memory", help="plain (numpy.empty) or shared (bps_rdma.empty).")
     ] = "plain",
+    device: Annotated[str, typer.Option(help="cpu or cuda. Ranks share a GPU where there are fewer.")] = "cpu",
     memory_limit: Annotated[
         float | None,
         typer.Option(min=0.001, help="Memory in GB that a run may use. Default: nine tenths of the free memory."),
@@ -91,13 +92,14 @@ def allreduce_bench(
     """Sweep all-reduce over sizes, numbers of ranks and libraries on this machine; every result is checked."""
     if inside_a_job():
         raise InvalidArgumentError("allreduce_bench starts its own ranks", "start it outside of any job")
+    baselines = _baselines("bps" if device == "cuda" and backends is None else backends)
     plan = Plan(
         cases=make_cases(sizes or (_QUICK_SIZES if quick else _SIZES), dtype, "push_pull", 1),
         iterations=iters,
         warmup=warmup,
         seconds=seconds or (_QUICK_SECONDS if quick else _SECONDS),
-        memory=parse_choices(memory_kind, MEMORY_KINDS, "kind of memory")[0],
-        compare=_baselines(backends),
+        memory=parse_memory(memory_kind, device, baselines),
+        compare=baselines,
         bound=False,
     )
     worlds = _numbers((_QUICK_RANKS if quick else _RANKS) if ranks is None else ranks)

@@ -13,7 +13,7 @@ import numpy as np
 
 import bps_rdma
 from bps_rdma.tools.bench.pattern import Array, Pattern, itemsize, numpy_dtype
-from bps_rdma.tools.bench.plan import Case
+from bps_rdma.tools.bench.plan import Case, Plan
 
 
 class Implementation(Protocol):
@@ -59,6 +59,7 @@ class PushPull:
         self._rank = bps_rdma.rank()
         self._world = bps_rdma.size()
         self._prepares = prepared
+        self._bps: Any = bps_rdma  # the module whose operations it measures
 
     def supports(self, case: Case) -> bool:
         """Every case."""
@@ -77,18 +78,22 @@ class PushPull:
         elif case.op == "all_gather":
             self._parts = [whole[self._begin : self._end] for whole in self._wholes]
         self._operands = [as_operand(part, case.dtype) for part in self._parts]
+        self._place(case)
         self._names = [case.name(index) for index in range(case.arrays)]
         self._prepared = [self._prepare(index) for index in range(case.arrays)] if self._prepares else []
 
-    def _prepare(self, index: int) -> bps_rdma.PreparedOperation[Any]:
+    def _place(self, case: Case) -> None:
+        """Replaces the operands by those in other memory."""
+
+    def _prepare(self, index: int) -> Any:
         op, array, name = self._case.op, self._arrays[index], self._names[index]
         if op == "push_pull":
-            return bps_rdma.prepare("push_pull", array, average=False, name=name)
+            return self._bps.prepare("push_pull", array, average=False, name=name)
         if op == "reduce_scatter":
-            return bps_rdma.prepare("reduce_scatter", array, average=False, name=name, out=self._operands[index])
+            return self._bps.prepare("reduce_scatter", array, average=False, name=name, out=self._operands[index])
         if op == "all_gather":
-            return bps_rdma.prepare("all_gather", self._operands[index], name=name, out=array)
-        return bps_rdma.prepare("broadcast", array, name=name)
+            return self._bps.prepare("all_gather", self._operands[index], name=name, out=array)
+        return self._bps.prepare("broadcast", array, name=name)
 
     def prepare(self, round_: int) -> None:
         """Fill in this rank's values; for an all_gather only its own part, so that a missing part is noticed."""
@@ -110,21 +115,21 @@ class PushPull:
             self._run_prepared(group)
             return
         if op == "push_pull" and group > 1:
-            start = bps_rdma.push_pull_async_inplace
+            start = self._bps.push_pull_async_inplace
             pairs = list(zip(self._arrays, self._names, strict=True))
             for call in range(self._case.calls):
                 these = pairs[call * group : (call + 1) * group]
-                bps_rdma.wait([start(array, average=False, name=name) for array, name in these])
+                self._bps.wait([start(array, average=False, name=name) for array, name in these])
             return
         for index, (array, name) in enumerate(zip(self._arrays, self._names, strict=True)):
             if op == "push_pull":
-                bps_rdma.push_pull_inplace(array, average=False, name=name)
+                self._bps.push_pull_inplace(array, average=False, name=name)
             elif op == "reduce_scatter":
-                bps_rdma.reduce_scatter(array, average=False, name=name, out=self._operands[index])
+                self._bps.reduce_scatter(array, average=False, name=name, out=self._operands[index])
             elif op == "all_gather":
-                bps_rdma.all_gather(self._operands[index], name=name, out=array)
+                self._bps.all_gather(self._operands[index], name=name, out=array)
             else:
-                bps_rdma.broadcast(array, root=0, name=name)
+                self._bps.broadcast(array, root=0, name=name)
 
     def _run_prepared(self, group: int) -> None:
         if group == 1:
@@ -132,7 +137,7 @@ class PushPull:
                 operation()
             return
         for call in range(self._case.calls):
-            bps_rdma.wait([operation.start() for operation in self._prepared[call * group : (call + 1) * group]])
+            self._bps.wait([operation.start() for operation in self._prepared[call * group : (call + 1) * group]])
 
     def check(self, round_: int) -> int:
         """Check every element of every result."""
@@ -148,6 +153,15 @@ class PushPull:
                     begin, end = bps_rdma.shard_bounds(whole.size, self._world, rank)
                     self._pattern.check_copy(whole[begin:end], rank, round_, begin)
         return len(self._wholes)
+
+
+def make_ours(plan: Plan) -> PushPull:
+    """bps_rdma, with tensors in the memory that the plan names."""
+    if plan.memory != "cuda":
+        return PushPull(prepared=plan.prepared)
+    from bps_rdma.tools.bench.on_gpu import PushPullOnGpu
+
+    return PushPullOnGpu(prepared=plan.prepared)
 
 
 def allocate(elements: int, dtype: str, memory: str) -> Array:

@@ -23,7 +23,6 @@ from bps_rdma.tools.bench.plan import (
     BASELINES,
     DEFAULT_SIZES,
     DTYPES,
-    MEMORY_KINDS,
     MIN_ROUNDS,
     MPI_BASELINES,
     OPS,
@@ -31,6 +30,7 @@ from bps_rdma.tools.bench.plan import (
     format_size,
     make_cases,
     parse_choices,
+    parse_memory,
 )
 from bps_rdma.tools.bench.rank import run_rank
 from bps_rdma.tools.bench.results import Outcome, to_json
@@ -65,6 +65,7 @@ def pushpull_bench(
     seconds: Annotated[float, typer.Option(min=0.1, help="Time for all cases together, without --iters.")] = 16.0,
     group: Annotated[int, typer.Option(min=1, help="Tensors per call, started together.")] = 1,
     memory: Annotated[str, typer.Option(help="plain (numpy.empty) or shared (bps_rdma.empty).")] = "plain",
+    device: Annotated[str, typer.Option(help="cpu or cuda. Ranks share a GPU where there are fewer.")] = "cpu",
     calls: Annotated[
         int | None,
         typer.Option(min=1, help="Calls per round, one after the other. Default: enough for 4 MiB, at most 64."),
@@ -96,14 +97,15 @@ def pushpull_bench(
     """
     if size_mb is not None:
         sizes = str(int(size_mb * (1 << 20)))
+    baselines = parse_choices(compare, BASELINES, "baseline") if compare else ()
     plan = Plan(
         cases=make_cases(sizes, dtypes, ops, group, calls, loaded=load > 0),
         iterations=iters,
         warmup=warmup,
         seconds=seconds,
-        memory=parse_choices(memory, MEMORY_KINDS, "kind of memory")[0],
-        compare=parse_choices(compare, BASELINES, "baseline") if compare else (),
-        bound=bound,
+        memory=parse_memory(memory, device, baselines),
+        compare=baselines,
+        bound=bound and device == "cpu",
         load=load,
         prepared=prepared,
     )
@@ -133,6 +135,7 @@ def _measure(plan: Plan, job: LocalJob, *, line_per_round: bool) -> Outcome | No
 def require_modules(plan: Plan, plot: Path | None) -> None:
     """Raise InvalidArgumentError before anything is measured when an optional package is missing."""
     wanted = {"torch": "gloo" in plan.compare or any(case.dtype == "bfloat16" for case in plan.cases)}
+    wanted["torch"] |= plan.memory == "cuda"
     wanted["matplotlib"] = plot is not None
     for name in plan.compare:
         if name in MPI_BASELINES:

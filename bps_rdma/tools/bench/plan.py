@@ -19,6 +19,7 @@ BASELINES = ("gloo", "openmpi", "mpich")
 MPI_BASELINES = ("openmpi", "mpich")  # each runs in its own processes, started by its own mpiexec
 MIN_ROUNDS, MAX_ROUNDS = 5, 500  # of a case: the former for quartiles; the latter leaves time for large tensors
 MEMORY_KINDS = ("plain", "shared")
+DEVICES = ("cpu", "cuda")
 DEFAULT_SIZES = "4K,16K,64K,256K,1M,4M,16M,64M"
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
@@ -73,7 +74,7 @@ class Plan:
         iterations: measured rounds per case; None: as many as fit, with all cases together taking `seconds`.
         warmup: rounds before these, checked but not measured.
         seconds: see `iterations`.
-        memory: "plain" (numpy.empty) or "shared" (bps_rdma.empty).
+        memory: "plain" (numpy.empty), "shared" (bps_rdma.empty), or "cuda": that of a GPU.
         compare: baselines.
         bound: also measure the upper bound of the machine.
         load: number of processes that keep cores busy meanwhile.
@@ -123,6 +124,17 @@ def make_cases(
         for dtype in parse_choices(dtypes, tuple(DTYPES), "dtype")
         for size in map(parse_size, _words(sizes, "size"))
     )
+
+
+def parse_memory(memory: str, device: str, compare: Sequence[str]) -> str:
+    """Where tensors lie: Plan.memory, of the options --memory and --device. Raises InvalidArgumentError."""
+    if parse_choices(device, DEVICES, "device")[0] == "cpu":
+        return parse_choices(memory, MEMORY_KINDS, "kind of memory")[0]
+    if compare:
+        raise InvalidArgumentError(
+            "--device cuda measures bps_rdma alone", "leave out other libraries; ddp_bench --device cuda compares steps"
+        )
+    return "cuda"
 
 
 def parse_size(text: str) -> int:

@@ -12,7 +12,7 @@ import time
 import numpy as np
 
 import bps_rdma
-from bps_rdma.tools.bench.baselines import Implementation, PushPull
+from bps_rdma.tools.bench.baselines import Implementation, make_ours
 from bps_rdma.tools.bench.measure import CaseRunner, Run
 from bps_rdma.tools.bench.peers import make_peer
 from bps_rdma.tools.bench.plan import MAX_ROUNDS, MIN_ROUNDS, Case, Plan
@@ -30,7 +30,7 @@ def run_rank(plan: Plan, *, line_per_round: bool) -> Outcome | None:
     """
     bps_rdma.init()
     implementations: list[Implementation] = [
-        PushPull(prepared=plan.prepared),
+        make_ours(plan),
         *(make_peer(name) for name in plan.compare),
     ]
     results: list[CaseResult] = []

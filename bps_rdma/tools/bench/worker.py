@@ -16,7 +16,7 @@ from typing import Any, TextIO
 
 import bps_rdma
 from bps_rdma.errors import BpsError
-from bps_rdma.tools.bench.baselines import Implementation, PushPull
+from bps_rdma.tools.bench.baselines import Implementation, make_ours
 from bps_rdma.tools.bench.bound import Bound
 from bps_rdma.tools.bench.measure import CaseRunner
 from bps_rdma.tools.bench.peers import make_peer
@@ -33,7 +33,7 @@ def main() -> None:
 
     def join() -> list[Implementation]:
         bps_rdma.init()
-        implementations: list[Implementation] = [PushPull(prepared=plan.prepared)]
+        implementations: list[Implementation] = [make_ours(plan)]
         implementations += [make_peer(name) for name in plan.compare if name not in MPI_BASELINES]
         if shared := os.environ.get(SHARED):
             descriptor, size = map(int, shared.split())
