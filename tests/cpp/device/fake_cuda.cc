@@ -412,6 +412,12 @@ void fake_delay(unsigned most_us) {
 void fake_break(void) {
   broken = true;
 }
+int fake_busy(void) {
+  const std::lock_guard lock(mutex);
+  int busy = 0;
+  for (Stream stream : streams) busy += stream->is_idle() ? 0 : 1;
+  return busy;
+}
 int fake_streams(void) {
   const std::lock_guard lock(mutex);
   return static_cast<int>(streams.size());

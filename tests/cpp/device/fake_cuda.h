@@ -35,6 +35,8 @@ void fake_break(void);
 void fake_refuse(const char* function, int result, int skip);
 // Makes streams do nothing while `hangs` is not zero.
 void fake_hang(int hangs);
+// Counts the streams, but for those of callers, in which something is still to happen.
+int fake_busy(void);
 // These count the objects that exist: streams, events, and blocks of pinned memory.
 int fake_streams(void);
 int fake_events(void);

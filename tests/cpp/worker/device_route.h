@@ -3,9 +3,7 @@
 #pragma once
 
 #include <algorithm>
-#include <chrono>
 #include <memory>
-#include <thread>
 #include <vector>
 
 #include "device/fake_device.h"
@@ -58,6 +56,9 @@ class DeviceRouteTest : public WorkerLoopTest {
  protected:
   DeviceRouteTest() : WorkerLoopTest(0) { FAKE(fake_delay)(200); }
 
+  static constexpr int kPieces = 40;  // on each server
+  static constexpr int kCopies = 2 * 2 * kPieces;
+
   struct Sent {
     std::unique_ptr<OnDevice> input, output;
     std::shared_ptr<Operation> operation;
@@ -65,9 +66,12 @@ class DeviceRouteTest : public WorkerLoopTest {
   // Pieces on each server. With `gate`, kernels write 5 to the input when it opens.
   Sent send(std::uint32_t pieces, const std::shared_ptr<const van::Group>& of, const std::uint32_t* gate = nullptr) {
     const auto tensor = declare(pieces, of);
-    std::vector<std::byte> values(tensor->bytes);
+    return send(tensor, values_of(*tensor), 0, gate);
+  }
+  static std::vector<std::byte> values_of(const Tensor& tensor) {
+    std::vector<std::byte> values(tensor.bytes);
     for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<std::byte>(i * 7 + i / kPiece);
-    return send(tensor, values, 0, gate);
+    return values;
   }
   Sent send(const std::shared_ptr<Tensor>& tensor, const std::vector<std::byte>& values, std::uint32_t round = 0,
             const std::uint32_t* gate = nullptr) {
@@ -99,10 +103,36 @@ class DeviceRouteTest : public WorkerLoopTest {
   void await(const Sent& sent) {
     turn_until([&] { return sent.operation->is_done(); });
   }
-  // What a copy that is still under way would change.
-  static void expect_quiet(const Sent& sent, int ms = 3) {
+  // Sends a sum, and goes on until so many of its copies of pieces, out or back, have begun.
+  Sent begin(int copies, const std::shared_ptr<Tensor>& tensor, const std::vector<std::byte>& values) {
+    const auto device_bytes = [this] { return reactor.counters().device_bytes.get(); };
+    const std::uint64_t wanted = device_bytes() + static_cast<std::uint64_t>(copies) * kPiece;
+    Sent sent = send(tensor, values);
+    turn_until([&] { return device_bytes() >= wanted; });
+    return sent;
+  }
+  void lose_all() {
+    for (const ServerConnection* server : servers) worker_loop.lose_server(server->node, "gone");
+  }
+  // Lets `end` end an operation while the device rests, so that no copy under way can be over before the operation
+  // is. Expects that nothing is written to its result once it has ended.
+  template <typename F>
+  void expect_quiet_end(const Sent& sent, F end) {
+    FAKE(fake_hang)(1);
+    end();
+    for (int i = 0; i < 100; ++i) turn();
+    if (!sent.operation->is_done()) {
+      FAKE(fake_hang)(0);
+      await(sent);
+    }
+    expect_quiet(sent);
+    turn_until([&] { return !sent.operation->is_copied(); });  // before its memory goes
+  }
+  // Expects that no copy which is still under way changes the result.
+  void expect_quiet(const Sent& sent) {
     const auto before = sent.output->read();
-    std::this_thread::sleep_for(std::chrono::milliseconds(ms));
+    FAKE(fake_hang)(0);
+    turn_until([] { return FAKE(fake_busy)() == 0; });
     EXPECT_EQ(sent.output->read(), before);
     EXPECT_TRUE(sent.output->is_contained());
   }

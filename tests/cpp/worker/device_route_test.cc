@@ -4,10 +4,8 @@
 #include <poll.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <memory>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -68,17 +66,6 @@ TEST_F(DeviceRouteTest, ManyAtOnceAndNothingIsMadeForEach) {
   const auto before = made();
   for (int i = 0; i < 5; ++i) run();
   EXPECT_EQ(made(), before) << "events, streams";
-}
-
-TEST_F(DeviceRouteTest, NothingChangesOnceAnAbortedOperationHasEnded) {
-  for (int turns = 0; turns < 60; turns += 3) {
-    const Sent sent = send(40, turns % 2 == 0 ? group : with_silent);
-    for (int i = 0; i < turns; ++i) turn();
-    abort_all();
-    await(sent);
-    expect_quiet(sent);
-    turn_until([&] { return !sent.operation->is_copied(); });  // before its memory goes
-  }
 }
 
 TEST_F(DeviceRouteTest, AnAbortDoesNotWaitForALateDeviceWhichReadsOn) {
@@ -146,7 +133,7 @@ TEST_P(DeviceRouteRefusal, OfACopyToTheDeviceFailsItsOperationWhenItHasEnded) {
   ASSERT_TRUE(sent.operation->is_failing());
   await(sent);
   EXPECT_THROW(sent.operation->rethrow(), Error) << "not all of the result is there";
-  expect_quiet(sent, 100);
+  expect_quiet(sent);
   turn_until([&] { return !sent.operation->is_copied(); });  // what was to be sent to the other server, perhaps
   FAKE(fake_delay)(200);
   const Sent next = send(40, group);
@@ -214,17 +201,42 @@ TEST_F(DeviceRouteTest, OwnPartsThatLieElsewhereAreCopiedToTheResult) {
   EXPECT_TRUE(whole.is_contained());
 }
 
-class DeviceRouteLoss : public DeviceRouteTest, public ::testing::WithParamInterface<int> {};
+class DeviceRouteEnd : public DeviceRouteTest, public ::testing::WithParamInterface<int> {
+ protected:
+  Sent begin_sum(const std::shared_ptr<const van::Group>& of) {
+    const auto tensor = declare(kPieces, of);
+    return begin(GetParam(), tensor, values_of(*tensor));
+  }
 
-TEST_P(DeviceRouteLoss, NothingChangesOnceAServerIsLost) {
-  const Sent sent = send(40, group);
-  for (int i = 0; i < GetParam(); ++i) turn();
-  worker_loop.lose_server(servers[0]->node, "gone");
-  await(sent);
-  expect_quiet(sent);
-  turn_until([&] { return !sent.operation->is_copied(); });
+ public:
+  using DeviceRouteTest::kCopies;
+};
+
+TEST_P(DeviceRouteEnd, NothingChangesOnceAnAbortedOperationHasEnded) {
+  const Sent sent = begin_sum(group);
+  expect_quiet_end(sent, [this] { abort_all(); });
 }
-INSTANTIATE_TEST_SUITE_P(AtAnyMoment, DeviceRouteLoss, ::testing::Range(0, 60, 4));
+
+TEST_P(DeviceRouteEnd, NothingChangesOnceAServerIsLost) {
+  const Sent sent = begin_sum(group);
+  expect_quiet_end(sent, [this] { worker_loop.lose_server(servers[0]->node, "gone"); });
+}
+
+// No partition of another server keeps the operation open meanwhile.
+TEST_P(DeviceRouteEnd, NothingChangesOnceAllServersAreLost) {
+  const Sent sent = begin_sum(group);
+  expect_quiet_end(sent, [this] { lose_all(); });
+}
+INSTANTIATE_TEST_SUITE_P(AtAnyMoment, DeviceRouteEnd, ::testing::Range(0, DeviceRouteEnd::kCopies, 11));
+
+class DeviceRouteAlone : public DeviceRouteEnd {};
+
+TEST_P(DeviceRouteAlone, NothingChangesOnceAnAbortedOperationHasEnded) {
+  const Sent sent = begin_sum(with_silent);
+  expect_quiet_end(sent, [this] { abort_all(); });
+  EXPECT_EQ(sent.output->read(), std::vector<std::byte>(sent.output->size(), std::byte{0}));
+}
+INSTANTIATE_TEST_SUITE_P(WhereAnotherRankSaysNothing, DeviceRouteAlone, ::testing::Range(0, 16, 5));
 
 // In a process of its own: a device that has failed stays so.
 TEST_F(DeviceRouteTest, ADeviceThatFailsFailsWhatItCopiesFor) {
