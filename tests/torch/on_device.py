@@ -16,10 +16,13 @@ import bps_rdma.torch as bps_torch
 from bps_rdma.torch import (
     BFloat16,
     CrossBarrier,
+    DiLoCo,
     DistributedDataParallel,
     DistributedOptimizer,
     Float16,
+    Int8,
     ShardedOptimizer,
+    TrainingState,
     broadcast_object,
     broadcast_optimizer_state,
     broadcast_parameters,
@@ -154,6 +157,39 @@ def with_shards(bps: Any, models: tuple[type[nn.Module], ...] = (Plain, Images, 
             optimizer.step()
         found[make.__name__] = kept(model), optimizer.state_dict(), optimizer.state_dict(root=1)
     return found
+
+
+def with_diloco(bps: Any) -> Results:
+    """Two fragments, whose compressed means travel while the ranks go on."""
+    rank, size = bps.rank(), bps.size()
+    model = seeded(Plain, rank)
+    inner = torch.optim.AdamW(model.parameters(), lr=0.01)
+    how = Int8(feedback=True, everywhere=True)
+    optimizer = DiLoCo(inner, model.named_parameters(), every=3, fragments=2, delay=1, mix=0.5, compression=how)
+    for step in range(10):
+        optimizer.zero_grad()
+        loss_of(model(batch(step, *share(rank, size)))).backward()
+        optimizer.step()
+    optimizer.synchronize()
+    return {"model": kept(model), "inner": inner.state_dict()["state"]}
+
+
+def with_adapters(bps: Any) -> Results:
+    """Most parameters are frozen, as beside those of LoRA, and TrainingState gives all ranks the state of rank 0."""
+    rank, size = bps.rank(), bps.size()
+    bare = seeded(AnyOrder, rank)
+    for name, parameter in bare.named_parameters():
+        parameter.requires_grad_("layers.3" in name)
+    model = DistributedDataParallel(bare)
+    optimizer = torch.optim.AdamW((one for one in model.parameters() if one.requires_grad), lr=0.01)
+    state = TrainingState(model, optimizer, step=rank)
+    for _ in range(3):
+        state.sync()
+        optimizer.zero_grad()
+        loss_of(model(batch(state.step, *share(rank, size)), any_order(state.step))).backward()
+        optimizer.step()
+        state.step += 1
+    return {"model": kept(bare), "state": optimizer.state_dict()["state"], "step": state.step}
 
 
 def with_broadcasts(bps: Any) -> Results:

@@ -62,6 +62,8 @@ FACES = [
     (on_device.with_optimizers, 2),
     (on_device.with_closure, 2),
     (on_device.with_shards, 3),
+    (on_device.with_diloco, 2),
+    (on_device.with_adapters, 2),
     (on_device.with_broadcasts, 3),
     (on_device.with_push_pull, 1),
     (on_device.with_push_pull, 3),

@@ -53,6 +53,8 @@ def test_ddp(strategy):
         on_device.with_optimizers,
         on_device.with_closure,
         on_device.with_shards,
+        on_device.with_diloco,
+        on_device.with_adapters,
         on_device.with_broadcasts,
         on_device.with_push_pull,
         on_device.with_collectives,
