@@ -28,14 +28,15 @@ def dump() -> dict[str, Any]:
         A dictionary. "members" has an entry for each member of the job; that of a server says which part of the bytes
         of all ranks it should sum ("share"), and on a worker how many bytes of its tensors it sums and would sum by the
         weights ("dealt_bytes", "due_bytes"). "operations" has an entry for each partition that is not finished on this
-        rank: the "operation" with its name and round, "server", "waits_for" ("answer", or "credit" where it was not
-        sent yet), "since_ms", and "left_ms" until its deadline. "rounds" has one for each round that a server of this
-        process has open: "group", "tensor" (the id that operations have, too), "partition", "round", "waits_for", and
-        "missing": the ranks that have not pushed. "calls" are those that wait for the scheduler, such as barriers.
-        "loops" lists the loops; one that does not reply within half a second has "answered" false. Each lists 256
-        partitions and rounds at most. "recent" are the last operations, oldest first: "kind", "name", "bytes", "round",
-        "state" ("open", "done" or "failed"), "age_ms" since it began, and "duration_us", which is -1 while it is open.
-        "counters" are those of metrics(). Any thread may ask.
+        rank: the "operation" with its name and round, "server", "waits_for" ("answer"; "credit" where it was not sent
+        yet; "gpu" where a GPU has still to copy what is sent, or the result), "since_ms", and "left_ms" until its
+        deadline. "rounds" has one for each round that a server of this process has open: "group", "tensor" (the id that
+        operations have, too), "partition", "round", "waits_for", and "missing": the ranks that have not pushed. "calls"
+        are those that wait for the scheduler, such as barriers. "loops" lists the loops; one that does not reply within
+        half a second has "answered" false. Each lists 256 partitions and rounds at most. "recent" are the last
+        operations, oldest first: "kind", "name", "bytes", "round", "state" ("open", "done" or "failed"), "age_ms" since
+        it began, and "duration_us", which is -1 while it is open. "counters" are those of metrics(). Any thread may
+        ask.
     """
     found: dict[str, Any] = json.loads(asked(lambda process: process.dump()))
     return found

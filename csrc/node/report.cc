@@ -28,11 +28,21 @@ constexpr double kPatienceForJob_s = 1.0;  // a report with stacks takes 0.9 s a
 constexpr std::size_t kMostPerLoop = 256;
 constexpr std::size_t kMostRecent = 64;
 
+std::string name_of(worker::OpenPartition::Waits waits) {
+  using Waits = worker::OpenPartition::Waits;
+  switch (waits) {
+    case Waits::kForAnswer: return "answer";
+    case Waits::kForCredit: return "credit";
+    case Waits::kForDevice: return "gpu";
+  }
+  return "";
+}
+
 std::string to_json(const worker::OpenPartition& one) {
   JsonObject object;
   object.add("operation", one.operation).add("name", one.name).add("group", one.group).add("tensor", one.tensor);
   object.add("round", one.round).add("partition", one.partition).add("server", one.server);
-  object.add("waits_for", std::string(one.is_sent ? "answer" : "credit"));
+  object.add("waits_for", name_of(one.waits));
   return object.add("since_ms", one.since_ms).add("left_ms", one.left_ms).end();
 }
 

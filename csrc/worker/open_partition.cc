@@ -11,14 +11,15 @@
 namespace bps::worker {
 namespace {
 
-OpenPartition describe(const Transfer& transfer, const Part& part, const ServerConnection& server, bool is_sent) {
+OpenPartition describe(const Transfer& transfer, const Part& part, const ServerConnection& server,
+                       OpenPartition::Waits waits) {
   OpenPartition one;
   one.group = transfer.header->group;
   one.tensor = transfer.header->tensor;
   one.round = transfer.header->round;
   one.partition = part.partition;
   one.server = server.name;
-  one.is_sent = is_sent;
+  one.waits = waits;
   if (transfer.operation == nullptr) return one;
   one.operation = transfer.operation->describe();
   one.name = transfer.operation->tensor->name;
@@ -31,23 +32,26 @@ OpenPartition describe(const Transfer& transfer, const Part& part, const ServerC
 
 std::vector<OpenPartition> list_open(const InFlightTable& sent, const Connections& connections,
                                      const DeviceCopies& copies, std::size_t most) {
+  using Waits = OpenPartition::Waits;
   std::vector<OpenPartition> list;
   for (std::uint32_t i = 0; i < sent.size() && list.size() < most; ++i) {
     const InFlight& entry = sent[i];
-    if (entry.transfer != nullptr) list.push_back(describe(*entry.transfer, entry.part, *entry.server, true));
+    if (entry.transfer == nullptr) continue;
+    const Waits waits = entry.is_copying() ? Waits::kForDevice : Waits::kForAnswer;
+    list.push_back(describe(*entry.transfer, entry.part, *entry.server, waits));
   }
   std::set<const Transfer*> seen;  // a transfer whose partitions a device fills is in several places
-  const auto add = [&](const Transfer& transfer, const ServerConnection& server) {
+  const auto add = [&](const Transfer& transfer, const ServerConnection& server, Waits waits) {
     if (!seen.insert(&transfer).second) return;
     for (const Part& part : transfer.parts.subspan(transfer.next)) {
       if (list.size() == most) return;
-      list.push_back(describe(transfer, part, server, false));
+      list.push_back(describe(transfer, part, server, waits));
     }
   };
   for (const ServerConnection* server : connections.all()) {
-    for (const Transfer* transfer : server->queue.all()) add(*transfer, *server);
-    for (const Transfer* transfer : server->fetching.all()) add(*transfer, *server);
-    copies.for_each_fetching(*server, [&](const Transfer& transfer) { add(transfer, *server); });
+    copies.for_each_fetching(*server, [&](const Transfer& transfer) { add(transfer, *server, Waits::kForDevice); });
+    for (const Transfer* transfer : server->queue.all()) add(*transfer, *server, Waits::kForCredit);
+    for (const Transfer* transfer : server->fetching.all()) add(*transfer, *server, Waits::kForCredit);
   }
   return list;
 }

@@ -21,7 +21,12 @@ struct OpenPartition {
   std::uint32_t round = 0;
   std::uint32_t partition = 0;
   std::string server;
-  bool is_sent = false;       // it waits for the server's answer; false: for a credit, its turn, or a GPU
+  enum class Waits {
+    kForAnswer,  // it was sent
+    kForCredit,  // or for its turn
+    kForDevice,  // a GPU has not copied what is to be sent, or a result
+  };
+  Waits waits = Waits::kForCredit;
   int left_ms = 0;            // until the deadline of the operation; 0 for a contribution
   std::int64_t since_ms = 0;  // since it began
 };

@@ -24,6 +24,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import bps_rdma
 from bps_rdma.operations import OperationOptions, ReduceOp
+from bps_rdma.tools.inspection.commands import explain
+from bps_rdma.tools.inspection.diagnosis import Diagnosis
+from bps_rdma.tools.inspection.job_state import gather
 from bps_rdma.torch import transfer
 from bps_rdma.torch.backend.folded import sum_sparse
 from bps_rdma.torch.backend.work import BpsWork
@@ -336,6 +339,36 @@ def behind(bps: Any) -> float:
 def test_patience_is_for_chunks():
     for seconds in harness.run(behind, workers=2, env={**SMALL, "BPS_TIMEOUT": "3"}):
         assert seconds > 3
+
+
+def waits_for_a_kernel(bps: Any) -> float:
+    device = simulated.install()
+    if bps.rank() == 1:
+        device.compute.put(lambda: await_mark("go on"))
+    tensor = torch.ones(3000)
+    handle = transfer.all_reduce(tensor, summed_as("behind a kernel"))
+    mark("called")
+    handle.wait()
+    computed = threading.Event()
+    device.compute.put(computed.set)
+    computed.wait()
+    return float(tensor[0])
+
+
+def test_who_waits_for_a_gpu_is_named():
+    with harness.start(waits_for_a_kernel, workers=2) as job:
+        job.await_marks("called")
+
+        def explained() -> Diagnosis | None:
+            states = [state for state in gather() if {one.pid for one in state.members.values()} & {job.pid("rank 0")}]
+            return explain(states[0]) if states else None
+
+        found = job.eventually(explained, 30, "the diagnosis", until=lambda it: it is not None and it.kind == "gpu")
+        assert [one.rank for one in found.culprits] == [1]
+        assert "waits for its GPU: kernels before the operation have not ended" in found.text
+        assert "busy elsewhere" not in found.text
+        job.set_mark("go on")
+        assert job.results() == [2.0, 2.0]
 
 
 def dying(bps: Any) -> str:

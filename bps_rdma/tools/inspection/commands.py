@@ -15,7 +15,7 @@ import typer
 from bps_rdma import files
 from bps_rdma.errors import BpsError, InvalidArgumentError
 from bps_rdma.tools.inspection import local, torch_dump
-from bps_rdma.tools.inspection.diagnosis import Diagnosis, diagnose, main_stack
+from bps_rdma.tools.inspection.diagnosis import Diagnosis, diagnose, look_at_stacks, main_stack
 from bps_rdma.tools.inspection.job_state import JobState, Report, from_folder, gather
 
 _STACKS_TIMEOUT_S = 0.9
@@ -142,6 +142,7 @@ def explain(state: JobState, until: float = math.inf) -> Diagnosis:
                 elsewhere = _ask_scheduler(state, _left(until))
             again = elsewhere.get(member.node)
         member.report["stacks"] = (again or {}).get("stacks", "")
+    look_at_stacks(found)
     return found
 
 

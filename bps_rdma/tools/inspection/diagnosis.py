@@ -21,7 +21,9 @@ _PACKAGE = Path(__file__).parents[1]
 
 # Group, tensor, partition and round.
 _Key = tuple[int, int, int, int]
-Kind = Literal["none", "starting", "view", "rank", "process", "server", "network", "order", "scheduler"]
+Kind = Literal["none", "starting", "view", "rank", "process", "server", "network", "order", "scheduler", "gpu"]
+# The thread that sends what a GPU has copied waits for the copy.
+_AWAITS_COPY = re.compile(r' in wait\n\s*File "[^"]*torch/transfer/pipeline\.py", line \d+ in _send\b')
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,7 @@ class Wait:
     left_ms: int | None
     missing: frozenset[int]  # ranks that have not called it
     lost: frozenset[int] = frozenset()  # ranks whose part has been sent, and has not arrived
+    on_gpu: frozenset[int] = frozenset()  # ranks that wait for their GPU's copies, perhaps this one
     sent: bool = True  # this rank has sent its part
     servers: frozenset[str] = frozenset()  # servers that do not say whom they wait for, as members describe themselves
 
@@ -97,7 +100,7 @@ def _diagnose(job: JobState, waits: list[Wait]) -> Diagnosis:
         silent = [member for member in dead if _is_waited_for(member, wait)]
         if silent:
             return Diagnosis("process", f"{_opening(wait)} {_why_silent(silent)}", silent, waits)
-    needs_scheduler = [wait for wait in waits if not wait.missing and not wait.lost and not wait.servers]
+    needs_scheduler = [wait for wait in waits if not (wait.missing or wait.lost or wait.servers or wait.on_gpu)]
     if needs_scheduler and _scheduler_is_gone(job):
         return Diagnosis(
             "scheduler",
@@ -128,7 +131,7 @@ def _diagnose(job: JobState, waits: list[Wait]) -> Diagnosis:
 def waits_of(job: JobState) -> list[Wait]:
     """All that ranks of a job wait for, one entry for each operation."""
     rounds: dict[_Key, list[Report]] = defaultdict(list)
-    begun: dict[_Key, dict[int, bool]]  # by rank: whether its part is sent
+    begun: dict[_Key, dict[int, str]]  # by rank: what it waits for
     for member in job.members.values():
         if member.report is None:
             continue
@@ -137,7 +140,7 @@ def waits_of(job: JobState) -> list[Wait]:
     begun = defaultdict(dict)
     for rank, member in job.workers().items():
         for one in (member.report or {"operations": []})["operations"]:
-            begun[_key(one)][rank] = one["waits_for"] == "answer"
+            begun[_key(one)][rank] = one["waits_for"]
     found = []
     for member in job.members.values():
         if member.report is None or member.rank < 0:
@@ -151,7 +154,7 @@ def _key(one: Report) -> _Key:
     return one["group"], one["tensor"], one["partition"], one["round"]
 
 
-def _operations(member: Member, rounds: dict[_Key, list[Report]], begun: dict[_Key, dict[int, bool]]) -> list[Wait]:
+def _operations(member: Member, rounds: dict[_Key, list[Report]], begun: dict[_Key, dict[int, str]]) -> list[Wait]:
     by_operation: dict[str, list[Report]] = defaultdict(list)
     for one in (member.report or {})["operations"]:
         if one["operation"]:
@@ -160,12 +163,14 @@ def _operations(member: Member, rounds: dict[_Key, list[Report]], begun: dict[_K
     for what, partitions in by_operation.items():
         missing: set[int] = set()
         lost: set[int] = set()
+        on_gpu = {member.rank} if any(one["waits_for"] == "gpu" for one in partitions) else set()
         servers: set[str] = set()
         sent = all(one["waits_for"] == "answer" for one in partitions)
         for one in partitions:
             awaited = {rank for open_round in rounds.get(_key(one), []) for rank in open_round["missing"]}
             missing |= {rank for rank in awaited if rank not in begun[_key(one)]}
-            lost |= {rank for rank in awaited if begun[_key(one)].get(rank)}
+            lost |= {rank for rank in awaited if begun[_key(one)].get(rank) == "answer"}
+            on_gpu |= {rank for rank in awaited if begun[_key(one)].get(rank) == "gpu"}
             if not awaited:
                 servers.add(one["server"])
         oldest = partitions[0]
@@ -177,6 +182,7 @@ def _operations(member: Member, rounds: dict[_Key, list[Report]], begun: dict[_K
                 left_ms=oldest["left_ms"],
                 missing=frozenset(missing),
                 lost=frozenset(lost),
+                on_gpu=frozenset(on_gpu),
                 sent=sent,
                 servers=frozenset(servers),
             )
@@ -210,6 +216,9 @@ def _follow(wait: Wait, by_rank: dict[int, list[Wait]], ranks: dict[int, Member]
         last = path[-1]
         missing = [ranks[rank] for rank in sorted(last.missing) if rank in ranks]
         lost_on_the_way = [ranks[rank] for rank in sorted(last.lost) if rank in ranks]
+        if not missing and last.on_gpu:
+            late = [ranks[rank] for rank in sorted(last.on_gpu)]
+            return Diagnosis("gpu", f"{_opening(last)} {_late_gpu(late)}", late, wants_stacks=True)
         if not missing and not lost_on_the_way:
             return None
         if not missing:
@@ -221,11 +230,10 @@ def _follow(wait: Wait, by_rank: dict[int, list[Wait]], ranks: dict[int, Member]
         idle = [one for one in missing if not by_rank.get(one.rank)]
         if idle:
             in_code = [one for one in idle if one.report is not None]
-            who = f"{_opening(last)} {_sentence(_names(idle))} {_has(idle)}"
             if not in_code:
-                return Diagnosis("process", f"{who} not replied.", idle)
-            text = f"{who} not called it, and {_is(idle)} busy elsewhere."
-            return Diagnosis("rank", text, idle, wants_stacks=True)
+                text = f"{_opening(last)} {_sentence(_names(idle))} {_has(idle)} not replied."
+                return Diagnosis("process", text, idle)
+            return Diagnosis("rank", f"{_opening(last)} {_busy(idle)}", idle, wants_stacks=True)
         after = by_rank[missing[0].rank][0]
         if after in path:
             loop = path[path.index(after) :]
@@ -238,6 +246,26 @@ def _follow(wait: Wait, by_rank: dict[int, list[Wait]], ranks: dict[int, Member]
                 wants_stacks=True,
             )
         path.append(after)
+
+
+def _busy(ranks: list[Member]) -> str:
+    return f"{_sentence(_names(ranks))} {_has(ranks)} not called it, and {_is(ranks)} busy elsewhere."
+
+
+def _late_gpu(ranks: list[Member]) -> str:
+    wait, its = ("waits", "its GPU") if len(ranks) == 1 else ("wait", "their GPUs")
+    return (
+        f"{_sentence(_names(ranks))} {wait} for {its}: kernels before the operation have not ended, or a copy hangs. "
+        "nvidia-smi shows whether the GPU works."
+    )
+
+
+def look_at_stacks(found: Diagnosis) -> None:
+    """Finds GPUs that are waited for where the copies are not the core's, once the culprits' stacks are there."""
+    late = [one for one in found.culprits if _AWAITS_COPY.search((one.report or {}).get("stacks", ""))]
+    if found.kind == "rank" and late:
+        found.text = found.text.replace(_busy(found.culprits), _late_gpu(late))
+        found.kind, found.culprits = "gpu", late
 
 
 def _failed(job: JobState) -> str:
@@ -330,7 +358,9 @@ def _why_no_scheduler(job: JobState) -> str:
 def _opening(wait: Wait) -> str:
     left = "" if wait.left_ms is None else f"; its deadline is in {wait.left_ms / 1e3:.0f} s"
     whom = f" for {_ranks(wait.missing)}" if wait.missing else ""
-    if not wait.sent:
+    if wait.rank in wait.on_gpu:
+        whom = (whom + "," if whom else "") + " for its GPU"
+    elif not wait.sent:
         whom = (whom + "," if whom else "") + " for room at the server"
     return f"Rank {wait.rank} has waited {wait.since_ms / 1e3:.1f} s in {wait.what}{whom}{left}."
 

@@ -46,7 +46,10 @@ TEST_F(DeviceRouteTest, AReportNamesWhatWaitsForTheDevice) {
   for (int i = 0; i < 5; ++i) turn();
   const auto open = worker_loop.list_open(100);
   EXPECT_EQ(open.size(), 8U) << "each once";
-  EXPECT_TRUE(std::ranges::none_of(open, &OpenPartition::is_sent));
+  using Waits = OpenPartition::Waits;
+  const auto count = [&](Waits what) { return std::ranges::count(open, what, &OpenPartition::waits); };
+  EXPECT_GE(count(Waits::kForDevice), 4) << "there is a buffer for one of the servers at least";
+  EXPECT_EQ(count(Waits::kForAnswer), 0);
   __atomic_store_n(&gate, 1, __ATOMIC_RELEASE);
   await(late);
 }

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import gpu_arrays
 import harness
 import numpy as np
 import pytest
@@ -354,6 +355,30 @@ def unjoined(job: harness.Job) -> JobState | None:
         if pids & {report["pid"] for report in state.unplaced}:
             return state
     return None
+
+
+def behind_a_kernel(bps: Any) -> float:
+    """The kernel of one rank ends late."""
+    array = gpu_arrays.of(np.ones(5000, np.float32), stream=gpu_arrays.fake().fake_stream())
+    kernels = [gpu_arrays.Kernel(array, 0)] if bps.rank() == CULPRIT else []
+    handle = bps.push_pull_async_inplace(array, average=False, name="w")
+    await_mark("go on")
+    for kernel in kernels:
+        kernel.let_go()
+    bps.synchronize(handle)
+    return float(array.read()[0])
+
+
+@pytest.mark.parametrize("servers", [None, 1])
+def test_a_rank_whose_gpu_is_late(servers: int | None) -> None:
+    with harness.start(behind_a_kernel, workers=WORKERS, servers=servers, env=gpu_arrays.env()) as job:
+        found = answer(job, ranks_that_wait(*range(WORKERS)))
+        assert (found["kind"], ranks_of(found)) == ("gpu", [CULPRIT]), found["text"]
+        assert "waits for its GPU: kernels before the operation have not ended" in found["text"]
+        assert found["operation"] == "push_pull of 'w', round 0"
+        assert "for room" not in found["text"]
+        assert "behind_a_kernel" in found["stacks"]["rank 1"]
+        assert end_all(job) == [WORKERS - 1] * WORKERS
 
 
 # ---- The commands
