@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,11 @@ from bps_rdma.operations.stepwise import StepwiseHandle
 _SIZE = struct.Struct("<q16s40s")  # rows, dtype, and the other dimensions as text
 
 
+def _copy_on_cpu(part: Any, array: Any) -> None:
+    source = arrays.describe(array, False)
+    _core.copy_bytes(arrays.describe(part, True).address, source.address, source.nbytes)
+
+
 class UnevenGather(StepwiseHandle):
     """Such an all_gather in progress.
 
@@ -31,11 +37,17 @@ class UnevenGather(StepwiseHandle):
         array: this rank's part.
         out: receives the whole; None: a new array.
         options: as for all_gather().
+        copy: copies this rank's part into the whole, and both may be CUDA tensors on the core's own route. The caller
+            has to wait at once then: what another thread starts would not wait for the caller's stream.
     """
 
-    def __init__(self, array: Any, out: Any, options: OperationOptions) -> None:
+    def __init__(
+        self, array: Any, out: Any, options: OperationOptions, copy: Callable[[Any, Any], Any] | None = None
+    ) -> None:
         super().__init__()
-        memory = arrays.describe(array, False)
+        self._copy: Callable[[Any, Any], Any] = copy or _copy_on_cpu
+        self._describe = start.describe if copy else arrays.describe
+        memory = self._describe(array, False)
         shape = tuple(memory.shape) or (1,)
         self._array, self._out, self._options = array, out, options
         self._rest = shape[1:]
@@ -90,8 +102,7 @@ class UnevenGather(StepwiseHandle):
             part = flat[begin * width : (begin + count) * width]
             begin += count
             if other == place:
-                source = arrays.describe(self._array, False)
-                _core.copy_bytes(arrays.describe(part, True).address, source.address, source.nbytes)
+                self._copy(part, self._array)
             if count * width > 0:
                 root = self._members.ranks[other]
                 name = f"{self._name}, {count} * {width} {self._dtype} of rank {root}"
@@ -113,7 +124,7 @@ class UnevenGather(StepwiseHandle):
     def _whole(self, rows: int) -> Any:
         if self._out is None:
             return arrays.empty_flat(self._array, (rows, *self._rest))
-        found = arrays.describe(self._out, True)
+        found = self._describe(self._out, True)
         wanted = rows * math.prod(self._rest)
         if found.elements != wanted or found.dtype.name != self._dtype:
             raise InvalidTensorError(

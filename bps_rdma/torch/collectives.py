@@ -155,6 +155,8 @@ def _gather_uneven(
     arrays.note_change(out)
     if transfer.device_of(tensor) is None:
         return UnevenGather(tensor, out, options)
+    if options.awaited and transfer.staged_from(tensor) is None:
+        return UnevenGather(tensor, out, options, lambda part, own: part.copy_(own.detach().view(-1)))
     gathered = UnevenGather(tensor.detach().cpu(), None, options)
 
     def finish() -> torch.Tensor:

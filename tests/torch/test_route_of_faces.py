@@ -171,6 +171,34 @@ def test_parts_of_different_sizes():
     harness.run(uneven, workers=3, env=gpu_arrays.env())
 
 
+def of_any_length(bps: Any) -> None:
+    """Ranks tell each other how much they have; rank 0 has its tensors on the CPU, and rank 2 has nothing once."""
+
+    def refuse(*_: Any) -> Any:
+        raise AssertionError("a copy on the CPU")
+
+    rank, size = bps.rank(), bps.size()
+    if rank:
+        simulated.install_on_route()
+        torch.Tensor.cpu = refuse  # type: ignore[assignment, method-assign]
+    for number, rows in enumerate([[3, 5, 1], [2, 4, 0], [2, 2, 2]]):
+        parts = [torch.arange(count * 7.0).view(count, 7) + 100 * other for other, count in enumerate(rows)]
+        expected = torch.cat(parts)
+        assert torch.equal(bps_torch.all_gather(parts[rank], f"gather {number}", uneven=True), expected)
+        out = torch.zeros_like(expected)
+        assert bps_torch.all_gather(parts[rank], f"gather {number}", uneven=True, out=out) is out
+        assert torch.equal(out, expected)
+        assert size == len(rows)
+    assert (device_bytes(bps) > 0) == (rank > 0)
+    wide = torch.ones(3 + rank, 1 + rank % 2)
+    with pytest.raises(bps.MismatchError, match="rows of shape"):
+        bps_torch.all_gather(wide, "wide", uneven=True)
+
+
+def test_gathers_of_any_length_need_no_copy_on_the_cpu():
+    harness.run(of_any_length, workers=3, env=gpu_arrays.env())
+
+
 def declares(bps: Any) -> None:
     simulated.install_on_route()
     running, counts = job.current(), []
