@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What all operations of a process group of the backend rest on: names, timeouts, and who takes a tensor."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Iterable
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch.distributed import distributed_c10d
+
+from bps_rdma import job
+from bps_rdma.errors import InvalidArgumentError, InvalidTensorError
+from bps_rdma.operations import ReduceOp
+from bps_rdma.torch.backend.collectives import Collectives
+from bps_rdma.torch.backend.folded import Fold
+from bps_rdma.torch.backend.pending import Call, Pace, Pending, together
+from bps_rdma.torch.backend.recurring import Recurring
+from bps_rdma.torch.backend.reductions import operation
+from bps_rdma.torch.backend.work import BpsWork, done, kept, profiling, settle
+
+Tensor = torch.Tensor
+c10d_core: Any = torch._C._distributed_c10d
+c10d: Any = distributed_c10d  # torch's stubs lack its newer names, and say nothing of subclasses
+_CPU = torch.device("cpu")
+_UNSET = timedelta(0)  # options say -1 ms for "the group's"
+_BackendType = c10d.ProcessGroup.BackendType
+_WAIT = [getattr(inspect.unwrap(one), "__code__", None) for one in (torch.distributed.send, torch.distributed.recv)]
+
+
+class BaseGroup(c10d.ProcessGroup):  # type: ignore[misc]
+    """A process group without its operations; see BpsProcessGroup."""
+
+    def __init__(self, options: Any, collectives: Collectives, *, leaves: bool, stages: bool = False) -> None:
+        super().__init__(options.group_rank, options.group_size)
+        self._group_name = self._group_desc = ""
+        self._collectives = collectives
+        self._pace = Pace()
+        self._recurring = Recurring(self._pace)
+        self._leaves = leaves
+        self._stages = stages
+        self._seconds = options.timeout.total_seconds()
+        self._store = options.store  # rank 0 may host it, and others still need it
+        self._add_inner(options)
+
+    def _add_inner(self, options: Any) -> None:
+        rank, size = options.group_rank, options.group_size
+        if torch.cuda.is_available() and c10d.is_nccl_available():
+            nccl_options = c10d.ProcessGroupNCCL.Options()
+            nccl_options._timeout = options.timeout
+            nccl = c10d.ProcessGroupNCCL(self._store_of(options, "nccl"), rank, size, nccl_options)
+            self._register_backend(torch.device("cuda"), _BackendType.NCCL, nccl)
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        """The devices whose tensors the group takes, which torch asks for."""
+        return [_CPU, *(device for device in super()._device_types if device != _CPU)]
+
+    def _get_backend(self, device: torch.device) -> Any:
+        """What takes the tensors of a device. On the CPU it is the group itself: all operations are its methods."""
+        return self if torch.device(device).type == "cpu" else super()._get_backend(device)
+
+    @staticmethod
+    def _store_of(options: Any, library: str) -> Any:
+        """A part of the store where nothing is found that an earlier attempt to start the job has left."""
+        first = job.current().identities[options.global_ranks_in_group[0] if options.global_ranks_in_group else 0]
+        return c10d.PrefixStore(f"bps {first:x}/{library}/", options.store)
+
+    def getBackendName(self) -> str:  # noqa: N802
+        """The name of this backend."""
+        return "bps"
+
+    # torch keeps the name and the description of a group in its backends, of which there may be none.
+
+    def getGroupName(self) -> str:  # noqa: N802
+        """The name that torch has given the group."""
+        return self._group_name
+
+    def getGroupDesc(self) -> str:  # noqa: N802
+        """What torch says of the group."""
+        return self._group_desc
+
+    group_name, group_desc = property(getGroupName), property(getGroupDesc)
+
+    def _set_group_name(self, name: str) -> None:
+        self._group_name = name
+        super()._set_group_name(name)
+
+    def _set_group_desc(self, desc: str) -> None:
+        self._group_desc = desc
+        super()._set_group_desc(desc)
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Sets the timeout of operations that start from now on."""
+        self._seconds = timeout.total_seconds()
+        super().set_timeout(timeout)
+
+    # ---- What operations need
+
+    def _call(self, opts: Any, timeout: timedelta | None = None) -> Call:
+        self._pace.check()
+        wanted = timeout if timeout is not None else getattr(opts, "timeout", _UNSET)
+        # asyncOp tells whether the caller waits next; callers in C++ do not set it. A profile shows works.
+        waits = not getattr(opts, "asyncOp", True) and not profiling()
+        return Call(wanted.total_seconds() if wanted > _UNSET else self._seconds, awaited=waits)
+
+    def _call_of_message(self) -> Call:
+        """The way to call where torch passes no options: dist.send() waits next, and calls what isend() calls."""
+        self._pace.check()
+        caller = sys._getframe(1).f_back  # isend() or irecv(), or who calls the group itself
+        waits = caller is not None and caller.f_back is not None and caller.f_back.f_code in _WAIT
+        return Call(self._seconds, awaited=waits and not profiling())
+
+    def _work(self, kind: str, pending: Pending, tensors: list[Any], inputs: Any, call: Call) -> BpsWork:
+        if call.awaited:
+            settle(pending.handles, pending.finishes, self._pace)  # the caller does nothing but wait for the work
+            return done()
+        return kept(BpsWork(kind, pending.handles, pending.finishes, tensors, inputs, self._pace))
+
+    def _takes(self, tensor: Tensor) -> bool:
+        """Returns whether the core moves a tensor: on a GPU only if it is to be staged."""
+        return tensor.layout is torch.strided and (tensor.is_cpu or (self._stages and tensor.is_cuda))
+
+    def _inner(self, tensor: Tensor) -> Any:
+        """The backend for what the core does not take: tensors on devices, unless they are staged."""
+        if tensor.is_cpu:
+            raise InvalidTensorError(
+                f"the tensor of shape {tuple(tensor.shape)} has the layout {tensor.layout}", "pass tensor.to_dense()"
+            )
+        try:
+            return self._get_backend(tensor.device)
+        except RuntimeError as error:
+            raise InvalidTensorError(
+                f"the tensor is on {tensor.device}, for which this process has no backend", "move it to the CPU first"
+            ) from error
+
+
+def each(start: Callable[[Any, Any], Pending], outputs: list[Any], inputs: list[Any]) -> Pending:
+    """Starts one operation for each output and its input; all of them as one."""
+    if len(outputs) != len(inputs):
+        raise InvalidArgumentError(f"{len(inputs)} inputs for {len(outputs)} outputs", "pass one for each")
+    pairs: Iterable[tuple[Any, Any]] = zip(outputs, inputs, strict=True)
+    return together(start(output, tensor) for output, tensor in pairs)
+
+
+def only(tensors: Any) -> Any:
+    """The one tensor of a list, or a tensor that is passed as it is."""
+    if isinstance(tensors, Tensor):
+        return tensors
+    if len(tensors) != 1:
+        raise InvalidArgumentError(f"{len(tensors)} tensors at once", "pass one; the coalesced forms take several")
+    return tensors[0]
+
+
+def operation_of(opts: Any) -> ReduceOp | Fold:
+    """The reduction that options name, or that is passed instead of them."""
+    if opts is None:
+        return ReduceOp.sum
+    return operation(getattr(opts, "reduceOp", opts))
+
+
+def options_of(made: Any, opts: Any) -> Any:
+    """Options for the inner backend, where the caller has passed none, or a reduction instead."""
+    if opts is None:
+        return made
+    if hasattr(opts, "timeout"):
+        return opts
+    made.reduceOp = opts
+    return made
+
+
+def rooted(made: Any, opts: Any, op: Any = None) -> Any:
+    """Options, also where the caller has passed the root instead."""
+    if not isinstance(opts, int):
+        return opts
+    made.rootRank = opts
+    if op is not None:
+        made.reduceOp = op
+    return made
+
+
+def root_of(opts: Any) -> int:
+    """The root that options name."""
+    return 0 if opts is None else int(opts.rootRank)
