@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Raises an Error as the class of bps_rdma.errors that stands for its code, with .hint set.
-#include "core/error.h"
+#include "python/errors.h"
+
 #include "python/bind.h"
 #include "python/hooks.h"
 #include "python/interruptible.h"
@@ -29,7 +30,9 @@ const char* class_of(ErrorCode code) {
   return "BpsError";
 }
 
-void set_python_error(const Error& error) {
+}  // namespace
+
+bool set_python_error(const Error& error) {
   const AwayFromPython away;  // a constructor in Python may have to give the GIL away
   try {
     const py::object type = py::module_::import("bps_rdma.errors").attr(class_of(error.code()));
@@ -37,19 +40,19 @@ void set_python_error(const Error& error) {
     // The caller knows from here on that the view has ended.
     if (error.code() == ErrorCode::kRoundAborted) hooks().note_view_end();
     PyErr_SetObject(type.ptr(), value.ptr());
+    return true;
   } catch (py::error_already_set& raised) {  // a signal handler may have raised this
     raised.restore();
+    return false;
   }
 }
-
-}  // namespace
 
 void bind_errors(py::module_&) {
   py::register_local_exception_translator([](std::exception_ptr raised) {
     try {
       if (raised) std::rethrow_exception(raised);
     } catch (const Error& error) {
-      set_python_error(error);
+      (void)set_python_error(error);
     }
   });
 }

@@ -3,6 +3,7 @@
 #include "python/handle.h"
 
 #include "python/bind.h"
+#include "python/errors.h"
 #include "python/hooks.h"
 
 namespace py = pybind11;
@@ -45,7 +46,12 @@ py::object Handle::wait() {
     keep_until_over({pending_.operation, std::move(pending_.source), std::move(pending_.target)});
   }
   pending_.source = pending_.target = py::object();
-  rethrow(operation);
+  try {
+    rethrow(operation);
+  } catch (const Error& error) {
+    taken_ = set_python_error(error);  // what a signal handler raised is no result: the error comes at the next wait
+    throw py::error_already_set();
+  }
   return result;
 }
 

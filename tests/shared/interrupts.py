@@ -37,7 +37,9 @@ class _Interrupt:
         if "bps_rdma" not in frame.f_globals.get("__name__", "") or frame.f_code.co_name == "__del__":
             return None  # what is raised in a __del__() is ignored
         frame.f_trace_opcodes = True
-        if event == "opcode":
+        if event == "exception":
+            self._before.pop(frame, None)  # Python looks for signals after a call that returns, and not if it raises
+        elif event == "opcode":
             before = self._before.get(frame, "")
             self._before[frame] = dis.opname[frame.f_code.co_code[frame.f_lasti]]
             if before.startswith(_HANDLERS_RUN_AFTER):

@@ -164,6 +164,35 @@ def test_who_waits_for_a_handle_is_interrupted(bps: Any, way: str, count: int) -
     at_each_point(bps, waits, comes)
 
 
+@harness.on_ranks(workers=2, env=ENV)
+def test_who_waits_for_a_message_that_fails_is_interrupted(bps: Any) -> None:
+    """The error comes when it is waited for once more, and no success without a message."""
+
+    def waits(point: int) -> bool:
+        await_mark(f"gave up {point}", 1)
+        handle = bps.recv_async(np.full(5000, -1.0), src=1)
+        error = functools.partial(pytest.raises, bps.PeerLostError, match="interrupted")
+
+        def wait() -> None:
+            with error():
+                handle.wait()
+
+        goes_on = interrupted(point, wait)
+        with error():
+            handle.wait()
+        return goes_on
+
+    def fails() -> None:
+        handle = bps.send_async(np.ones(5000), dst=0)
+        handle.give_up()  # its notice comes all the same
+        mark(f"gave up {next(points)}")
+        with pytest.raises(bps.PeerLostError):
+            handle.wait()
+
+    points = iter(range(1000))
+    at_each_point(bps, waits, fails)
+
+
 @pytest.mark.parametrize("count", SIZES)
 @harness.on_ranks(workers=3, env=ENV)
 def test_who_gives_up_is_interrupted_again(bps: Any, count: int) -> None:
