@@ -13,7 +13,6 @@ from __future__ import annotations
 import struct
 import sys
 import threading
-import weakref
 from collections import deque
 from collections.abc import Iterable
 from itertools import starmap
@@ -175,9 +174,9 @@ class Lane:
         self.lock = threading.RLock()
         self.unheard: deque[Any] = deque()  # Messages in their order, from the first whose other notice is not read on
         self.deferred = 0  # how many of them come, and may begin to only then
-        self.under_way: weakref.WeakSet[Any] = weakref.WeakSet()  # Messages
         self.receivers: deque[Any] = deque()  # ReceiveFromAny in their order, also those that nobody holds any more
         self.expected: deque[Any] = deque()  # Messages, one or more for each of them: some got theirs from other ranks
+        self.is_attended = False  # the thread of Progress goes on with what is unheard
         self._group = group
         self._notices = self._declare(f"{name}, notice", 2 * NOTICE_BYTES)
         self._large: dict[tuple[int, bool], _core.Tensor] = {}

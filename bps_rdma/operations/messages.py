@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -60,6 +62,31 @@ def give_up(begun: list[Any]) -> None:
     except BaseException:
         give_up(begun)
         raise
+
+
+class _Heard:
+    """In the place of an exchange of notices that is over."""
+
+    taken = True
+
+    def __init__(self) -> None:
+        self._fd = os.eventfd(1, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+
+    def done(self) -> bool:
+        """It is."""
+        return True
+
+    def wait(self) -> None:
+        """There is nothing to wait for."""
+
+    def completion_fd(self) -> int:
+        """A descriptor that is always readable."""
+        return self._fd
+
+
+@functools.cache
+def _heard() -> Any:
+    return _Heard()
 
 
 class Message(StepwiseHandle):
@@ -140,12 +167,11 @@ class Message(StepwiseHandle):
                 calls.append(self._broadcast(self._into, outward=False))
             lane.deferred += self.is_deferred
             lane.unheard.append(self)
-            lane.under_way.add(self)
             if among is not None:
                 among.append(self)
             self._begin(calls, self._begun)
         if self.is_deferred:
-            lane.lanes.progress().add(self)
+            attend(lane)
 
     def _said(self, content: Content, *, outward: bool) -> Said:
         return Said(content, self.lane.next_round(content.nbytes, outward) if content.is_large else None)
@@ -223,7 +249,6 @@ class Message(StepwiseHandle):
         self._over = True
         self._out = self._into = _NO_PART
         with self.lane.lock:
-            self.lane.under_way.discard(self)
             self.lane.first_unheard()  # lets go of this one, and of the caller's memory, if no message ever follows
         return True
 
@@ -277,6 +302,7 @@ class Message(StepwiseHandle):
                 self._error = self._error or error
             self.is_heard = True
             self.lane.lanes.give_back(self._notice)
+            self._begun[0] = _heard()  # lets go of its descriptor
             return True
         finally:
             self._hearing.release()
@@ -319,11 +345,50 @@ class Message(StepwiseHandle):
                 ending = lane.end(theirs.content.nbytes, outward, theirs.round, self._how.timeout)
             if ending is not None:
                 self._ending.append(ending)
-        # The other rank may wait for one of these, to which this rank must reply, before it replies to this one.
-        with lane.lock:
-            others = [message for message in lane.under_way if message is not self]
-        for message in others:
-            lane.lanes.progress().add(message)
+        # The other rank may wait for one of those behind, to which this rank must reply, before it replies to this one.
+        attend(lane)
+
+
+class _Attention(PythonHandle[Any]):
+    """What the thread of Progress does for a lane: it reads the notices of all messages, in their order.
+
+    One for each lane, as there may be thousands of messages in it.
+
+    Args:
+        lane: where messages are under way.
+    """
+
+    def __init__(self, lane: Lane) -> None:
+        self._lane = lane
+        self._first: Message | None = None  # that has to be heard next
+
+    def wait(self) -> None:
+        """Nobody does."""
+        raise NotImplementedError
+
+    def done(self) -> bool:
+        """Returns whether no message is left; the next one has to ask for attention again."""
+        while True:
+            with self._lane.lock:
+                self._first = self._lane.first_unheard()
+                if self._first is None:
+                    self._lane.is_attended = False
+                    return True
+            if not self._first.heard():
+                return False
+
+    def blocker(self) -> Blocker:
+        """The exchange of notices of the first message."""
+        assert self._first is not None
+        return self._first._exchange
+
+
+def attend(lane: Lane) -> None:
+    """Lets the thread of Progress go on with the messages of a lane."""
+    with lane.lock:
+        if not lane.is_attended:
+            lane.lanes.progress().add(_Attention(lane))
+            lane.is_attended = True
 
 
 def _agree(sent: Said, expected: Said) -> bool:

@@ -149,12 +149,13 @@ class ReceiveFromAny(PythonHandle[Any]):
         self._part = part
         self._how = how
         self._result = result
-        self._taken: Message | None = None
+        self._taken: Message | None = None  # until it is over
+        self._src: int | None = None
         seconds = lanes[0].lanes.process.timeout_s if how.timeout is None else how.timeout
         self._seconds = seconds
         self._end = time.monotonic() + seconds
         self._failed: dict[int, BaseException] = {}  # by rank
-        self._waiting = select.epoll()
+        self._waiting: select.epoll | None = None  # made when somebody waits: there may be thousands of receivers
         self._watched: deque[Blocker] = deque()  # kept, so that their descriptors are open
         self._bell: _Bell | None = None  # for those who wait for the descriptor: it is over, or at its deadline
         self._error: BaseException | None = None
@@ -175,8 +176,6 @@ class ReceiveFromAny(PythonHandle[Any]):
             raise
 
     def __del__(self) -> None:
-        if hasattr(self, "_waiting"):
-            self._waiting.close()
         bell: _Bell | None = getattr(self, "_bell", None)
         if bell is not None:
             bell.ring()  # its alarm is a thread
@@ -189,7 +188,7 @@ class ReceiveFromAny(PythonHandle[Any]):
                 if left <= 0:
                     self._miss()
                 else:
-                    self._waiting.poll(None if left == _FOREVER else left)
+                    self._descriptors().poll(None if left == _FOREVER else left)
         if self._error is not None:
             raise raised(self._error)
         return self._result
@@ -215,15 +214,26 @@ class ReceiveFromAny(PythonHandle[Any]):
     def completion_fd(self) -> int:
         """A descriptor that is readable when done() may have changed."""
         with self._watching:  # not the lock of the thread that waits
+            waiting = self._descriptors()
             if self._bell is None:
                 bell = _Bell()
-                self._waiting.register(bell.fd, select.EPOLLIN)
+                waiting.register(bell.fd, select.EPOLLIN)
                 if self._over:
                     bell.ring()
                 else:
                     bell.ring_in(self._end - time.monotonic())
                 self._bell = bell  # last: what a signal handler raises leaves none that is not rung
-        return self._waiting.fileno()
+            return waiting.fileno()
+
+    def _descriptors(self) -> select.epoll:
+        with self._watching:
+            if self._waiting is None:
+                made = select.epoll()
+                for blocker in self._watched:
+                    with contextlib.suppress(FileExistsError):
+                        made.register(blocker.completion_fd(), select.EPOLLIN)
+                self._waiting = made
+            return self._waiting
 
     def give_up(self) -> None:
         """Leaves the caller's memory alone from now on, and what comes to the next one who receives."""
@@ -234,7 +244,7 @@ class ReceiveFromAny(PythonHandle[Any]):
     @property
     def src(self) -> int | None:
         """The rank that has sent, once that is known."""
-        return None if self._taken is None else self._taken.lane.peer
+        return self._src
 
     def _join(self, lane: Lane) -> None:
         with lane.lock:
@@ -317,14 +327,16 @@ class ReceiveFromAny(PythonHandle[Any]):
         blocker = message.blocker()
         with self._watching:
             self._watched.append(blocker)  # before it is registered, so that no other one ever is
-            with contextlib.suppress(FileExistsError):
-                self._waiting.register(blocker.completion_fd(), select.EPOLLIN)
+            if self._waiting is not None:
+                with contextlib.suppress(FileExistsError):
+                    self._waiting.register(blocker.completion_fd(), select.EPOLLIN)
 
     def _forget_watched(self) -> None:
         with self._watching:
             while self._watched:
-                with contextlib.suppress(FileNotFoundError):  # it is twice there, or was interrupted before
-                    self._waiting.unregister(self._watched[0].completion_fd())
+                if self._waiting is not None:
+                    with contextlib.suppress(FileNotFoundError):  # it is twice there, or was interrupted before
+                        self._waiting.unregister(self._watched[0].completion_fd())
                 self._watched.popleft()
 
     def _advance(self) -> bool:
@@ -355,6 +367,7 @@ class ReceiveFromAny(PythonHandle[Any]):
             raise mismatch(lane.name, lane.peer, message.content, lane.own, content)
         if content.nbytes > 0:
             _core.copy_bytes(self._part.memory.address, message.received.ctypes.data, content.nbytes)
+        self._src = lane.peer
         if self._result is None:
             self._result = lane.peer
 
@@ -388,7 +401,11 @@ class ReceiveFromAny(PythonHandle[Any]):
         with self._watching:
             if self._bell is not None:
                 self._bell.ring()
+            else:
+                self._waiting = None  # nobody but this receiver knows its descriptor
+            self._watched.clear()
             self._over = True
+        self._taken = None
 
 
 class _Delivery(PythonHandle[Any]):

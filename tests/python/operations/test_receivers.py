@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import signal
 import threading
 import weakref
@@ -207,6 +208,24 @@ def test_a_dropped_handle_keeps_its_place(bps: Any, behind_any: bool, count: int
         await_mark("gave up", 0)
         for number in (1.0, 2.0):
             bps.send(np.full(count, number), dst=0)
+    bps.barrier()
+
+
+@SIZES
+@harness.on_ranks(workers=2, env=ENV)
+def test_thousands_of_receivers_need_no_descriptors(bps: Any, count: int) -> None:
+    receivers = 1500
+    if bps.rank() == 0:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (1024, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+        arrays = [np.full(count, -1.0) for _ in range(receivers)]
+        handles = [recv_any_async(array) for array in arrays]
+        assert handles[-1].wait() == 1
+        for number, (handle, array) in enumerate(zip(handles, arrays, strict=True)):
+            assert handle.wait() == 1
+            assert np.all(array == number)
+    else:
+        for number in range(receivers):
+            bps.send(np.full(count, float(number)), dst=0)
     bps.barrier()
 
 
