@@ -19,7 +19,6 @@ from itertools import starmap
 from typing import Any, NamedTuple
 
 from bps_rdma import _core, arrays
-from bps_rdma.errors import BpsError
 from bps_rdma.operations.progress import Progress
 from bps_rdma.running_job import Job
 
@@ -27,8 +26,6 @@ PAIR_NAME = "~pair"  # kPairName
 # Elements, bytes and broadcast that are sent, the same of what is expected, and the dtypes of both.
 _NOTICE = struct.Struct("<qqIqqI16s16s")
 _NO_ROUND = (1 << 32) - 1
-_ELEMENTS = struct.Struct("<q")
-_NOT_COME = -3  # elements of a notice
 NOTICE_BYTES = 1024  # of each rank
 SMALL = NOTICE_BYTES - _NOTICE.size  # bytes of a message that travels in its notice
 _ROWS = 64  # notices that are made at a time
@@ -115,8 +112,7 @@ class Notice:
         self._bytes = memoryview(row)
 
     def write(self, position: int, sent: Said, expected: Said) -> None:
-        """Writes what the rank at this position says, and that nothing has come from the other one."""
-        _ELEMENTS.pack_into(self._bytes, (1 - position) * NOTICE_BYTES, _NOT_COME)
+        """Writes what the rank at this position says."""
         (out, out_round), (into, into_round) = sent, expected
         _NOTICE.pack_into(
             self._bytes,
@@ -132,14 +128,8 @@ class Notice:
         )
 
     def read(self, position: int) -> tuple[Said, Said]:
-        """What the rank at this position sends, and what it expects.
-
-        Raises:
-            BpsError: it has not come: what a signal handler raised has taken the place of the error.
-        """
+        """What the rank at this position sends, and what it expects."""
         found = _NOTICE.unpack_from(self._bytes, position * NOTICE_BYTES)
-        if found[0] == _NOT_COME:
-            raise BpsError("a message failed while a signal handler raised an exception", "look into the log for why")
         dtypes = [text.rstrip(b"\0").decode() for text in found[6:]]
         rounds = [None if number == _NO_ROUND else number for number in (found[2], found[5])]
         return (
