@@ -300,6 +300,29 @@ def test_two_ranks_of_three_talk(bps: Any) -> None:
     assert tensor.tolist() == [[0, 7, 2][rank]] * 3
 
 
+def where_there_is_a_gpu(_: Any, chosen: dict[str, bool]) -> None:
+    torch.cuda.is_available = lambda: True
+    joined(**({"pg_options": Options(**chosen)} if chosen else {}))
+    dist.new_group([0, 1])
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("chosen", "says"),
+    [
+        ({}, "collectives of CUDA tensors are refused: this torch has no NCCL; pass pg_options="),
+        ({"stage_gpu": False}, "collectives of CUDA tensors do not go through bps_rdma, as stage_gpu=False asks; "),
+        ({"stage_gpu": True}, "collectives of CUDA tensors go through bps_rdma, as stage_gpu=True asks"),
+    ],
+)
+def test_who_takes_cuda_tensors_is_said_once(chosen: dict[str, bool], says: str) -> None:
+    for level, heard in (("WARNING", not chosen), ("INFO", True)):
+        with harness.start(where_there_is_a_gpu, chosen, workers=2, init=False, env={"BPS_LOG_LEVEL": level}) as job:
+            said = [line for one in job.outcomes() for line in one.output.splitlines() if "of CUDA tensors" in line]
+        assert len(said) == heard
+        assert all(says in line for line in said)
+
+
 @harness.on_ranks(workers=2, init=False)
 def test_the_default_group_takes_options(bps: Any) -> None:
     joined(pg_options=Options(stage_gpu=True))

@@ -6,8 +6,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+import torch.distributed as dist
+
 import bps_rdma
-from bps_rdma import job
+from bps_rdma import _core, job
 from bps_rdma.errors import InvalidArgumentError, NotInitializedError
 from bps_rdma.settings import config_with
 from bps_rdma.torch import membership
@@ -53,7 +56,24 @@ def create(options: Any, more: object = None) -> BpsProcessGroup:
         return BpsProcessGroup(options, collectives, leaves=False, stages=stages)
     if getattr(options, "enable_reconfigure", False):  # torch 2.14 and later
         return ReconfigurableGroup(options)
-    return _create_default(options, stages)
+    made = _create_default(options, stages)
+    if options.group_rank == 0 and torch.cuda.is_available():
+        _tell_who_takes_cuda(more)
+    return made
+
+
+def _tell_who_takes_cuda(more: object) -> None:
+    """Says which library sums CUDA tensors: a warning where nobody has chosen it."""
+    instead = "pass pg_options=bps_rdma.torch.backend.Options(stage_gpu=True) to sum them with bps_rdma"
+    if isinstance(more, Options) and more.stage_gpu:
+        _core.log_info("collectives of CUDA tensors go through bps_rdma, as stage_gpu=True asks")
+    elif isinstance(more, Options):
+        _core.log_info(f"collectives of CUDA tensors do not go through bps_rdma, as stage_gpu=False asks; {instead}")
+    else:
+        who = "go to NCCL, not to bps_rdma" if dist.is_nccl_available() else "are refused: this torch has no NCCL"
+        _core.log_warning(
+            f"collectives of CUDA tensors {who}; {instead}, or Options(stage_gpu=False) to hide this line"
+        )
 
 
 def _create_default(options: Any, stages: bool) -> BpsProcessGroup:
