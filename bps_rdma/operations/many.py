@@ -80,7 +80,7 @@ def push_pull_many(
         InvalidTensorError, MismatchError: as push_pull_inplace(), of the first array with a fault; nothing was sent.
         Otherwise as push_pull_inplace(), once all of them are over.
     """
-    found = push_pull_many_async(
+    pending = push_pull_many_async(
         arrays,
         name,
         average=average,
@@ -91,7 +91,13 @@ def push_pull_many(
         timeout=timeout,
         compression=compression,
         exact=exact,
-    ).wait()
+    )
+    try:
+        found = pending.wait()
+    except BaseException:  # nobody can wait for those that are not over
+        if isinstance(pending, Together):
+            pending.give_up()
+        raise
     if inplace:
         for _, array in named(arrays, name):
             memories.note_change(array)

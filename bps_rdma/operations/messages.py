@@ -59,6 +59,10 @@ def give_up(begun: list[Any]) -> None:
         while begun:
             begun[-1].give_up()
             begun.pop()
+    except Exception:
+        begun.pop()
+        give_up(begun)
+        raise
     except BaseException:
         give_up(begun)
         raise
@@ -118,7 +122,7 @@ class Message(StepwiseHandle):
         self._takes_anything = into == ANYTHING
         self._out = out or _NO_PART
         self._into = into if isinstance(into, Part) else _NO_PART
-        self._how = how
+        self._how = How(how.priority, how.timeout, how.awaited)  # a list that holds this message would be a cycle
         self._begun: list[_core.Handle[None]] = []  # the exchange of notices, then the broadcasts started with it
         self._late: list[_core.Handle[None]] = []  # the broadcast of one that is deferred
         self._ending: list[_core.Handle[None]] = []  # broadcasts of the other rank, which will fail
@@ -428,6 +432,14 @@ class Together(StepwiseHandle):
             self._result = self._finish()
         self._over = True
         return True
+
+    def give_up(self) -> None:
+        """Leaves the caller's memory alone from now on."""
+        for part in self._parts:
+            if isinstance(part, _core.Handle):
+                _core.give_up(part)
+            else:
+                part.give_up()
 
     def done(self) -> bool:
         """Returns whether wait() would return or raise at once."""

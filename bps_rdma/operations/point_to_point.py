@@ -147,7 +147,7 @@ class ReceiveFromAny(PythonHandle[Any]):
     def __init__(self, lanes: list[Lane], part: Part, how: How, result: Any = None) -> None:
         self._lanes = lanes
         self._part = part
-        self._how = how
+        self._how = How(how.priority, how.timeout, how.awaited)  # without a list that holds this one
         self._result = result
         self._taken: Message | None = None  # until it is over
         self._src: int | None = None

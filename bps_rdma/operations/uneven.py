@@ -67,6 +67,15 @@ class UnevenGather(StepwiseHandle):
     def _text(self, rows: int) -> bytes:
         return _SIZE.pack(rows, self._dtype.encode(), str(self._rest).encode())
 
+    def wait(self) -> Any:
+        """Blocks until the operation is over, and returns its array. Raises what became of it."""
+        try:
+            return super().wait()
+        except BaseException:
+            if self._options.awaited and isinstance(self._half, Together):  # nobody can wait for the other parts
+                self._half.give_up()
+            raise
+
     def blocker(self) -> Blocker:
         """What has to end before done() can change."""
         return blocker_of(self._half)

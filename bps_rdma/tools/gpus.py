@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ _OF_PAIR_ATOMICS = 3
 _NVIDIA = "0x10de"
 _OF_DISPLAYS = "0x03"  # the class of PCI that GPUs have, too
 _SYS = Path("/sys")
+_PATIENCE_S = 20.0
 
 
 @dataclass
@@ -71,10 +73,10 @@ def look(library: str, sysfs: Path = _SYS) -> Gpus:
         library: name or path of CUDA's driver.
         sysfs: where the kernel shows devices.
     """
-    gpus = Gpus(_text(sysfs / "module/nvidia/version"))
+    gpus = _answer(library)
+    gpus.kernel_driver = _text(sysfs / "module/nvidia/version")
     gpus.on_bus = sum(_is_gpu(device) for device in _entries(sysfs / "bus/pci/devices"))
     gpus.has_peermem = (sysfs / "module/nvidia_peermem").exists()
-    _ask_driver(gpus, library)
     nics = _nics(sysfs)
     for gpu in gpus.found:
         place = sysfs / "bus/pci/devices" / gpu.address
@@ -119,6 +121,18 @@ class _Driver:
         found = ctypes.c_size_t()
         self.call("cuDeviceTotalMem_v2", ctypes.byref(found), device)
         return found.value
+
+
+def _answer(library: str) -> Gpus:
+    """What the driver answers. A GPU that hangs may hold up its calls."""
+    gpus = Gpus()
+    thread = threading.Thread(target=_ask_driver, args=(gpus, library), name="bps_rdma gpus", daemon=True)
+    thread.start()
+    thread.join(_PATIENCE_S)
+    if thread.is_alive():
+        why_not = f"CUDA's driver has not answered for {_PATIENCE_S:g} s"
+        return Gpus(why_not=why_not, hint="see nvidia-smi and the kernel log (dmesg) for the state of the GPUs")
+    return gpus
 
 
 def _ask_driver(gpus: Gpus, library: str) -> None:

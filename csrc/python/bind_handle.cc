@@ -16,7 +16,8 @@ Handle::Handle(std::shared_ptr<worker::Operation> operation, py::object result, 
 }
 
 Handle::~Handle() {
-  if (pending_.operation->request.awaited && !taken_) give_up();
+  const worker::Operation& operation = *pending_.operation;
+  if (operation.request.awaited && !taken_ && !operation.completion.is_given_up()) give_up();
   if (!is_over(*pending_.operation)) keep_until_over(std::move(pending_));
 }
 

@@ -22,8 +22,8 @@ struct OpenPartition {
   std::uint32_t partition = 0;
   std::string server;
   enum class Waits {
-    kForAnswer,  // it was sent
-    kForCredit,  // or for its turn
+    kForAnswer,  // it has been sent
+    kForCredit,  // or until its turn comes
     kForDevice,  // a GPU has not copied what is to be sent, or a result
   };
   Waits waits = Waits::kForCredit;

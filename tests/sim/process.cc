@@ -188,7 +188,7 @@ void Process::show_open() const {
     for (const worker::OpenPartition& one : view_->worker_loop->list_open(kMost)) {
       network_.trace.say("open", number_,
                          one.operation + ", partition " + std::to_string(one.partition) + " at " + one.server +
-                             (one.is_sent ? ", sent" : ", not sent"));
+                             (one.waits == worker::OpenPartition::Waits::kForAnswer ? ", sent" : ", not sent"));
     }
   }
   if (!view_->server_loop) return;

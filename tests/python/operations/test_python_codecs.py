@@ -119,6 +119,7 @@ def failing(bps: Any, function: str, fails: str) -> None:
             getattr(bps, fails)(*([np.ones(5, np.float32)] if fails == "push_pull" else []))
         return b""
 
+    bps.push_pull(np.ones(5, np.float32))  # the same name as that of the function's call, which so could begin
     reported: list[Any] = []
     sys.unraisablehook = lambda raised: reported.append(raised.exc_value)
     mine: dict[str, Any] = {"encode": encode, "decode": decode} | ({function: failing_one} if bps.rank() == 0 else {})
@@ -183,6 +184,7 @@ def waits_for_a_thread(bps: Any, function: str, call: str) -> None:
             thread.join()
         return encode(*args) if function == "encode" else decode(*args)
 
+    bps.push_pull(np.ones(5, np.float32))  # as above
     mine: dict[str, Any] = {"encode": encode, "decode": decode} | ({function: waiting_one} if bps.rank() == 0 else {})
     register("cut", **mine, block=1, block_bytes=2)
     bps.barrier()  # a server refuses what was encoded by a method that it does not know yet
