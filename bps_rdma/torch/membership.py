@@ -16,7 +16,6 @@ import socket
 import weakref
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch.distributed as dist
@@ -24,6 +23,7 @@ import torch.distributed as dist
 import bps_rdma
 from bps_rdma import Group, _core, job
 from bps_rdma.errors import BpsError, DeadlineError, InvalidArgumentError, RoundAbortedError
+from bps_rdma.hosts import host_identity
 from bps_rdma.job import Membership
 from bps_rdma.settings import config_with
 from bps_rdma.torch import rendezvous
@@ -186,12 +186,6 @@ def _agree(store: Any, rank: int, world: int) -> dict[str, object]:
     agreed["local_rank"] = hosts[:rank].count(hosts[rank])
     agreed["local_size"] = hosts.count(hosts[rank])
     return agreed
-
-
-def host_identity() -> str:
-    """The same for all processes of a machine that can reach each other by loopback, and for no others."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    return f"{boot} {Path('/proc/self/ns/net').readlink()}"
 
 
 def _address_of_rank_0(store: Any) -> str:

@@ -13,9 +13,9 @@ import torch
 import bps_rdma
 from bps_rdma import Group
 from bps_rdma.errors import BpsError
+from bps_rdma.hosts import host_identity
 from bps_rdma.settings import config_with
 from bps_rdma.torch.broadcast_objects import Transfer, broadcast_objects, broadcast_tensors, nbytes, windows
-from bps_rdma.torch.membership import host_identity
 from bps_rdma.torch.shards import Shards
 
 

@@ -15,8 +15,8 @@ import torch
 
 from bps_rdma.errors import InvalidArgumentError
 from bps_rdma.tools.bench import on_gpu
-from bps_rdma.tools.bench.baselines import make_ours
 from bps_rdma.tools.bench.measure import CaseRunner
+from bps_rdma.tools.bench.ours import make_ours
 from bps_rdma.tools.bench.pattern import WrongResultError
 from bps_rdma.tools.bench.plan import OPS, Case, Plan, parse_memory
 

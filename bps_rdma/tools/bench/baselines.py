@@ -13,7 +13,7 @@ import numpy as np
 
 import bps_rdma
 from bps_rdma.tools.bench.pattern import Array, Pattern, itemsize, numpy_dtype
-from bps_rdma.tools.bench.plan import Case, Plan
+from bps_rdma.tools.bench.plan import Case
 
 
 class Implementation(Protocol):
@@ -153,15 +153,6 @@ class PushPull:
                     begin, end = bps_rdma.shard_bounds(whole.size, self._world, rank)
                     self._pattern.check_copy(whole[begin:end], rank, round_, begin)
         return len(self._wholes)
-
-
-def make_ours(plan: Plan) -> PushPull:
-    """bps_rdma, with tensors in the memory that the plan names."""
-    if plan.memory != "cuda":
-        return PushPull(prepared=plan.prepared)
-    from bps_rdma.tools.bench.on_gpu import PushPullOnGpu
-
-    return PushPullOnGpu(prepared=plan.prepared)
 
 
 def allocate(elements: int, dtype: str, memory: str) -> Array:

@@ -12,8 +12,9 @@ import time
 import numpy as np
 
 import bps_rdma
-from bps_rdma.tools.bench.baselines import Implementation, make_ours
+from bps_rdma.tools.bench.baselines import Implementation
 from bps_rdma.tools.bench.measure import CaseRunner, Run
+from bps_rdma.tools.bench.ours import make_ours
 from bps_rdma.tools.bench.peers import make_peer
 from bps_rdma.tools.bench.plan import MAX_ROUNDS, MIN_ROUNDS, Case, Plan
 from bps_rdma.tools.bench.results import OURS, CaseResult, Outcome, routes_of

@@ -16,9 +16,10 @@ from typing import Any, TextIO
 
 import bps_rdma
 from bps_rdma.errors import BpsError
-from bps_rdma.tools.bench.baselines import Implementation, make_ours
+from bps_rdma.tools.bench.baselines import Implementation
 from bps_rdma.tools.bench.bound import Bound
 from bps_rdma.tools.bench.measure import CaseRunner
+from bps_rdma.tools.bench.ours import make_ours
 from bps_rdma.tools.bench.peers import make_peer
 from bps_rdma.tools.bench.plan import MPI_BASELINES, Plan
 

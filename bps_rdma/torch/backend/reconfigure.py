@@ -18,6 +18,7 @@ import torch.distributed as dist
 import bps_rdma
 from bps_rdma import job
 from bps_rdma.errors import InvalidArgumentError, NotInitializedError
+from bps_rdma.hosts import host_identity
 from bps_rdma.settings import config_with
 from bps_rdma.torch import membership
 from bps_rdma.torch.backend.collectives import Collectives
@@ -135,7 +136,7 @@ class ReconfigurableGroup(BpsProcessGroup):
 
 def _agree(gloo: Any, store: Any, rank: int, size: int) -> dict[str, object]:
     """Settings for a job of the members of a gloo group: rank 0 names the job, and hosts the scheduler."""
-    host = hashlib.sha256(membership.host_identity().encode()).hexdigest()[:32]
+    host = hashlib.sha256(host_identity().encode()).hexdigest()[:32]
     greeting = json.dumps(
         {"host": host, "job": secrets.token_hex(16), "address": membership.own_address(store)}
     ).encode()

@@ -17,8 +17,8 @@ import torch
 import bps_rdma
 from bps_rdma import Group, _core, job
 from bps_rdma.errors import InvalidTensorError
+from bps_rdma.hosts import host_identity
 from bps_rdma.operations import OperationOptions, ReduceOp, start
-from bps_rdma.torch.membership import host_identity
 from bps_rdma.torch.transfer.device import Device
 from bps_rdma.torch.transfer.host_plan import APART, Plan, Where, plan_for
 from bps_rdma.torch.transfer.host_sums import HostSums, Send

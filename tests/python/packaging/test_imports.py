@@ -79,12 +79,12 @@ def test_imports_form_no_circle():
     assert circle({**graph, "bps_rdma._core": set()}) == []
 
 
-# Starts torch's process groups; moves its tensors, where ray.util.collective is given some.
-WITH_TORCH = ("bps_rdma.ray.train", "bps_rdma.ray.collective")
+# Starts torch's process groups; moves its tensors, where ray.util.collective is given some; measures those of GPUs.
+WITH_TORCH = ("bps_rdma.ray.train", "bps_rdma.ray.collective", "bps_rdma.tools.bench.on_gpu")
 
 
 def test_the_core_of_the_package_knows_no_framework():
-    """torch/ and megatron/ use the rest of the package; only the tool that compares trainings knows of them."""
+    """torch/ and megatron/ use the rest of the package. Only tools that compare trainings or measure GPUs know them."""
     trees = modules()
     for name, tree in trees.items():
         if name.startswith(("bps_rdma.torch", "bps_rdma.megatron", "bps_rdma.tools.compare")) or name in WITH_TORCH:
