@@ -23,8 +23,8 @@ from bps_rdma.torch.transfer.device import Device
 from bps_rdma.torch.transfer.host_plan import APART, Plan, Where, plan_for
 from bps_rdma.torch.transfer.host_sums import HostSums, Send
 
-# What NCCL and servers reduce alike. A mean is a sum that is divided, and may be too large for float16 before that. The
-# largest must go the way of the mean of its name, to be refused there: see GradientSynchronizer.meet().
+# NCCL and servers reduce these alike. A mean is a sum that is divided, and may be too large for float16 before that.
+# The largest must go the way of the mean of its name, to be refused there: see GradientSynchronizer.meet().
 _DTYPES = frozenset({torch.float64, torch.float32, torch.bfloat16})
 _SUMMED = _DTYPES | {torch.float16, torch.int64, torch.int32, torch.uint8}
 _OPS = frozenset({ReduceOp.sum, ReduceOp.average, ReduceOp.min, ReduceOp.max})
