@@ -100,6 +100,17 @@ def adds_to(parameters: Iterable[torch.nn.Parameter]) -> bool:
     return trains and _is_whole(torch._C._current_autograd_node())
 
 
+def returned_of(parameters: Iterable[torch.nn.Parameter]) -> list[torch.nn.Parameter]:
+    """Returns those whose gradients the running backward returns, as torch.autograd.grad() does.
+
+    To be called by a hook of a tensor that was computed from the parameters.
+    """
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return []
+    trained = (each for each in parameters if each.requires_grad)
+    return [each for each in trained if _is_returned(torch.autograd.graph.get_gradient_edge(each).node)]
+
+
 def _is_whole(node: Any) -> bool:
     """Returns whether everything that `node` was computed from gets a gradient in this backward."""
     seen, left = {node}, [node]
@@ -117,3 +128,11 @@ def _is_computed(node: Any) -> bool:
         return bool(torch._C._will_engine_execute_node(node))
     except RuntimeError:  # a leaf whose gradient is returned
         return False
+
+
+def _is_returned(node: Any) -> bool:
+    try:
+        torch._C._will_engine_execute_node(node)
+    except RuntimeError:
+        return True
+    return False

@@ -12,8 +12,9 @@ from torch.utils._pytree import tree_leaves
 
 from bps_rdma.errors import BpsError
 from bps_rdma.spans import spans
-from bps_rdma.torch.backward import EndOfBackward, adds_to
+from bps_rdma.torch.backward import EndOfBackward, adds_to, returned_of
 from bps_rdma.torch.joining import UnevenInputs
+from bps_rdma.torch.returned import ReturnedGradients
 from bps_rdma.torch.sparse import names_of_sparse
 from bps_rdma.torch.synchronizer import GradientSynchronizer, SynchronizerOptions
 from bps_rdma.torch.trained import Named, ParametersOf, TrainedParameters
@@ -33,6 +34,7 @@ class ModulePasses:
         self._module, self._uneven = module, uneven
         self.trained = TrainedParameters(self, "ddp", _maker(module, arguments), self._arrived, arguments["group"])
         self._parameters_now = ParametersOf(module)
+        self._returned = ReturnedGradients(module, arguments["group"])
         self._end = EndOfBackward(self._end_of_backward)
         self._sync = True  # the forward of the running backward was outside of no_sync(); before it, the last forward
         self._pending = False  # a forward has run, and its gradients have not been synchronised
@@ -79,10 +81,14 @@ class ModulePasses:
     # ---- Backward
 
     def _at_start_of_backward(self, _: torch.Tensor) -> None:
+        if self._end.is_due:
+            return
         # A backward that only looks at gradients, as of the inputs, is no pass: other ranks need not do the same.
-        if not self._end.is_due and adds_to(self._module.parameters()):
+        if adds_to(self._module.parameters()):
             self._sync = True
             self._begin()
+        elif self._pending:  # otherwise .grad has the means of a pass
+            self._returned.note(returned_of(self._module.parameters()))
 
     def _at_start_without_sync(self, _: torch.Tensor) -> None:
         if not self._end.is_due:  # the gradients of a backward from several forwards are sent if one of these wants it
@@ -130,6 +136,7 @@ class ModulePasses:
         if not (self._pending or self.trained.is_open):
             return
         self._pending = False
+        self._returned.forget()
         self.settle()
         if self._order is None:
             self._order = self.synchronizer.arrived

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gradients that a script puts into .grad by itself are not averaged: an optimizer that would use them is stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import harness
+import pytest
+import torch
+import training
+from strategies import every_strategy
+
+from bps_rdma.errors import BpsError
+from bps_rdma.torch import DistributedDataParallel, ShardedOptimizer
+
+
+def put(gradients: Any, model: Any) -> None:
+    for parameter, gradient in zip(trained_of(model), gradients, strict=True):
+        parameter.grad = gradient
+
+
+def trained_of(model: Any) -> list[torch.nn.Parameter]:
+    return [each for each in model.parameters() if each.requires_grad]
+
+
+def gradients_of(model: Any, x: torch.Tensor, **options: Any) -> Any:
+    return torch.autograd.grad(training.loss_of(model(x)), trained_of(model), **options)
+
+
+def share_of(bps: Any, step: int) -> torch.Tensor:
+    return training.batch(step, *training.share(bps.rank(), bps.size()))
+
+
+def sgd_of(model: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def sharded_of(model: Any) -> torch.optim.Optimizer:
+    return ShardedOptimizer(model.parameters(), torch.optim.SGD, lr=0.1)
+
+
+@every_strategy()
+def test_an_optimizer_does_not_use_them(bps: Any, strategy: str) -> None:
+    """In the first step, after others, with what several forwards give, and by a ShardedOptimizer."""
+    for make in (sgd_of, sharded_of):
+        model: Any = DistributedDataParallel(training.seeded(training.Plain), strategy=strategy)
+        optimizer = make(model)
+        for step in range(4):
+            optimizer.zero_grad()
+            x = share_of(bps, step)
+            if step % 2:
+                training.loss_of(model(x)).backward()
+                optimizer.step()
+                continue
+            before = [each.clone() for each in model.parameters()]
+            sums = [a + b for a, b in zip(gradients_of(model, x), gradients_of(model, x), strict=True)]
+            put(sums, model)
+            with pytest.raises(BpsError, match=r"'first\.weight' comes from torch\.autograd\.grad"):
+                optimizer.step()
+            assert all(map(torch.equal, before, model.parameters()))
+        assert training.same_everywhere(bps, model)
+
+
+def inner_steps(model: Any, optimizer: Any, x: torch.Tensor) -> None:
+    """As meta-learning: a step on copies of the weights, and backward through it."""
+    weights = dict(model.named_parameters())
+    found = gradients_of(model, x, create_graph=True)
+    names = [name for name, each in weights.items() if each.requires_grad]
+    moved = {name: weights[name] - 0.1 * each for name, each in zip(names, found, strict=True)}
+    training.loss_of(torch.func.functional_call(model, {**weights, **moved}, (x,), tie_weights=True)).backward()
+    optimizer.step()
+
+
+def curvature(model: Any, optimizer: Any, x: torch.Tensor) -> None:
+    """As second-order optimizers: derivatives of the gradients, after backward; it makes new tensors of the means."""
+    loss = training.loss_of(model(x))
+    loss.backward(retain_graph=True)
+    slopes = torch.autograd.grad(loss, trained_of(model), create_graph=True)
+    torch.autograd.grad(sum(each.pow(2).sum() for each in slopes), trained_of(model))
+    put([each.grad * 0.5 for each in trained_of(model) if each.grad is not None], model)
+    optimizer.step()
+
+
+def looked_at(model: Any, optimizer: Any, x: torch.Tensor) -> None:
+    """For a log, before backward and after it; the means are clipped then."""
+    gradients_of(model, x)
+    training.loss_of(model(x)).backward()
+    gradients_of(model, x)
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+    optimizer.step()
+
+
+def of_another_model(model: Any, optimizer: Any, x: torch.Tensor) -> None:
+    """Another optimizer makes its step meanwhile."""
+    other = torch.nn.Linear(8, 4)
+    gradients_of(model, x)
+    other(x).sum().backward()
+    torch.optim.SGD(other.parameters(), lr=0.1).step()
+    training.loss_of(model(x)).backward()
+    optimizer.step()
+
+
+def by_the_script(model: Any, optimizer: Any, x: torch.Tensor) -> None:
+    """It averages by itself what the module alone gives."""
+    import bps_rdma.torch as bps
+
+    put([bps.push_pull(each) for each in gradients_of(model.module, x)], model)
+    optimizer.step()
+
+
+def allowed(bps: Any, use: Callable[[Any, Any, torch.Tensor], None]) -> None:
+    model: Any = DistributedDataParallel(training.seeded(training.Plain))
+    alone = training.seeded(training.Plain)
+    optimizer = sgd_of(model)
+    for step in range(3):
+        optimizer.zero_grad()
+        use(model, optimizer, share_of(bps, step))
+    assert training.same_everywhere(bps, model)
+    assert training.distance(alone, model) > 0, "it has trained"
+
+
+@pytest.mark.parametrize("use", [inner_steps, curvature, looked_at, of_another_model, by_the_script])
+def test_what_does_not_use_them_goes_on(use: Callable[..., None]) -> None:
+    harness.run(allowed, use, workers=2)
+
+
+@harness.on_ranks()
+def test_a_rank_alone_uses_its_own(bps: Any) -> None:
+    """Nobody else has other gradients; and one rank of two may train a model of its own."""
+    group = bps.new_group([bps.rank()])
+    model = DistributedDataParallel(training.seeded(training.Plain), group=group)
+    put(gradients_of(model, share_of(bps, 0)), model)
+    sgd_of(model).step()
+    assert training.distance(training.seeded(training.Plain), model) > 0
