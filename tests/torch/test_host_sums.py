@@ -27,8 +27,9 @@ from bps_rdma.operations import OperationOptions, ReduceOp
 from bps_rdma.torch import transfer
 from bps_rdma.torch.backend import Options
 from bps_rdma.torch.backend.work import BpsWork
-from bps_rdma.torch.transfer import host_collectives, operation
+from bps_rdma.torch.transfer import host_collectives, host_watch, operation
 from bps_rdma.torch.transfer.host_plan import Plan, Where, plan_for
+from bps_rdma.torch.transfer.host_sums import HostOperation
 
 ON = {"BPS_GPU_HOST_SUM": "1", "BPS_GPU_CHUNK_BYTES": "4096", "BPS_GPU_CHUNKS": "1"}
 TCP = {"BPS_TRANSPORT": "tcp"}
@@ -349,11 +350,15 @@ def with_a_rank_that_is_killed(bps: Any) -> str:
     device = simulated.install(immediate=True)
     tensor = values(bps.rank(), 3000)
     sum_in_order(torch.ones(3000), "t")
+    host_watch._LOOK_S = 100.0  # otherwise it may see the loss before the GPUs do
     if bps.rank() == 1:  # the stream never comes to the next sum
         stream = simulated.Stream()
         device.compute = stream
         stream.put(lambda: harness.await_mark("never"))
     handle = transfer.all_reduce(tensor, OperationOptions(name="t"), in_order=True)
+    assert isinstance(handle, HostOperation)
+    assert handle.same is not None
+    harness.eventually(handle.same[1].done, what="what both have said")
     harness.mark("second")
     with pytest.raises((bps.TransportError, bps.PeerLostError)) as caught:
         handle.wait()
