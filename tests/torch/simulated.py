@@ -19,6 +19,7 @@ from queue import SimpleQueue
 from typing import Any
 
 import gpu_arrays
+import harness
 import torch
 import torch.distributed as dist
 
@@ -125,6 +126,12 @@ class SimulatedDevice:
 
     def unpin(self, memory: torch.Tensor) -> None:
         assert self.pinned.pop(memory.data_ptr()) == memory.nbytes
+
+    def await_end(self) -> None:
+        """Returns when the threads of the library have ended that use it, which shutdown() awaits for a moment only."""
+        names = {"bps_rdma down", "bps_rdma up", "bps_rdma host sums"}
+        harness.eventually(lambda: not names & {one.name for one in threading.enumerate()}, what="the threads' end")
+        assert not self.pinned, "the job is over"
 
     def identity(self) -> str:
         return f"simulated {os.environ['RANK']}"

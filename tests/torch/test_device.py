@@ -38,7 +38,7 @@ def on_both(bps: Any, body: Callable[..., on_device.Results], *args: Any) -> Non
     assert device.copies > 0, "nothing was staged"
     on_device.same(on_cpu, there, "")
     bps.shutdown()
-    assert not device.pinned
+    device.await_end()
 
 
 # ---- DistributedDataParallel
