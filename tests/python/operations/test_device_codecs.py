@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import hashlib
-import time
 from typing import Any
 
 import gpu_arrays
@@ -109,12 +108,13 @@ def failing(bps: Any, function: str) -> None:
     register("cut", encode, decode, block=1, block_bytes=2)
     bps.barrier()  # a server refuses what was encoded by a method that it does not know yet
     cutting = Registered(method="cut", everywhere=True, feedback=True)
-    array = GpuArray(COUNT)
+    array, later = GpuArray(COUNT), GpuArray(COUNT)
     array.write(3)
+    fake().fake_delay(200)
     with pytest.raises(bps.InvalidArgumentError, match=rf"{function}\(\) of the codec 'cut' raised"):
         bps.push_pull_inplace(array, name="x", average=False, compression=cutting)
     before = array.read()
-    time.sleep(0.1)  # what must not happen has had the time to
+    bps.push_pull_inplace(later, name="later")  # by the same copies and connections, behind what was under way
     assert np.array_equal(array.read(), before)
     bps.barrier()
     fails[0] = False
