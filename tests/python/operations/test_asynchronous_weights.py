@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import time
 from typing import Any
 
 import harness
@@ -83,7 +82,7 @@ def lost_worker(bps: Any) -> int:
 
 
 def test_a_lost_worker_is_not_waited_for() -> None:
-    with harness.start(lost_worker, workers=3, servers=1, env=TCP | {"BPS_HEARTBEAT_TIMEOUT": "2"}) as job:
+    with harness.start(lost_worker, workers=3, servers=1, env=TCP) as job:
         outcomes = job.outcomes(but=[1])
         for rank in (0, 2):
             assert outcomes[rank].value >= 10, outcomes[rank]
@@ -91,7 +90,7 @@ def test_a_lost_worker_is_not_waited_for() -> None:
 
 def test_a_lost_server_takes_the_weights_with_it() -> None:
     with harness.start(lost_server, workers=2, servers=2, env=TCP) as job:
-        time.sleep(2)
+        job.await_marks("running")
         job.kill("server 1")
         assert [outcome.error for outcome in job.outcomes()] == ["", ""]
 
@@ -99,7 +98,8 @@ def test_a_lost_server_takes_the_weights_with_it() -> None:
 def lost_server(bps: Any) -> None:
     one = np.ones(10 * COUNT, np.float32)
     bps.store(0 * one, name="w")
-    bps.barrier()
+    bps.accumulate(one, name="w")
+    harness.mark("running")
     lost: PeerLostError | None = None
     while lost is None:
         try:
