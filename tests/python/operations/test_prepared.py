@@ -143,7 +143,7 @@ def test_a_later_job_has_operations_of_its_own(bps: Any) -> None:
 @harness.on_ranks(workers=2)
 def test_a_deadline_ends_one_start_only(bps: Any) -> None:
     array = np.ones(10)
-    operation = bps.prepare("push_pull", array, average=False, name="x", timeout=0.5 * harness.PATIENCE)
+    operation = bps.prepare("push_pull", array, average=False, name="x", timeout=2 * harness.PATIENCE)
     assert operation()[0] == 2
     missing = "rank 1" if bps.rank() == 0 else "rank 0 gave up"
     if bps.rank() == 1:
