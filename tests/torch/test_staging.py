@@ -127,11 +127,11 @@ def test_nothing_is_read_before_it_is_computed_and_used_before_it_is_there(bps: 
     time.sleep(0.2)  # what must not happen has had the time to
     assert not operation.done()
     assert not later.done(), "operations keep their order"
-    gate.set()
     # Copies back are held up: wait() does not wait for them, but what is computed next does.
     up = device.streams[1]
     hold = threading.Event()
     up.put(hold.wait)
+    gate.set()
     operation.wait()
     later.wait()
     seen: list[torch.Tensor] = []
