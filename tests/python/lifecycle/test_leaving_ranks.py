@@ -282,6 +282,8 @@ def leaves_while_groups_are_made(bps: Any, tries: int) -> int:
         bps.push_pull(np.ones(10, np.float32), name="x")
         if bps.rank() == 0:
             bps.barrier()
+            if number == 0:
+                await_mark("made", 1)
             time.sleep(number * 0.001)  # into the middle of it; any other time is right, too
             bps.shutdown(0)
         else:
@@ -290,6 +292,8 @@ def leaves_while_groups_are_made(bps: Any, tries: int) -> int:
                 for name in itertools.count():
                     bps.new_group([1], str(name))
                     made += 1
+                    if made == 1:
+                        mark("made")
             bps.shutdown(0)
         mark(f"try {number}")
         await_mark(f"try {number}", 0, 1)
