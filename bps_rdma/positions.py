@@ -8,12 +8,36 @@ for one more release, with a DeprecationWarning.
 from __future__ import annotations
 
 import functools
+import inspect
 import warnings
 from collections.abc import Callable
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 R = TypeVar("R")
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def keywords_of(documented: Callable[..., Any], **types: str) -> Callable[[F], F]:
+    """Shows what a function takes as **options as the keywords of another one: in help() and on the site.
+
+    Args:
+        documented: the function whose docstring tells of these keywords.
+        types: those of keywords that are of another type here.
+    """
+    keywords = {
+        name: one.replace(annotation=types.get(name, one.annotation))
+        for name, one in inspect.signature(documented).parameters.items()
+        if one.kind is inspect.Parameter.KEYWORD_ONLY
+    }
+
+    def decorate(function: F) -> F:
+        own = inspect.signature(function)
+        kept = {n: p for n, p in own.parameters.items() if p.kind is not inspect.Parameter.VAR_KEYWORD}
+        function.__signature__ = own.replace(parameters=[*(kept | keywords | kept).values()])  # type: ignore[attr-defined]
+        return function
+
+    return decorate
 
 
 def keywords_since(*old: str, leading: int = 1, named: bool = True) -> Callable[[Callable[P, R]], Callable[P, R]]:

@@ -10,59 +10,39 @@ from bps_rdma._core import Handle
 from bps_rdma.group import Group
 from bps_rdma.handle import PythonHandle
 from bps_rdma.operations import start
-from bps_rdma.operations.options import SUM, AnyCompression, OperationOptions, ReduceName, reduction, text_of
+from bps_rdma.operations.options import (
+    SUM,
+    AnyCompression,
+    Moving,
+    OperationOptions,
+    ReduceName,
+    Reducing,
+    moving,
+    reducing,
+    reduction,
+    text_of,
+)
 from bps_rdma.operations.push_pull import Numpy
 from bps_rdma.operations.uneven import UnevenGather
-from bps_rdma.positions import keywords_since
+from bps_rdma.positions import keywords_of, keywords_since
 
 if TYPE_CHECKING:
     import torch
+    from typing_extensions import Unpack
 
 A = TypeVar("A")  # an array; one that is replaced in place keeps its type
 
 
 @overload
 def reduce_scatter(
-    array: Numpy,
-    name: str | None = ...,
-    *,
-    average: bool = ...,
-    op: ReduceName | None = ...,
-    priority: int = ...,
-    group: Group | None = ...,
-    out: Numpy | None = ...,
-    timeout: float | None = ...,
-    compression: AnyCompression | None = ...,
-    exact: bool | None = ...,
+    array: Numpy, name: str | None = ..., *, out: Numpy | None = ..., **options: Unpack[Reducing]
 ) -> Numpy: ...
 @overload
 def reduce_scatter(
-    array: torch.Tensor,
-    name: str | None = ...,
-    *,
-    average: bool = ...,
-    op: ReduceName | None = ...,
-    priority: int = ...,
-    group: Group | None = ...,
-    out: torch.Tensor | None = ...,
-    timeout: float | None = ...,
-    compression: AnyCompression | None = ...,
-    exact: bool | None = ...,
+    array: torch.Tensor, name: str | None = ..., *, out: torch.Tensor | None = ..., **options: Unpack[Reducing]
 ) -> torch.Tensor: ...
 @overload
-def reduce_scatter(
-    array: Any,
-    name: str | None = ...,
-    *,
-    average: bool = ...,
-    op: ReduceName | None = ...,
-    priority: int = ...,
-    group: Group | None = ...,
-    out: Any = ...,
-    timeout: float | None = ...,
-    compression: AnyCompression | None = ...,
-    exact: bool | None = ...,
-) -> Any: ...
+def reduce_scatter(array: Any, name: str | None = ..., *, out: Any = ..., **options: Unpack[Reducing]) -> Any: ...
 @keywords_since("average", "name", "priority", "group", "out", "op", "timeout", "compression", "exact")
 def reduce_scatter(
     array: Any,
@@ -97,36 +77,17 @@ def reduce_scatter(
 
 
 @keywords_since("average", "name", "priority", "group", "out", "op", "timeout", "compression", "exact")
+@keywords_of(reduce_scatter)
 def reduce_scatter_async(
-    array: Any,
-    name: str | None = None,
-    *,
-    average: bool = True,
-    op: ReduceName | None = None,
-    priority: int = 0,
-    group: Group | None = None,
-    out: Any = None,
-    timeout: float | None = None,
-    compression: AnyCompression | None = None,
-    exact: bool | None = None,
+    array: Any, name: str | None = None, *, out: Any = None, **options: Unpack[Reducing]
 ) -> Handle[Any]:
     """Starts reduce_scatter(); the handle gives the part. Neither array may be used until then."""
-    options = OperationOptions(
-        reduction(average, op), name, priority, group, timeout, False, text_of(compression, exact)
-    )
-    return _started(start.reduce_scatter(array, out, options), out)
+    return _started(start.reduce_scatter(array, out, reducing(name, False, **options)), out)
 
 
 @overload
 def all_gather(
-    array: Numpy,
-    name: str | None = ...,
-    *,
-    uneven: bool = ...,
-    priority: int = ...,
-    group: Group | None = ...,
-    out: Numpy | None = ...,
-    timeout: float | None = ...,
+    array: Numpy, name: str | None = ..., *, uneven: bool = ..., out: Numpy | None = ..., **options: Unpack[Moving]
 ) -> Numpy: ...
 @overload
 def all_gather(
@@ -134,21 +95,12 @@ def all_gather(
     name: str | None = ...,
     *,
     uneven: bool = ...,
-    priority: int = ...,
-    group: Group | None = ...,
     out: torch.Tensor | None = ...,
-    timeout: float | None = ...,
+    **options: Unpack[Moving],
 ) -> torch.Tensor: ...
 @overload
 def all_gather(
-    array: Any,
-    name: str | None = ...,
-    *,
-    uneven: bool = ...,
-    priority: int = ...,
-    group: Group | None = ...,
-    out: Any = ...,
-    timeout: float | None = ...,
+    array: Any, name: str | None = ..., *, uneven: bool = ..., out: Any = ..., **options: Unpack[Moving]
 ) -> Any: ...
 @keywords_since("name", "priority", "group", "out", "timeout")
 def all_gather(
@@ -180,21 +132,15 @@ def all_gather(
 
 
 @keywords_since("name", "priority", "group", "out", "timeout")
+@keywords_of(all_gather)
 def all_gather_async(
-    array: Any,
-    name: str | None = None,
-    *,
-    uneven: bool = False,
-    priority: int = 0,
-    group: Group | None = None,
-    out: Any = None,
-    timeout: float | None = None,
+    array: Any, name: str | None = None, *, uneven: bool = False, out: Any = None, **options: Unpack[Moving]
 ) -> Handle[Any] | PythonHandle[Any]:
     """Starts all_gather(); the handle gives the whole. `array` may be changed on return, unless it is a part of `out`.
 
     With `uneven`, and on a GPU, it may not.
     """
-    return _gathering(array, out, uneven, OperationOptions(SUM, name, priority, group, timeout))
+    return _gathering(array, out, uneven, moving(name, False, **options))
 
 
 def _gathering(array: Any, out: Any, uneven: bool, options: OperationOptions) -> Handle[Any] | PythonHandle[Any]:
@@ -230,17 +176,10 @@ def broadcast(
 
 
 @keywords_since("root", "name", "priority", "group", "timeout")
-def broadcast_async(
-    array: A,
-    name: str | None = None,
-    *,
-    root: int = 0,
-    priority: int = 0,
-    group: Group | None = None,
-    timeout: float | None = None,
-) -> Handle[A]:
+@keywords_of(broadcast)
+def broadcast_async(array: A, name: str | None = None, *, root: int = 0, **options: Unpack[Moving]) -> Handle[A]:
     """Starts broadcast(); `array` must neither be read nor written until the handle is done."""
-    return _started(start.broadcast(array, root, OperationOptions(SUM, name, priority, group, timeout)), array)
+    return _started(start.broadcast(array, root, moving(name, False, **options)), array)
 
 
 def _started(handle: Handle[Any], out: Any) -> Handle[Any]:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from bps_rdma import arrays as memories
 from bps_rdma.errors import InvalidArgumentError
@@ -14,38 +14,30 @@ from bps_rdma.job import current
 from bps_rdma.operations import start
 from bps_rdma.operations.declare import declare_with
 from bps_rdma.operations.messages import Together
-from bps_rdma.operations.options import AnyCompression, OperationOptions, ReduceName, reduction, text_of
+from bps_rdma.operations.options import (
+    AnyCompression,
+    OperationOptions,
+    ReduceName,
+    Reducing,
+    reducing,
+    reduction,
+    text_of,
+)
+from bps_rdma.positions import keywords_of
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 A = TypeVar("A")
 
 
 @overload
 def push_pull_many(
-    arrays: Mapping[str, A],
-    name: str | None = ...,
-    *,
-    average: bool = ...,
-    op: ReduceName | None = ...,
-    inplace: bool = ...,
-    priority: int = ...,
-    group: Group | None = ...,
-    timeout: float | None = ...,
-    compression: AnyCompression | None = ...,
-    exact: bool | None = ...,
+    arrays: Mapping[str, A], name: str | None = ..., *, inplace: bool = ..., **options: Unpack[Reducing]
 ) -> dict[str, A]: ...
 @overload
 def push_pull_many(
-    arrays: Sequence[A],
-    name: str | None = ...,
-    *,
-    average: bool = ...,
-    op: ReduceName | None = ...,
-    inplace: bool = ...,
-    priority: int = ...,
-    group: Group | None = ...,
-    timeout: float | None = ...,
-    compression: AnyCompression | None = ...,
-    exact: bool | None = ...,
+    arrays: Sequence[A], name: str | None = ..., *, inplace: bool = ..., **options: Unpack[Reducing]
 ) -> list[A]: ...
 def push_pull_many(
     arrays: Any,
@@ -80,23 +72,13 @@ def push_pull_many(
         InvalidTensorError, MismatchError: as push_pull_inplace(), of the first array with a fault; nothing was sent.
         Otherwise as push_pull_inplace(), once all of them are over.
     """
-    pending = push_pull_many_async(
-        arrays,
-        name,
-        average=average,
-        op=op,
-        inplace=inplace,
-        priority=priority,
-        group=group,
-        timeout=timeout,
-        compression=compression,
-        exact=exact,
-    )
+    how = text_of(compression, exact)
+    options = OperationOptions(reduction(average, op), None, priority, group, timeout, False, how)
+    pending = _together(arrays, name, inplace, options)
     try:
         found = pending.wait()
     except BaseException:  # nobody can wait for those that are not over
-        if isinstance(pending, Together):
-            pending.give_up()
+        pending.give_up()
         raise
     if inplace:
         for _, array in named(arrays, name):
@@ -104,23 +86,15 @@ def push_pull_many(
     return found
 
 
+@keywords_of(push_pull_many)
 def push_pull_many_async(
-    arrays: Any,
-    name: str | None = None,
-    *,
-    average: bool = True,
-    op: ReduceName | None = None,
-    inplace: bool = False,
-    priority: int = 0,
-    group: Group | None = None,
-    timeout: float | None = None,
-    compression: AnyCompression | None = None,
-    exact: bool | None = None,
+    arrays: Any, name: str | None = None, *, inplace: bool = False, **options: Unpack[Reducing]
 ) -> PythonHandle[Any]:
     """Starts push_pull_many(); the handle gives the results. No array may be changed until then."""
-    options = OperationOptions(
-        reduction(average, op), None, priority, group, timeout, False, text_of(compression, exact)
-    )
+    return _together(arrays, name, inplace, reducing(None, False, **options))
+
+
+def _together(arrays: Any, name: str | None, inplace: bool, options: OperationOptions) -> Together:
     by_name = named(arrays, name)
     described = []
     for each, array in by_name:
@@ -131,7 +105,7 @@ def push_pull_many_async(
     _declare_new([(each, array) for each, array in by_name if each is not None], options)
     last = len(described) - 1
     handles = [
-        start.run(found, options._replace(name=each, priority=priority + last - place))
+        start.run(found, options._replace(name=each, priority=options.priority + last - place))
         for place, (each, found) in enumerate(described)
     ]
     return Together(handles, lambda: like(arrays, [found.result for _, found in described]))

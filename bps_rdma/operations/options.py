@@ -7,7 +7,7 @@ import functools
 import sys
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypedDict
 
 from bps_rdma import _core, argument_types
 from bps_rdma.compression import Compression
@@ -41,6 +41,58 @@ class OperationOptions(NamedTuple):  # immutable like a frozen dataclass, and ma
     timeout: float | None = None
     awaited: bool = False
     compression: str | None = None
+
+
+class Moving(TypedDict, total=False):
+    """Keywords of every operation; push_pull_inplace() says what they mean."""
+
+    priority: int
+    group: Group | None
+    timeout: float | None
+
+
+class Reduction(TypedDict, total=False):
+    """Keywords that only sums and the like have."""
+
+    average: bool
+    op: ReduceName | None
+    compression: AnyCompression | None
+    exact: bool | None
+
+
+class Reducing(Moving, Reduction, total=False):
+    """Keywords of an operation that reduces."""
+
+
+class PushPulling(Reducing, total=False):
+    """Keywords of push_pull() in its four forms."""
+
+    version: int
+
+
+def moving(
+    name: str | None, awaited: bool, /, *, priority: int = 0, group: Group | None = None, timeout: float | None = None
+) -> OperationOptions:
+    """The options of an operation that only moves data, from the keywords of its call."""
+    return OperationOptions(SUM, name, priority, group, timeout, awaited)
+
+
+def reducing(
+    name: str | None,
+    awaited: bool,
+    /,
+    *,
+    average: bool = True,
+    op: ReduceName | None = None,
+    priority: int = 0,
+    group: Group | None = None,
+    timeout: float | None = None,
+    compression: AnyCompression | None = None,
+    exact: bool | None = None,
+) -> OperationOptions:
+    """The options of an operation that reduces, from the keywords of its call."""
+    how = text_of(compression, exact)
+    return OperationOptions(reduction(average, op), name, priority, group, timeout, awaited, how)
 
 
 def reduction(average: bool, op: ReduceName | None) -> ReduceOp:

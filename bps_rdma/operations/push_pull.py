@@ -9,12 +9,22 @@ from bps_rdma import arrays
 from bps_rdma._core import Handle
 from bps_rdma.group import Group
 from bps_rdma.operations import start
-from bps_rdma.operations.options import AnyCompression, OperationOptions, ReduceName, reduction, text_of
-from bps_rdma.positions import keywords_since
+from bps_rdma.operations.options import (
+    AnyCompression,
+    OperationOptions,
+    PushPulling,
+    ReduceName,
+    Reducing,
+    reducing,
+    reduction,
+    text_of,
+)
+from bps_rdma.positions import keywords_of, keywords_since
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
+    from typing_extensions import Unpack
 
 A = TypeVar("A")  # an array; one that is replaced in place keeps its type
 # A new array has the type of such an array; others, such as a bytearray, give one of numpy's.
@@ -23,69 +33,6 @@ Numpy = TypeVar("Numpy", bound="np.ndarray[Any, Any]")
 _in_the_order_of_byteps = keywords_since(
     "average", "name", "version", "priority", "group", "op", "timeout", "compression", "exact"
 )
-
-
-@overload
-def push_pull(
-    array: Numpy,
-    name: str | None = ...,
-    *,
-    average: bool = ...,
-    op: ReduceName | None = ...,
-    version: int = ...,
-    priority: int = ...,
-    group: Group | None = ...,
-    timeout: float | None = ...,
-    compression: AnyCompression | None = ...,
-    exact: bool | None = ...,
-) -> Numpy: ...
-@overload
-def push_pull(
-    array: torch.Tensor,
-    name: str | None = ...,
-    *,
-    average: bool = ...,
-    op: ReduceName | None = ...,
-    version: int = ...,
-    priority: int = ...,
-    group: Group | None = ...,
-    timeout: float | None = ...,
-    compression: AnyCompression | None = ...,
-    exact: bool | None = ...,
-) -> torch.Tensor: ...
-@overload
-def push_pull(
-    array: Any,
-    name: str | None = ...,
-    *,
-    average: bool = ...,
-    op: ReduceName | None = ...,
-    version: int = ...,
-    priority: int = ...,
-    group: Group | None = ...,
-    timeout: float | None = ...,
-    compression: AnyCompression | None = ...,
-    exact: bool | None = ...,
-) -> Any: ...
-@_in_the_order_of_byteps
-def push_pull(
-    array: Any,
-    name: str | None = None,
-    *,
-    average: bool = True,
-    op: ReduceName | None = None,
-    version: int = 0,
-    priority: int = 0,
-    group: Group | None = None,
-    timeout: float | None = None,
-    compression: AnyCompression | None = None,
-    exact: bool | None = None,
-) -> Any:
-    """Sum (or mean) over the group's ranks, as a new array; `array` stays as it is. See push_pull_inplace()."""
-    options = OperationOptions(
-        reduction(average, op), name, priority, group, timeout, True, text_of(compression, exact)
-    )
-    return start.reduce(array, arrays.empty_like(array), options).wait()
 
 
 @_in_the_order_of_byteps
@@ -127,98 +74,50 @@ def push_pull_inplace(
         InvalidTensorError, MismatchError, NotInitializedError: nothing has been sent.
         PeerLostError: a member is gone. DeadlineError: not complete in time; names the missing ranks.
     """
-    start.reduce(
-        array,
-        array,
-        OperationOptions(reduction(average, op), name, priority, group, timeout, True, text_of(compression, exact)),
-    ).wait()
+    how = text_of(compression, exact)
+    options = OperationOptions(reduction(average, op), name, priority, group, timeout, True, how)
+    start.reduce(array, array, options).wait()
     arrays.note_change(array)
     return array
 
 
 @overload
-def push_pull_async(
-    array: Numpy,
-    name: str | None = ...,
-    *,
-    average: bool = ...,
-    op: ReduceName | None = ...,
-    version: int = ...,
-    priority: int = ...,
-    group: Group | None = ...,
-    timeout: float | None = ...,
-    compression: AnyCompression | None = ...,
-    exact: bool | None = ...,
-) -> Handle[Numpy]: ...
+def push_pull(array: Numpy, name: str | None = ..., **options: Unpack[PushPulling]) -> Numpy: ...
+@overload
+def push_pull(array: torch.Tensor, name: str | None = ..., **options: Unpack[PushPulling]) -> torch.Tensor: ...
+@overload
+def push_pull(array: Any, name: str | None = ..., **options: Unpack[PushPulling]) -> Any: ...
+@_in_the_order_of_byteps
+@keywords_of(push_pull_inplace)
+def push_pull(array: Any, name: str | None = None, *, version: int = 0, **options: Unpack[Reducing]) -> Any:
+    """Sum (or mean) over the group's ranks, as a new array; `array` stays as it is. See push_pull_inplace()."""
+    return start.reduce(array, arrays.empty_like(array), reducing(name, True, **options)).wait()
+
+
+@overload
+def push_pull_async(array: Numpy, name: str | None = ..., **options: Unpack[PushPulling]) -> Handle[Numpy]: ...
 @overload
 def push_pull_async(
-    array: torch.Tensor,
-    name: str | None = ...,
-    *,
-    average: bool = ...,
-    op: ReduceName | None = ...,
-    version: int = ...,
-    priority: int = ...,
-    group: Group | None = ...,
-    timeout: float | None = ...,
-    compression: AnyCompression | None = ...,
-    exact: bool | None = ...,
+    array: torch.Tensor, name: str | None = ..., **options: Unpack[PushPulling]
 ) -> Handle[torch.Tensor]: ...
 @overload
-def push_pull_async(
-    array: Any,
-    name: str | None = ...,
-    *,
-    average: bool = ...,
-    op: ReduceName | None = ...,
-    version: int = ...,
-    priority: int = ...,
-    group: Group | None = ...,
-    timeout: float | None = ...,
-    compression: AnyCompression | None = ...,
-    exact: bool | None = ...,
-) -> Handle[Any]: ...
+def push_pull_async(array: Any, name: str | None = ..., **options: Unpack[PushPulling]) -> Handle[Any]: ...
 @_in_the_order_of_byteps
+@keywords_of(push_pull_inplace)
 def push_pull_async(
-    array: Any,
-    name: str | None = None,
-    *,
-    average: bool = True,
-    op: ReduceName | None = None,
-    version: int = 0,
-    priority: int = 0,
-    group: Group | None = None,
-    timeout: float | None = None,
-    compression: AnyCompression | None = None,
-    exact: bool | None = None,
+    array: Any, name: str | None = None, *, version: int = 0, **options: Unpack[Reducing]
 ) -> Handle[Any]:
     """Starts push_pull(); the handle gives the new array. `array` must not change until then."""
-    return start.reduce(
-        array,
-        arrays.empty_like(array),
-        OperationOptions(reduction(average, op), name, priority, group, timeout, False, text_of(compression, exact)),
-    )
+    return start.reduce(array, arrays.empty_like(array), reducing(name, False, **options))
 
 
 @_in_the_order_of_byteps
+@keywords_of(push_pull_inplace)
 def push_pull_async_inplace(
-    array: A,
-    name: str | None = None,
-    *,
-    average: bool = True,
-    op: ReduceName | None = None,
-    version: int = 0,
-    priority: int = 0,
-    group: Group | None = None,
-    timeout: float | None = None,
-    compression: AnyCompression | None = None,
-    exact: bool | None = None,
+    array: A, name: str | None = None, *, version: int = 0, **options: Unpack[Reducing]
 ) -> Handle[A]:
     """Starts push_pull_inplace(); `array` must neither be read nor written until the handle is done."""
-    options = OperationOptions(
-        reduction(average, op), name, priority, group, timeout, False, text_of(compression, exact)
-    )
-    handle = start.reduce(array, array, options)
+    handle = start.reduce(array, array, reducing(name, False, **options))
     arrays.note_change(array)
     return handle
 

@@ -3,15 +3,18 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from bps_rdma import arrays
 from bps_rdma._core import Handle
 from bps_rdma.errors import InvalidArgumentError
 from bps_rdma.group import Group
 from bps_rdma.operations import start
-from bps_rdma.operations.options import NONE, SUM, OperationOptions
-from bps_rdma.positions import keywords_since
+from bps_rdma.operations.options import NONE, SUM, Moving, OperationOptions
+from bps_rdma.positions import keywords_of, keywords_since
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 A = TypeVar("A")  # an array; one that is replaced in place keeps its type
 
@@ -110,47 +113,39 @@ def accumulate(
             had not been sent are not added. `again=True` completes it.
         PeerLostError: a server is lost, and with it the weights. Otherwise as push_pull_inplace().
     """
-    return _start(delta, name, out, staleness, priority, group, timeout, again, awaited=True).wait()
+    return _start(delta, out, staleness, again, _options(name, priority, group, timeout, awaited=True)).wait()
 
 
 @keywords_since("name", "out", "staleness", "priority", "group", "timeout", "again")
+@keywords_of(accumulate)
 def accumulate_async(
     delta: Any,
     name: str,
     *,
     out: Any = None,
     staleness: int | None = None,
-    priority: int = 0,
-    group: Group | None = None,
-    timeout: float | None = None,
     again: bool = False,
+    **options: Unpack[Moving],
 ) -> Handle[Any]:
     """Starts accumulate(); the handle gives the weights. Neither array may be used until then."""
-    return _start(delta, name, out, staleness, priority, group, timeout, again, awaited=False)
+    return _start(delta, out, staleness, again, _options(name, awaited=False, **options))
 
 
-def _start(
-    delta: Any,
-    name: str | None,
-    out: Any,
-    staleness: int | None,
-    priority: int,
-    group: Group | None,
-    timeout: float | None,
-    again: bool,
-    *,
-    awaited: bool,
-) -> Handle[Any]:
+def _start(delta: Any, out: Any, staleness: int | None, again: bool, options: OperationOptions) -> Handle[Any]:
     if staleness is not None and not (isinstance(staleness, int) and 0 <= staleness <= _MOST_AHEAD):
         raise InvalidArgumentError(f"staleness={staleness!r}", f"pass a whole number from 0 to {_MOST_AHEAD}, or None")
-    options = _options(name, priority, group, timeout, awaited=awaited)
     handle = start.accumulate(delta, out, 0 if staleness is None else staleness + 1, again, options)
     arrays.note_change(out)
     return handle
 
 
 def _options(
-    name: str | None, priority: int, group: Group | None, timeout: float | None, *, awaited: bool
+    name: str | None,
+    priority: int = 0,
+    group: Group | None = None,
+    timeout: float | None = None,
+    *,
+    awaited: bool,
 ) -> OperationOptions:
     if name is None:
         raise InvalidArgumentError("weights need a name", "pass the same name=... to store() and accumulate()")

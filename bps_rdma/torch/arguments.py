@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 
@@ -13,6 +13,7 @@ from bps_rdma import argument_types
 from bps_rdma.devices import are_carried
 from bps_rdma.errors import InvalidArgumentError, InvalidTensorError
 from bps_rdma.group import Group
+from bps_rdma.operations.options import Reduction
 from bps_rdma.torch import transfer
 from bps_rdma.torch.checks import check_tensor
 from bps_rdma.torch.membership import AnyGroup, group_of
@@ -21,6 +22,23 @@ from bps_rdma.torch.membership import AnyGroup, group_of
 def ours(group: AnyGroup) -> Group | None:
     """The group of bps_rdma for one of either kind."""
     return None if group is None else group_of(group)
+
+
+class Moving(TypedDict, total=False):
+    """Keywords of every operation, as bps_rdma's, but for groups of either kind."""
+
+    priority: int
+    group: AnyGroup
+    timeout: float | None
+
+
+class Reducing(Moving, Reduction, total=False):
+    """Keywords of an operation that reduces."""
+
+
+def for_core(options: Moving) -> dict[str, Any]:
+    """The keywords for the function of bps_rdma."""
+    return {**options, "group": ours(options.get("group"))}
 
 
 def full_name(name: str | None) -> str | None:

@@ -6,35 +6,31 @@ Without a name, calls are matched by their order per operation, dtype and size.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 
+import bps_rdma
 from bps_rdma import argument_types, arrays
 from bps_rdma.handle import PythonHandle
-from bps_rdma.operations import OperationOptions, ReduceOp, start
+from bps_rdma.operations import OperationOptions, start
 from bps_rdma.operations.messages import Together
-from bps_rdma.operations.options import AnyCompression, ReduceName, reduction, text_of
+from bps_rdma.operations.options import moving, reducing
 from bps_rdma.operations.uneven import UnevenGather
-from bps_rdma.positions import keywords_since
+from bps_rdma.positions import keywords_of, keywords_since
 from bps_rdma.torch import transfer
-from bps_rdma.torch.arguments import check_out, full_name, ours
+from bps_rdma.torch.arguments import Moving, Reducing, check_out, for_core, full_name
 from bps_rdma.torch.checks import check_tensor
-from bps_rdma.torch.membership import AnyGroup
 from bps_rdma.torch.transfer import AnyHandle, members_of
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 @keywords_since("average", "name", "priority", "group", "out", "op", "timeout", "compression", "exact")
+@keywords_of(bps_rdma.reduce_scatter, group="AnyGroup")
 def reduce_scatter(
-    tensor: torch.Tensor,
-    name: str | None = None,
-    *,
-    average: bool = True,
-    op: ReduceName | None = None,
-    priority: int = 0,
-    group: AnyGroup = None,
-    out: torch.Tensor | None = None,
-    timeout: float | None = None,
-    compression: AnyCompression | None = None,
-    exact: bool | None = None,
+    tensor: torch.Tensor, name: str | None = None, *, out: torch.Tensor | None = None, **options: Unpack[Reducing]
 ) -> torch.Tensor:
     """Sums (or averages) the tensor over the group and returns this rank's part.
 
@@ -48,28 +44,18 @@ def reduce_scatter(
     Raises:
         InvalidTensorError: `out` has another size, dtype or device. Otherwise as push_pull().
     """
-    how = reduction(average, op), full_name(name), priority, ours(group), timeout, True, text_of(compression, exact)
-    result: torch.Tensor = _scatter(tensor, out, OperationOptions(*how)).wait()
+    found = reducing(full_name(name), True, **for_core(options))
+    result: torch.Tensor = _scatter(tensor, out, found).wait()
     return result
 
 
 @keywords_since("average", "name", "priority", "group", "out", "op", "timeout", "compression", "exact")
+@keywords_of(bps_rdma.reduce_scatter, group="AnyGroup")
 def reduce_scatter_async(
-    tensor: torch.Tensor,
-    name: str | None = None,
-    *,
-    average: bool = True,
-    op: ReduceName | None = None,
-    priority: int = 0,
-    group: AnyGroup = None,
-    out: torch.Tensor | None = None,
-    timeout: float | None = None,
-    compression: AnyCompression | None = None,
-    exact: bool | None = None,
+    tensor: torch.Tensor, name: str | None = None, *, out: torch.Tensor | None = None, **options: Unpack[Reducing]
 ) -> AnyHandle:
     """Starts reduce_scatter(); the handle gives the part. Neither tensor may be used until then."""
-    how = reduction(average, op), full_name(name), priority, ours(group), timeout, False, text_of(compression, exact)
-    return _scatter(tensor, out, OperationOptions(*how))
+    return _scatter(tensor, out, reducing(full_name(name), False, **for_core(options)))
 
 
 def _scatter(tensor: torch.Tensor, out: torch.Tensor | None, options: OperationOptions) -> AnyHandle:
@@ -87,15 +73,14 @@ def _scatter(tensor: torch.Tensor, out: torch.Tensor | None, options: OperationO
 
 
 @keywords_since("name", "priority", "group", "out", "timeout")
+@keywords_of(bps_rdma.all_gather, group="AnyGroup")
 def all_gather(
     tensor: torch.Tensor,
     name: str | None = None,
     *,
     uneven: bool = False,
-    priority: int = 0,
-    group: AnyGroup = None,
     out: torch.Tensor | None = None,
-    timeout: float | None = None,
+    **options: Unpack[Moving],
 ) -> torch.Tensor:
     """Gathers one part of every rank into one tensor on all ranks. Each rank pushes only its own part.
 
@@ -112,25 +97,23 @@ def all_gather(
         InvalidTensorError: `tensor` has another size, dtype or device than this rank's part of `out`. MismatchError:
             with `uneven`, parts differ in more than their first dimension. Otherwise as push_pull().
     """
-    options = OperationOptions(ReduceOp.sum, full_name(name), priority, ours(group), timeout, True)
-    result: torch.Tensor = _gather(tensor, out, uneven, options).wait()
+    found = moving(full_name(name), True, **for_core(options))
+    result: torch.Tensor = _gather(tensor, out, uneven, found).wait()
     return result
 
 
 @keywords_since("name", "priority", "group", "out", "timeout")
+@keywords_of(bps_rdma.all_gather, group="AnyGroup")
 def all_gather_async(
     tensor: torch.Tensor,
     name: str | None = None,
     *,
     uneven: bool = False,
-    priority: int = 0,
-    group: AnyGroup = None,
     out: torch.Tensor | None = None,
-    timeout: float | None = None,
+    **options: Unpack[Moving],
 ) -> AnyHandle | PythonHandle[torch.Tensor]:
     """Starts all_gather(); the handle gives the whole. `tensor` may not be changed until then."""
-    options = OperationOptions(ReduceOp.sum, full_name(name), priority, ours(group), timeout)
-    return _gather(tensor, out, uneven, options)
+    return _gather(tensor, out, uneven, moving(full_name(name), False, **for_core(options)))
 
 
 def _gather(
@@ -167,14 +150,9 @@ def _gather_uneven(
 
 
 @keywords_since("root", "name", "priority", "group", "timeout")
+@keywords_of(bps_rdma.broadcast, group="AnyGroup")
 def broadcast(
-    tensor: torch.Tensor,
-    name: str | None = None,
-    *,
-    root: int = 0,
-    priority: int = 0,
-    group: AnyGroup = None,
-    timeout: float | None = None,
+    tensor: torch.Tensor, name: str | None = None, *, root: int = 0, **options: Unpack[Moving]
 ) -> torch.Tensor:
     """Replaces the tensor on every rank by the one of worker rank `root`, and returns it.
 
@@ -186,23 +164,17 @@ def broadcast(
     Raises:
         InvalidArgumentError: `root` is not in the group. Otherwise as push_pull().
     """
-    options = OperationOptions(ReduceOp.sum, full_name(name), priority, ours(group), timeout, True)
-    _broadcast(tensor, root, options).wait()
+    _broadcast(tensor, root, moving(full_name(name), True, **for_core(options))).wait()
     return tensor
 
 
 @keywords_since("root", "name", "priority", "group", "timeout")
+@keywords_of(bps_rdma.broadcast, group="AnyGroup")
 def broadcast_async(
-    tensor: torch.Tensor,
-    name: str | None = None,
-    *,
-    root: int = 0,
-    priority: int = 0,
-    group: AnyGroup = None,
-    timeout: float | None = None,
+    tensor: torch.Tensor, name: str | None = None, *, root: int = 0, **options: Unpack[Moving]
 ) -> AnyHandle:
     """Starts broadcast(); the tensor must neither be read nor written until the handle is done."""
-    return _broadcast(tensor, root, OperationOptions(ReduceOp.sum, full_name(name), priority, ours(group), timeout))
+    return _broadcast(tensor, root, moving(full_name(name), False, **for_core(options)))
 
 
 def _broadcast(tensor: torch.Tensor, root: int, options: OperationOptions) -> AnyHandle:

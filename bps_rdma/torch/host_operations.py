@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -18,68 +18,52 @@ from bps_rdma import Group, Handle, PreparedOperation, argument_types, arrays, j
 from bps_rdma.handle import PythonHandle
 from bps_rdma.operations.declare import declared_compression
 from bps_rdma.operations.messages import Together
-from bps_rdma.operations.options import EXACT, EXACT_TO_ODD, AnyCompression, ReduceName
-from bps_rdma.positions import keywords_since
+from bps_rdma.operations.options import EXACT, EXACT_TO_ODD, ReduceName
+from bps_rdma.positions import keywords_of, keywords_since
 from bps_rdma.torch import transfer
-from bps_rdma.torch.arguments import full_name, in_core, on_cpu, ours, required_name
+from bps_rdma.torch.arguments import Moving, Reducing, for_core, full_name, in_core, on_cpu, ours, required_name
 from bps_rdma.torch.checks import check_tensor
 from bps_rdma.torch.host_copies import copied, read, target, written
 from bps_rdma.torch.membership import AnyGroup
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 
 @keywords_since("name", "average", "priority", "group")
+@keywords_of(bps_rdma.push, group="AnyGroup")
 def push(
-    tensor: torch.Tensor,
-    name: str,
-    *,
-    average: bool = True,
-    op: ReduceName | None = None,
-    priority: int = 0,
-    group: AnyGroup = None,
-    timeout: float | None = None,
+    tensor: torch.Tensor, name: str, *, average: bool = True, op: ReduceName | None = None, **options: Unpack[Moving]
 ) -> None:
     """Contributes a tensor to the next round of `name`, which pull() fetches; see bps_rdma.push()."""
     own = required_name(name)
-    bps_rdma.push(
-        read(tensor, by_core=True), own, average=average, op=op, priority=priority, group=ours(group), timeout=timeout
-    )
+    bps_rdma.push(read(tensor, by_core=True), own, average=average, op=op, **for_core(options))
 
 
 @keywords_since("name", "average", "priority", "group")
+@keywords_of(bps_rdma.pull, group="AnyGroup")
 def pull(
-    tensor: torch.Tensor,
-    name: str,
-    *,
-    average: bool = True,
-    op: ReduceName | None = None,
-    priority: int = 0,
-    group: AnyGroup = None,
-    timeout: float | None = None,
+    tensor: torch.Tensor, name: str, *, average: bool = True, op: ReduceName | None = None, **options: Unpack[Moving]
 ) -> torch.Tensor:
     """Fills a tensor with the result of the next round of `name`, and returns it; see bps_rdma.pull()."""
     own = required_name(name)
     host, finish = written(tensor, by_core=True)
-    bps_rdma.pull(host, own, average=average, op=op, priority=priority, group=ours(group), timeout=timeout)
+    bps_rdma.pull(host, own, average=average, op=op, **for_core(options))
     return finish(host)
 
 
 @keywords_since(
     "average", "name", "priority", "group", "out", "root", "op", "timeout", "compression", "exact", leading=2
 )
+@keywords_of(bps_rdma.prepare, group="AnyGroup")
 def prepare(
     kind: Literal["push_pull", "reduce_scatter", "all_gather", "broadcast"],
     tensor: torch.Tensor,
     name: str | None = None,
     *,
-    average: bool = True,
-    op: ReduceName | None = None,
     root: int = 0,
-    priority: int = 0,
-    group: AnyGroup = None,
     out: torch.Tensor | None = None,
-    timeout: float | None = None,
-    compression: AnyCompression | None = None,
-    exact: bool | None = None,
+    **options: Unpack[Reducing],
 ) -> PreparedOperation[torch.Tensor]:
     """Describes an operation that is started many times on the same tensors; see bps_rdma.prepare().
 
@@ -87,88 +71,61 @@ def prepare(
 
     Autograd does not see that its calls change tensors.
     """
-    return bps_rdma.prepare(
-        kind,
-        in_core(tensor, "prepare"),
-        full_name(name),
-        average=average,
-        op=op,
-        root=root,
-        priority=priority,
-        group=ours(group),
-        out=None if out is None else in_core(out, "prepare"),
-        timeout=timeout,
-        compression=compression,
-        exact=exact,
-    )
+    own = in_core(tensor, "prepare")
+    into = None if out is None else in_core(out, "prepare")
+    return bps_rdma.prepare(kind, own, full_name(name), root=root, out=into, **for_core(options))
 
 
 @keywords_since("root", "name", "priority", "group", "timeout")
-def store(
-    tensor: torch.Tensor,
-    name: str,
-    *,
-    root: int = 0,
-    priority: int = 0,
-    group: AnyGroup = None,
-    timeout: float | None = None,
-) -> torch.Tensor:
+@keywords_of(bps_rdma.store, group="AnyGroup")
+def store(tensor: torch.Tensor, name: str, *, root: int = 0, **options: Unpack[Moving]) -> torch.Tensor:
     """Makes the servers keep the tensor of worker rank `root`; see bps_rdma.store()."""
     own, host = required_name(name), read(tensor, by_core=True)
-    bps_rdma.store(host, own, root=root, priority=priority, group=ours(group), timeout=timeout)
+    bps_rdma.store(host, own, root=root, **for_core(options))
     return copied(tensor, host)
 
 
 @keywords_since("name", "priority", "group", "timeout")
-def unstore(
-    tensor: torch.Tensor, name: str, *, priority: int = 0, group: AnyGroup = None, timeout: float | None = None
-) -> torch.Tensor:
+@keywords_of(bps_rdma.unstore, group="AnyGroup")
+def unstore(tensor: torch.Tensor, name: str, **options: Unpack[Moving]) -> torch.Tensor:
     """Replaces a tensor by what the servers keep, which they keep no more; see bps_rdma.unstore()."""
     own = required_name(name)
     host, finish = written(tensor, by_core=True)
-    bps_rdma.unstore(host, own, priority=priority, group=ours(group), timeout=timeout)
+    bps_rdma.unstore(host, own, **for_core(options))
     return finish(host)
 
 
 @keywords_since("name", "out", "staleness", "priority", "group", "timeout", "again")
+@keywords_of(bps_rdma.accumulate, group="AnyGroup")
 def accumulate(
     delta: torch.Tensor,
     name: str,
     *,
     out: torch.Tensor | None = None,
     staleness: int | None = None,
-    priority: int = 0,
-    group: AnyGroup = None,
-    timeout: float | None = None,
     again: bool = False,
+    **options: Unpack[Moving],
 ) -> torch.Tensor:
     """Adds a tensor to the weights that the servers keep, and returns them; see bps_rdma.accumulate()."""
     own = required_name(name)
     host, finish = target(out, delta, by_core=True)
+    given = read(delta, by_core=True)
     result: torch.Tensor = bps_rdma.accumulate(
-        read(delta, by_core=True),
-        own,
-        out=host,
-        staleness=staleness,
-        priority=priority,
-        group=ours(group),
-        timeout=timeout,
-        again=again,
+        given, own, out=host, staleness=staleness, again=again, **for_core(options)
     )
     return finish(result)
 
 
 @keywords_since("name", "out", "staleness", "priority", "group", "timeout", "again")
+@keywords_of(bps_rdma.accumulate, group="AnyGroup")
 def accumulate_async(
     delta: torch.Tensor,
     name: str,
     *,
     out: torch.Tensor | None = None,
     staleness: int | None = None,
-    priority: int = 0,
-    group: AnyGroup = None,
-    timeout: float | None = None,
     again: bool = False,
+    **options: Unpack[Moving],
 ) -> Handle[torch.Tensor] | PythonHandle[torch.Tensor]:
     """Starts accumulate(); the handle gives the weights. Neither tensor may be used until then."""
     own = required_name(name)
@@ -176,16 +133,7 @@ def accumulate_async(
     given = read(delta, by_core=True)
     if host is None and given is not delta:
         host = torch.empty_like(given)
-    handle = bps_rdma.accumulate_async(
-        given,
-        own,
-        out=host,
-        staleness=staleness,
-        priority=priority,
-        group=ours(group),
-        timeout=timeout,
-        again=again,
-    )
+    handle = bps_rdma.accumulate_async(given, own, out=host, staleness=staleness, again=again, **for_core(options))
     if host is None or host is out:
         return handle
     return Together([handle], lambda: finish(host))

@@ -9,7 +9,7 @@ the name.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -28,14 +28,17 @@ from bps_rdma import (
 )
 from bps_rdma.errors import InvalidArgumentError
 from bps_rdma.operations import OperationOptions, ReduceOp
-from bps_rdma.operations.options import AnyCompression, ReduceName, reduction, text_of
-from bps_rdma.positions import keywords_since
+from bps_rdma.operations.options import AnyCompression, reducing, text_of
+from bps_rdma.positions import keywords_of, keywords_since
 from bps_rdma.torch import transfer
-from bps_rdma.torch.arguments import call_site, name_here, ours, required_name
+from bps_rdma.torch.arguments import Reducing, call_site, for_core, name_here, ours, required_name
 from bps_rdma.torch.checks import check_tensor
 from bps_rdma.torch.compression import Compression
 from bps_rdma.torch.membership import AnyGroup, init, resume, suspend
 from bps_rdma.torch.transfer import AnyHandle
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = [
     "Compression", "byteps_torch_set_num_grads", "declare", "declare_many", "get_pushpull_speed", "init", "local_rank",
@@ -47,18 +50,9 @@ _in_the_order_of_byteps = keywords_since("average", "name", "version", "priority
 
 
 @keywords_since("average", "name", "version", "priority", "compression", "group", "exact")
+@keywords_of(bps_rdma.push_pull_inplace, group="AnyGroup")
 def push_pull(
-    tensor: torch.Tensor,
-    name: str | None = None,
-    *,
-    average: bool = True,
-    op: ReduceName | None = None,
-    version: int = 0,
-    priority: int = 0,
-    group: AnyGroup = None,
-    timeout: float | None = None,
-    compression: AnyCompression | None = None,
-    exact: bool | None = None,
+    tensor: torch.Tensor, name: str | None = None, *, version: int = 0, **options: Unpack[Reducing]
 ) -> torch.Tensor:
     """The sum (or mean) over all ranks, as a new tensor through which gradients flow.
 
@@ -80,13 +74,13 @@ def push_pull(
         InvalidArgumentError: the result of this `op` has no gradient here, and the tensor requires one.
         InvalidTensorError, MismatchError, PeerLostError, DeadlineError: as bps_rdma.push_pull_inplace().
     """
-    options = _options(tensor, name, average, op, priority, group, timeout, compression, exact, awaited=True)
+    found = reducing(name_here(name, tensor), True, **for_core(options))
     if tensor.requires_grad and torch.is_grad_enabled():
-        if options.op not in (ReduceOp.sum, ReduceOp.average):
-            raise InvalidArgumentError(f"no gradient flows through op={op!r}", "pass tensor.detach()")
-        result: torch.Tensor = _PushPull.apply(tensor, options)  # type: ignore[no-untyped-call]
+        if found.op not in (ReduceOp.sum, ReduceOp.average):
+            raise InvalidArgumentError(f"no gradient flows through op={found.op.name!r}", "pass tensor.detach()")
+        result: torch.Tensor = _PushPull.apply(tensor, found)  # type: ignore[no-untyped-call]
         return result
-    return _push_pull(tensor, options)
+    return _push_pull(tensor, found)
 
 
 def _push_pull(tensor: torch.Tensor, options: OperationOptions) -> torch.Tensor:
@@ -107,67 +101,39 @@ class _PushPull(torch.autograd.Function):
 
 
 @_in_the_order_of_byteps
+@keywords_of(bps_rdma.push_pull_inplace, group="AnyGroup")
 def push_pull_inplace(
-    tensor: torch.Tensor,
-    name: str | None = None,
-    *,
-    average: bool = True,
-    op: ReduceName | None = None,
-    version: int = 0,
-    priority: int = 0,
-    group: AnyGroup = None,
-    timeout: float | None = None,
-    compression: AnyCompression | None = None,
-    exact: bool | None = None,
+    tensor: torch.Tensor, name: str | None = None, *, version: int = 0, **options: Unpack[Reducing]
 ) -> torch.Tensor:
     """Replaces the tensor by its sum (or mean) over all ranks, and returns it. No gradient flows through this.
 
     Args:
         tensor, name, average, op, version, priority, group, timeout, compression, exact: as for push_pull().
     """
-    options = _options(tensor, name, average, op, priority, group, timeout, compression, exact, awaited=True)
-    transfer.all_reduce(tensor.detach(), options).wait()
+    found = reducing(name_here(name, tensor), True, **for_core(options))
+    transfer.all_reduce(tensor.detach(), found).wait()
     arrays.note_change(tensor)
     return tensor
 
 
 @_in_the_order_of_byteps
+@keywords_of(bps_rdma.push_pull_inplace, group="AnyGroup")
 def push_pull_async(
-    tensor: torch.Tensor,
-    name: str | None = None,
-    *,
-    average: bool = True,
-    op: ReduceName | None = None,
-    version: int = 0,
-    priority: int = 0,
-    group: AnyGroup = None,
-    timeout: float | None = None,
-    compression: AnyCompression | None = None,
-    exact: bool | None = None,
+    tensor: torch.Tensor, name: str | None = None, *, version: int = 0, **options: Unpack[Reducing]
 ) -> AnyHandle:
     """Starts push_pull() without gradients; synchronize() gives the new tensor."""
-    options = _options(tensor, name, average, op, priority, group, timeout, compression, exact, awaited=False)
+    found = reducing(name_here(name, tensor), False, **for_core(options))
     data = tensor.detach()
-    return transfer.all_reduce(data, options, torch.empty_like(data))
+    return transfer.all_reduce(data, found, torch.empty_like(data))
 
 
 @_in_the_order_of_byteps
+@keywords_of(bps_rdma.push_pull_inplace, group="AnyGroup")
 def push_pull_async_inplace(
-    tensor: torch.Tensor,
-    name: str | None = None,
-    *,
-    average: bool = True,
-    op: ReduceName | None = None,
-    version: int = 0,
-    priority: int = 0,
-    group: AnyGroup = None,
-    timeout: float | None = None,
-    compression: AnyCompression | None = None,
-    exact: bool | None = None,
+    tensor: torch.Tensor, name: str | None = None, *, version: int = 0, **options: Unpack[Reducing]
 ) -> AnyHandle:
     """Starts push_pull_inplace(); the tensor must neither be read nor written until synchronize() returns it."""
-    options = _options(tensor, name, average, op, priority, group, timeout, compression, exact, awaited=False)
-    handle = transfer.all_reduce(tensor, options)
+    handle = transfer.all_reduce(tensor, reducing(name_here(name, tensor), False, **for_core(options)))
     arrays.note_change(tensor)
     return handle
 
@@ -219,24 +185,6 @@ def declare_many(
         raise InvalidArgumentError(f"{type(tensors).__name__} is not a dict", "pass {name: tensor or (shape, dtype)}")
     found = {required_name(name): like for name, like in tensors.items()}
     transfer.declare_many(found, ours(group), text_of(compression, exact))
-
-
-def _options(
-    tensor: torch.Tensor,
-    name: str | None,
-    average: bool,
-    op: ReduceName | None,
-    priority: int,
-    group: AnyGroup,
-    timeout: float | None,
-    compression: AnyCompression | None,
-    exact: bool | None,
-    *,
-    awaited: bool,
-) -> OperationOptions:
-    full = name_here(name, tensor)
-    how = text_of(compression, exact)
-    return OperationOptions(reduction(average, op), full, priority, ours(group), timeout, awaited, how)
 
 
 # ---- BytePS's way to wait once for many gradients: byteps_torch_set_num_grads(n), then n calls of

@@ -34,7 +34,6 @@ myst_enable_extensions = ["colon_fence"]
 
 default_role = "code"  # docstrings write `name` for code
 autodoc_typehints = "signature"
-autodoc_preserve_defaults = True
 python_maximum_signature_line_length = 88
 napoleon_numpy_docstring = False
 copybutton_exclude = ".linenos, .gp, .go"
