@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -18,8 +18,8 @@ from bps_rdma import _core
 from bps_rdma.errors import InvalidArgumentError
 
 __all__ = [
-    "METHODS", "BFloat16", "Codec", "Compression", "Dithering", "Float16", "Fp8", "Int4", "Int8", "Method", "MxFp8",
-    "OneBit", "RandomK", "Registered", "TopK", "Uncompressed", "register",
+    "BFloat16", "Codec", "Compression", "Dithering", "Float16", "Fp8", "Int4", "Int8", "MxFp8", "OneBit", "RandomK",
+    "Registered", "TopK", "Uncompressed", "register",
 ]  # fmt: skip
 
 
@@ -332,31 +332,3 @@ def register(
 
     _core.add_codec(name, encoded, decoded, block, block_bytes)
     return Registered(method=name)
-
-
-class Method(NamedTuple):
-    """A method of compression.
-
-    Attributes:
-        summary: what it does, in a line.
-        bytes_per_element: of a large partition, with the parameters' defaults; float32 has 4.
-        parameters: its own parameters with their defaults, as they are written after its name.
-    """
-
-    summary: str
-    bytes_per_element: float
-    parameters: str = ""
-
-
-METHODS = {
-    "bf16": Method("rounded to bfloat16", 2),
-    "fp16": Method("rounded to float16; from 65520 on infinite", 2),
-    "mxfp8": Method("8-bit floats E4M3 with a power of two per 32 elements (OCP MX)", 33 / 32),
-    "fp8": Method("8-bit floats E4M3 with a float32 scale per row", 1 + 4 / 1024, "row=1024"),
-    "int8": Method("8-bit integers with a float32 scale per 256 elements", 260 / 256),
-    "int4": Method("4-bit integers with a bfloat16 scale per 128 rotated elements", 66 / 128),
-    "onebit": Method("signs, and the mean magnitude", 1 / 8, "scaling=1"),
-    "topk": Method("the elements of largest magnitude", 0.08, "k=0.01"),
-    "randomk": Method("elements drawn at random", 0.04, "k=0.01"),
-    "dithering": Method("magnitudes rounded at random to a few levels", 0.5, "k=4,partition=linear,normalize=max"),
-}

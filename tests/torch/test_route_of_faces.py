@@ -18,10 +18,11 @@ import pytest
 import simulated
 import torch
 import torch.distributed as dist
+from reference.codecs import METHODS
 
 import bps_rdma.torch as bps_torch
 from bps_rdma import job
-from bps_rdma.compression import METHODS, Compression
+from bps_rdma.compression import Compression
 from bps_rdma.operations import OperationOptions
 from bps_rdma.torch import asynchronous, transfer
 from bps_rdma.torch.backend import Options

@@ -20,9 +20,9 @@ from bodies.compression import (
     scattered,
     sums,
 )
+from reference.codecs import METHODS
 
 from bps_rdma import job
-from bps_rdma.compression import METHODS
 from bps_rdma.errors import InvalidArgumentError
 
 TCP = {"BPS_TRANSPORT": "tcp", "BYTEPS_PARTITION_BYTES": str(PARTITION), "BPS_MIN_PARTITION_BYTES": str(PARTITION)}

@@ -11,7 +11,6 @@ from reference import codecs
 
 from bodies.compression import COUNT, by_partition, gradient
 from bps_rdma import job
-from bps_rdma.compression import METHODS
 
 SERVER = 2**32 - 1  # as a sender
 ROUNDS = {"float16": codecs.fp16, "bfloat16": codecs.bf16}
@@ -74,7 +73,7 @@ def with_specials(rank: int, step: int) -> np.ndarray:
 def sums(bps: Any, dtype: str, feedback: bool) -> list[bytes]:
     """By every method: each bit is what the references say."""
     results = []
-    for text in [*METHODS, "topk:k=0.1", "dithering:k=15,partition=natural"]:
+    for text in [*codecs.METHODS, "topk:k=0.1", "dithering:k=15,partition=natural"]:
         options = [
             each for each in ("feedback=1" if feedback else "", "momentum=0.5" if text == "int8" else "") if each
         ]
