@@ -115,9 +115,3 @@ class Host:
         self.frozen = True
         self._kernel.send_signal(signal.SIGSTOP)
         return time.monotonic()
-
-    def thaw(self) -> None:
-        """Goes on, with a clock that has stood still."""
-        assert self._kernel is not None
-        self._kernel.send_signal(signal.SIGCONT)
-        self.frozen = False
