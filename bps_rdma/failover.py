@@ -191,13 +191,19 @@ def exchange(process: _core.Process, mine: bytes) -> list[bytes]:
 
 
 def _gather(process: _core.Process, name: str, whole: np.ndarray[Any, Any]) -> None:
-    target = arrays.describe(whole, True)
     part = arrays.describe(whole.reshape(process.workers, -1)[process.rank], False)
-    tensor = process.declare([(0, name, target.dtype, target.elements, str(whole.shape), "")])[0]
-    kind = _core.Kind.all_gather
+    _run(process, _core.Kind.all_gather, 0, name, part, whole)
+
+
+def _run(
+    process: _core.Process, kind: _core.Kind, group: int, name: str, source: arrays.Memory | None, array: Any
+) -> None:
+    """One operation, with its result in `array`, which is also what is pushed where there is no source."""
+    target = arrays.describe(array, True)
+    tensor = process.declare([(group, name, target.dtype, target.elements, str(array.shape), "")])[0]
     sum_ = _core.ReduceOp.sum
     _core.start_operation(
-        process, tensor, kind, sum_, part, target, whole, True, True, 0, 1 << 30, True, survives=False
+        process, tensor, kind, sum_, source or target, target, array, True, True, 0, 1 << 30, True, survives=False
     ).wait()
 
 
@@ -228,21 +234,12 @@ def give(
         for partition, gift in gifts.items():
             if gift.rank == process.rank:
                 operation.read(partition, arrays.describe(places[partition], True))
-        _sum(process, numbers[each.name[0]], f"~given {each.round} of {each.name[1]}", given)
+        name = f"~given {each.round} of {each.name[1]}"
+        _run(process, _core.Kind.push_pull, numbers[each.name[0]], name, None, given)
         for partition in gifts:
             operation.write(partition, arrays.describe(places[partition], False))
     # Nobody goes on, and perhaps lets go of what it has, before all have what they lacked.
     _gather(process, "~failover given", np.zeros(process.workers, np.int64))
-
-
-def _sum(process: _core.Process, group: int, name: str, array: np.ndarray[Any, Any]) -> None:
-    both = arrays.describe(array, True)
-    tensor = process.declare([(group, name, both.dtype, both.elements, str(array.shape), "")])[0]
-    kind = _core.Kind.push_pull
-    sum_ = _core.ReduceOp.sum
-    _core.start_operation(
-        process, tensor, kind, sum_, both, both, array, True, True, 0, 1 << 30, True, survives=False
-    ).wait()
 
 
 @dataclass
