@@ -16,9 +16,9 @@ import torch
 from bps_rdma.errors import InvalidArgumentError
 from bps_rdma.tools.bench import on_gpu
 from bps_rdma.tools.bench.measure import CaseRunner
-from bps_rdma.tools.bench.ours import make_ours
 from bps_rdma.tools.bench.pattern import WrongResultError
 from bps_rdma.tools.bench.plan import OPS, Case, Plan, parse_memory
+from bps_rdma.tools.bench.worker import make_ours
 
 BENCH = [sys.executable, "-c", "from bps_rdma.tools.bench import main; main()"]
 CASES = [Case(op, dtype, 64_000, 2, 3) for op in OPS for dtype in ("float32", "bfloat16")]

@@ -155,6 +155,34 @@ class PushPull:
         return len(self._wholes)
 
 
+class SumInPlace:
+    """The base of other libraries, which are baselines for push_pull_inplace(average=False) of plain arrays."""
+
+    def __init__(self, rank: int, world: int) -> None:
+        self._rank, self._world = rank, world
+
+    def supports(self, case: Case) -> bool:
+        """Only sums: training uses all_reduce."""
+        return case.op == "push_pull"
+
+    def start(self, case: Case, memory: str) -> None:
+        """Allocate plain arrays; `memory` makes no difference to them."""
+        self._group = case.tensors
+        self._pattern = Pattern(case.dtype, self._world)
+        self._arrays = [allocate(case.elements, case.dtype, "plain") for _ in range(case.arrays)]
+
+    def prepare(self, round_: int) -> None:
+        """Fill in this rank's values."""
+        for array in self._arrays:
+            self._pattern.fill(array, self._rank, round_)
+
+    def check(self, round_: int) -> int:
+        """Check every element of every result."""
+        for array in self._arrays:
+            self._pattern.check_sum(array, round_)
+        return len(self._arrays)
+
+
 def allocate(elements: int, dtype: str, memory: str) -> Array:
     """A flat array; `memory` is "shared" for bps_rdma.empty, else "plain"."""
     if memory == "shared":

@@ -14,11 +14,11 @@ import numpy as np
 import bps_rdma
 from bps_rdma.tools.bench.baselines import Implementation
 from bps_rdma.tools.bench.measure import CaseRunner, Run
-from bps_rdma.tools.bench.ours import make_ours
 from bps_rdma.tools.bench.peers import make_peer
 from bps_rdma.tools.bench.plan import MAX_ROUNDS, MIN_ROUNDS, Case, Plan
 from bps_rdma.tools.bench.results import OURS, CaseResult, Outcome, routes_of
 from bps_rdma.tools.bench.stats import Timing, merge, rates
+from bps_rdma.tools.bench.worker import make_ours
 
 LINES_OF_BYTEPS = 20  # rounds that BytePS's benchmark measures, and prints
 

@@ -16,10 +16,9 @@ from typing import Any, TextIO
 
 import bps_rdma
 from bps_rdma.errors import BpsError
-from bps_rdma.tools.bench.baselines import Implementation
+from bps_rdma.tools.bench.baselines import Implementation, PushPull
 from bps_rdma.tools.bench.bound import Bound
 from bps_rdma.tools.bench.measure import CaseRunner
-from bps_rdma.tools.bench.ours import make_ours
 from bps_rdma.tools.bench.peers import make_peer
 from bps_rdma.tools.bench.plan import MPI_BASELINES, Plan
 
@@ -44,6 +43,15 @@ def main() -> None:
     channel = socket.socket(fileno=int(os.environ[CHANNEL]))
     with channel, channel.makefile("r") as requests, channel.makefile("w") as answers:
         sys.exit(serve(plan, join, requests, answers))
+
+
+def make_ours(plan: Plan) -> PushPull:
+    """bps_rdma, with tensors in the memory that the plan names."""
+    if plan.memory != "cuda":
+        return PushPull(prepared=plan.prepared)
+    from bps_rdma.tools.bench.on_gpu import PushPullOnGpu
+
+    return PushPullOnGpu(prepared=plan.prepared)
 
 
 def serve(plan: Plan, join: Callable[[], Sequence[Implementation]], requests: TextIO, answers: TextIO) -> int:

@@ -13,55 +13,37 @@ import sys
 
 from mpi4py import MPI
 
-from bps_rdma.tools.bench.baselines import allocate
-from bps_rdma.tools.bench.pattern import Pattern
+from bps_rdma.tools.bench.baselines import SumInPlace
 from bps_rdma.tools.bench.plan import Case, Plan
 from bps_rdma.tools.bench.worker import CHANNEL, PLAN, serve
 
 TEAM = "BPS_BENCH_TEAM"  # the name of the baseline
 
 
-class Mpi:
-    """A baseline for push_pull: Allreduce in place."""
+class Mpi(SumInPlace):
+    """Allreduce in place."""
 
     def __init__(self, name: str) -> None:
+        super().__init__(MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size)
         self.name = name
-        self._world = MPI.COMM_WORLD
 
     def supports(self, case: Case) -> bool:
         """Sums of the types that MPI supports."""
-        return case.op == "push_pull" and case.dtype not in ("float16", "bfloat16")
-
-    def start(self, case: Case, memory: str) -> None:
-        """Allocate plain arrays; `memory` makes no difference to MPI."""
-        self._group = case.tensors
-        self._pattern = Pattern(case.dtype, self._world.size)
-        self._arrays = [allocate(case.elements, case.dtype, "plain") for _ in range(case.arrays)]
-
-    def prepare(self, round_: int) -> None:
-        """Fill in this rank's values."""
-        for array in self._arrays:
-            self._pattern.fill(array, self._world.rank, round_)
+        return super().supports(case) and case.dtype not in ("float16", "bfloat16")
 
     def barrier(self) -> None:
         """The barrier of MPI."""
-        self._world.Barrier()
+        MPI.COMM_WORLD.Barrier()
 
     def run(self) -> None:
         """Run all calls; several tensors of one call are started together."""
         if self._group == 1:
             for array in self._arrays:
-                self._world.Allreduce(MPI.IN_PLACE, array)
+                MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, array)
             return
         for call in range(0, len(self._arrays), self._group):
             these = self._arrays[call : call + self._group]
-            MPI.Request.Waitall([self._world.Iallreduce(MPI.IN_PLACE, array) for array in these])
-
-    def check(self, round_: int) -> int:
-        """Check every element of every result."""
-        for array in self._arrays:
-            self._pattern.check_sum(array, round_)
-        return len(self._arrays)
+            MPI.Request.Waitall([MPI.COMM_WORLD.Iallreduce(MPI.IN_PLACE, array) for array in these])
 
 
 def main() -> None:
