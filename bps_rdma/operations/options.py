@@ -71,9 +71,18 @@ class PushPulling(Reducing, total=False):
 
 
 def moving(
-    name: str | None, awaited: bool, /, *, priority: int = 0, group: Group | None = None, timeout: float | None = None
+    name: str | None,
+    awaited: bool,
+    /,
+    *,
+    priority: int = 0,
+    group: Group | None = None,
+    timeout: float | None = None,
+    **unknown: Any,
 ) -> OperationOptions:
-    """The options of an operation that only moves data, from the keywords of its call."""
+    """The options of an operation that only moves data, from the keywords of its call; called by the operation."""
+    if unknown:
+        raise _unexpected(unknown)
     return OperationOptions(SUM, name, priority, group, timeout, awaited)
 
 
@@ -89,10 +98,19 @@ def reducing(
     timeout: float | None = None,
     compression: AnyCompression | None = None,
     exact: bool | None = None,
+    **unknown: Any,
 ) -> OperationOptions:
-    """The options of an operation that reduces, from the keywords of its call."""
+    """The options of an operation that reduces, from the keywords of its call; called by the operation."""
+    if unknown:
+        raise _unexpected(unknown)
     how = text_of(compression, exact)
     return OperationOptions(reduction(average, op), name, priority, group, timeout, awaited, how)
+
+
+def _unexpected(keywords: Mapping[str, Any]) -> TypeError:
+    """The error of Python for the operation that has passed its keywords on."""
+    operation = sys._getframe(2).f_code.co_name
+    return TypeError(f"{operation}() got an unexpected keyword argument {next(iter(keywords))!r}")
 
 
 def reduction(average: bool, op: ReduceName | None) -> ReduceOp:

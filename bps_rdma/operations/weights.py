@@ -10,7 +10,7 @@ from bps_rdma._core import Handle
 from bps_rdma.errors import InvalidArgumentError
 from bps_rdma.group import Group
 from bps_rdma.operations import start
-from bps_rdma.operations.options import NONE, SUM, Moving, OperationOptions
+from bps_rdma.operations.options import NONE, Moving, OperationOptions, moving
 from bps_rdma.positions import keywords_of, keywords_since
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def store(
             the whole job. Otherwise as push_pull_inplace().
         BpsError: the servers have no memory for it. They keep at most three quarters of what they have.
     """
-    start.store(array, root, _options(name, priority, group, timeout, awaited=True)).wait()
+    start.store(array, root, _of_weights(moving(name, True, priority=priority, group=group, timeout=timeout))).wait()
     arrays.note_change(array)
     return array
 
@@ -74,7 +74,7 @@ def unstore(
     Raises:
         InvalidArgumentError: the servers keep nothing of this name. Otherwise as push_pull_inplace().
     """
-    start.unstore(array, _options(name, priority, group, timeout, awaited=True)).wait()
+    start.unstore(array, _of_weights(moving(name, True, priority=priority, group=group, timeout=timeout))).wait()
     arrays.note_change(array)
     return array
 
@@ -113,7 +113,9 @@ def accumulate(
             had not been sent are not added. `again=True` completes it.
         PeerLostError: a server is lost, and with it the weights. Otherwise as push_pull_inplace().
     """
-    return _start(delta, out, staleness, again, _options(name, priority, group, timeout, awaited=True)).wait()
+    return _start(
+        delta, out, staleness, again, _of_weights(moving(name, True, priority=priority, group=group, timeout=timeout))
+    ).wait()
 
 
 @keywords_since("name", "out", "staleness", "priority", "group", "timeout", "again")
@@ -128,7 +130,7 @@ def accumulate_async(
     **options: Unpack[Moving],
 ) -> Handle[Any]:
     """Starts accumulate(); the handle gives the weights. Neither array may be used until then."""
-    return _start(delta, out, staleness, again, _options(name, awaited=False, **options))
+    return _start(delta, out, staleness, again, _of_weights(moving(name, False, **options)))
 
 
 def _start(delta: Any, out: Any, staleness: int | None, again: bool, options: OperationOptions) -> Handle[Any]:
@@ -139,14 +141,7 @@ def _start(delta: Any, out: Any, staleness: int | None, again: bool, options: Op
     return handle
 
 
-def _options(
-    name: str | None,
-    priority: int = 0,
-    group: Group | None = None,
-    timeout: float | None = None,
-    *,
-    awaited: bool,
-) -> OperationOptions:
-    if name is None:
+def _of_weights(options: OperationOptions) -> OperationOptions:
+    if options.name is None:
         raise InvalidArgumentError("weights need a name", "pass the same name=... to store() and accumulate()")
-    return OperationOptions(SUM, name, priority, group, timeout, awaited, NONE)
+    return options._replace(compression=NONE)

@@ -9,7 +9,10 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import harness
+import numpy as np
 import pytest
+import torch
 
 import bps_rdma
 import bps_rdma.torch
@@ -34,17 +37,17 @@ def methods(kind: type) -> dict[str, Callable[..., Any]]:
 def test_the_torch_face_has_all_of_it(name: str) -> None:
     core = getattr(bps_rdma, name)
     assert name in bps_rdma.torch.__all__
-    torch = getattr(bps_rdma.torch, name)
-    if torch is core:
+    face = getattr(bps_rdma.torch, name)
+    if face is core:
         return
     assert not (inspect.isclass(core) and issubclass(core, BaseException)), "an error is one class in both faces"
     if inspect.isclass(core):
-        assert issubclass(torch, core)
-        pairs = [(method, methods(torch)[method]) for method in methods(core).values() for method in [method.__name__]]
+        assert issubclass(face, core)
+        pairs = [(method, methods(face)[method]) for method in methods(core).values() for method in [method.__name__]]
         for method, found in pairs:
             assert parameters(methods(core)[method]).items() <= parameters(found).items(), method
     else:
-        assert parameters(core).items() <= parameters(torch).items()
+        assert parameters(core).items() <= parameters(face).items()
 
 
 def test_there_are_no_exceptions_for_what_is_there() -> None:
@@ -125,3 +128,21 @@ def test_the_order_of_older_programs_is_understood(face: str, monkeypatch: pytes
         called("push_pull", 0, False, "w", name="x")
     with pytest.raises(TypeError, match="at most"):
         called("push", 0, "w", True, 0, None, 1)
+
+
+@harness.on_ranks(workers=1)
+def test_operations_take_the_keywords_that_they_show(bps: Any) -> None:
+    """Python names the first one that a function does not know: one that is here by no means, behind all of its own."""
+    for face, make in (bps_rdma, np.ones), (bps_rdma.torch, torch.ones):
+        for name in OPERATIONS:
+            function = getattr(face, name)
+            x = make(4)
+            leading = ["push_pull", x] if name == "prepare" else [[x]] if "many" in name else [x]
+            given = {
+                one.name: {"out": x}.get(one.name, 0) if one.default is one.empty else one.default
+                for one in inspect.signature(function).parameters.values()
+                if one.kind is one.KEYWORD_ONLY
+            }
+            called = rf"{name.removesuffix('_async')}(_async)?\(\)"
+            with pytest.raises(TypeError, match=rf"^{called} got an unexpected keyword argument 'tiemout'"):
+                function(*leading, "x", **given, tiemout=3)
