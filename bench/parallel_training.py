@@ -2,6 +2,8 @@
 """Compares steps of FSDP2, tensor parallelism and pipelines on the torch backend bps with the same steps on gloo.
 
     .venv/bin/python bench/parallel_training.py [--rounds 21] [--steps 5] [--width 512] [--ranks 2] [--json FILE]
+    PYTHONPATH=.venv/frameworks .venv/bin/python bench/parallel_training.py \\
+        --kinds trainer accelerate fabric zero-1 zero-2 zero-3 --steps 10
 
 The models are those of examples/frameworks, but wider. Each is trained twice in the same processes, once over groups of
 either backend. Turns of both alternate, and ratios compare neighbouring turns, so that other work on the machine
@@ -27,6 +29,7 @@ from bps_rdma.tools.bench.stats import quantile
 
 EXAMPLES = Path(__file__).parents[1] / "examples" / "frameworks"
 KINDS = ("fsdp", "tensor_parallel", "GPipe", "1F1B")
+OF_FRAMEWORKS = ("trainer", "accelerate", "fabric", "zero-1", "zero-2", "zero-3")  # in framework_steps.py
 BACKENDS = ("bps", "gloo")
 
 
@@ -76,26 +79,48 @@ def trainer(kind: str, backend: str, width: int) -> Callable[[int], float]:
     return step
 
 
-def rank_main(rounds: int, steps: int, width: int) -> None:
+def trained_on(kind: str, backend: str, width: int) -> Callable[[range], list[float]]:
+    """Makes the model of a kind over a backend. The result makes steps of these numbers, and returns their losses."""
+    import torch.distributed as dist
+
+    if kind in KINDS:
+        step = trainer(kind, backend, width)
+        return lambda numbers: [step(number) for number in numbers]
+    import framework_steps
+
+    group = dist.group.WORLD if backend == "bps" else dist.new_group(backend=backend)
+    with framework_steps.default_group(group):
+        assert dist.get_backend() == backend
+        turn = framework_steps.MAKERS[kind](backend, width)
+
+    def on_group(numbers: range) -> list[float]:
+        with framework_steps.default_group(group):
+            return turn(numbers)
+
+    return on_group
+
+
+def rank_main(kinds: list[str], rounds: int, steps: int, width: int) -> None:
     import torch.distributed as dist
 
     import bps_rdma.torch  # noqa: F401  registers the backend
 
     dist.init_process_group("bps")
     found = []
-    for kind in KINDS:
-        trainers = {backend: trainer(kind, backend, width) for backend in BACKENDS}
+    for kind in kinds:
+        trainers = {backend: trained_on(kind, backend, width) for backend in BACKENDS}
         times: dict[str, list[float]] = {backend: [] for backend in BACKENDS}
         losses: dict[str, list[float]] = {backend: [] for backend in BACKENDS}
         for turn in range(-1, rounds):  # the first one warms up
+            numbers = range((turn + 1) * steps, (turn + 2) * steps)
             for backend in BACKENDS if turn % 2 else reversed(BACKENDS):
                 dist.barrier()
                 begin = time.perf_counter()
-                for number in range(steps):
-                    losses[backend].append(trainers[backend]((turn + 1) * steps + number))
+                losses[backend] += trainers[backend](numbers)
                 if turn >= 0:
                     times[backend].append((time.perf_counter() - begin) / steps)
         assert dist.get_world_size() > 2 or losses["bps"] == losses["gloo"], f"{kind}: losses differ"
+        assert len(losses["bps"]) == (rounds + 1) * steps, f"{kind}: {len(losses['bps'])} steps"
         found.append({"kind": kind, "times": times})
     print(json.dumps(found), flush=True)
     dist.destroy_process_group()
@@ -109,6 +134,7 @@ def measure(ranks: int, options: list[str]) -> list[dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--kinds", nargs="+", choices=KINDS + OF_FRAMEWORKS, default=KINDS, help="what is trained")
     parser.add_argument("--ranks", type=int, default=2, help="an even number")
     parser.add_argument("--rounds", type=int, default=21)
     parser.add_argument("--steps", type=int, default=5, help="of a turn")
@@ -117,11 +143,11 @@ def main() -> None:
     parser.add_argument("--rank-main", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.rank_main:
-        rank_main(options.rounds, options.steps, options.width)
+        rank_main(options.kinds, options.rounds, options.steps, options.width)
         return
     rows = []
     passed_on = [f"--{name}={getattr(options, name)}" for name in ("rounds", "steps", "width")]
-    for found in measure(options.ranks, passed_on):
+    for found in measure(options.ranks, [*passed_on, "--kinds", *options.kinds]):
         times = found["times"]
         row: dict[str, Any] = {"kind": found["kind"]}
         measured = {f"{backend}_ms": [1e3 * seconds for seconds in times[backend]] for backend in BACKENDS}

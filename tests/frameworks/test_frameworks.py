@@ -222,6 +222,20 @@ def test_how_torchtitan_names_a_backend(tmp_path):
     same(train("-m", "bps_rdma.torch.run", str(script)), expected)
 
 
+KINDS = ["trainer", "accelerate", "fabric", "zero-1", "zero-2", "zero-3"]
+
+
+def test_the_benchmark_compares_frameworks_in_the_same_processes():
+    """It ends with an error if a loss differs."""
+    program = FOLDER.parents[1] / "bench" / "parallel_training.py"
+    kept = {name: os.environ[name] for name in ("PYTHONPATH", "TORCH_EXTENSIONS_DIR", "PATH") if name in os.environ}
+    env = harness.clean_env(**kept, HF_HUB_OFFLINE="1", DS_ACCELERATOR="cpu")
+    words = "--rounds", "2", "--steps", "2", "--width", "32", "--kinds", *KINDS
+    done = harness.run_command([sys.executable, str(program), *words], env=env, within=COMPILES)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.findall(r"^ *(\S+): bps .* times as fast", done.stdout, re.MULTILINE) == KINDS
+
+
 TRIED = "torch", "transformers", "accelerate", "lightning", "deepspeed", "pytorch-ignite", "ray", "torchtitan"
 
 

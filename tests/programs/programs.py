@@ -181,6 +181,7 @@ NOT_HERE = {
 ELSEWHERE = {
     "bench/endurance_rank.py": "bench/endurance.py",
     "bench/instructions.py": "ci/steps/cost",
+    "bench/framework_steps.py": "bench/parallel_training.py",
     "bench/side_by_side.py": "bench/messages.py",
     "bench/message_ranks.py": "bench/messages.py",
     "bps": "tests/python/commands/test_command_line.py",
