@@ -14,6 +14,7 @@ or out. Every rank of a group makes the same collective calls, with the same nam
     uneven      all_gather of parts that differ in size
     lanes       what the messages of two ranks go through
     messages    one message between two ranks
+    receivers   receiving from whichever rank sends first
     point_to_point  starts messages from one rank to another one
     send_recv   send and recv
     exchanges   gather, scatter and all_to_all

@@ -353,7 +353,7 @@ class Message(StepwiseHandle):
         attend(lane)
 
 
-class _Attention(PythonHandle[Any]):
+class _Attention:
     """What the thread of Progress does for a lane: it reads the notices of all messages, in their order.
 
     One for each lane, as there may be thousands of messages in it.
@@ -365,10 +365,6 @@ class _Attention(PythonHandle[Any]):
     def __init__(self, lane: Lane) -> None:
         self._lane = lane
         self._first: Message | None = None  # that has to be heard next
-
-    def wait(self) -> None:
-        """Nobody does."""
-        raise NotImplementedError
 
     def done(self) -> bool:
         """Returns whether no message is left; the next one has to ask for attention again."""

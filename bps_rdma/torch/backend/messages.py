@@ -9,24 +9,22 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
 from bps_rdma import Group, _core
-from bps_rdma.blockers import Blocker
 from bps_rdma.errors import BpsError, DeadlineError, InvalidTensorError
 from bps_rdma.handle import PythonHandle
 from bps_rdma.operations import point_to_point
 from bps_rdma.operations.exchanges import exchange
 from bps_rdma.operations.lanes import Content, Part, part_of
 from bps_rdma.operations.messages import How, completed
-from bps_rdma.operations.point_to_point import ReceiveFromAny, Subject
+from bps_rdma.operations.point_to_point import Subject
+from bps_rdma.operations.receivers import ReceiveFromAny
 from bps_rdma.torch.backend.pending import Call, Pending
 from bps_rdma.torch.transfer import dense
 from bps_rdma.torch.transfer.dense import Finish
-
-H = TypeVar("H", bound=PythonHandle[Any])
 
 
 class Messages:
@@ -49,22 +47,27 @@ class Messages:
     def send(self, tensor: torch.Tensor, dst: int, tag: int, call: Call) -> Pending:
         """Sends a tensor to rank `dst` of the group."""
         start = partial(point_to_point.send, _source(tensor), None, self._worker(dst), self._tagged(tag))
-        return Pending((_moved(start, call),))
+        return _moved(start, (), call)
 
     def receive(self, tensor: torch.Tensor, src: int, tag: int, call: Call) -> Pending:
         """Fills a tensor with what rank `src` of the group sends."""
         part, finish = _target(tensor)
         start = partial(point_to_point.receive, part, None, self._worker(src), self._tagged(tag))
-        return Pending((_moved(start, call),), finish)
+        return _moved(start, finish, call)
 
     def receive_from_any(self, tensor: torch.Tensor, tag: int, call: Call) -> tuple[Pending, Callable[[], int]]:
         """Fills a tensor with what any rank sends first. The second value gives that rank, once it is known."""
         part, finish = _target(tensor)
-        handle = _moved(partial(point_to_point.receive_from_any, part, self._tagged(tag)), call)
-        return Pending((handle,), finish), lambda: self._sender(handle)
+        begun: list[ReceiveFromAny] = []
 
-    def _sender(self, handle: ReceiveFromAny | _Awaited) -> int:
-        return -1 if handle.src is None else self._ranks.index(handle.src)
+        def start(how: How) -> ReceiveFromAny:
+            begun.append(point_to_point.receive_from_any(part, self._tagged(tag), how))
+            return begun[0]
+
+        return _moved(start, finish, call), lambda: self._sender(begun[0])
+
+    def _sender(self, receiver: ReceiveFromAny) -> int:
+        return -1 if receiver.src is None else self._ranks.index(receiver.src)
 
     def _tagged(self, tag: int) -> Subject:
         return self._subject._replace(tag=tag) if tag else self._subject
@@ -182,7 +185,7 @@ class Messages:
                 own.copy()
             return handle
 
-        return Pending((_moved(start, call),), finishes)
+        return _moved(start, finishes, call)
 
     def _others(self, parts: Sequence[Part]) -> dict[int, Part]:
         return {
@@ -219,38 +222,15 @@ class _Own:
             _core.copy_bytes(self._target.memory.address, self._source.memory.address, self._source.content.nbytes)
 
 
-class _Awaited(PythonHandle[None]):
-    """A message, or several, that begin when they are waited for, which is next.
+def _moved(start: Callable[[How], PythonHandle[Any]], finishes: Sequence[Finish], call: Call) -> Pending:
+    """Messages in progress. Where the caller waits next, they only begin then, so that one call holds all of it.
 
-    So one call holds all of it. Nothing touches the caller's memory after what a signal handler raises in it.
-
-    Args:
-        start: begins them.
-        how: see How.
+    Nothing touches the caller's memory then after what a signal handler raises in that call.
     """
-
-    def __init__(self, start: Callable[[How], PythonHandle[Any]], how: How) -> None:
-        self._start, self._how = start, how
-        self._over = False
-        self.src: int | None = None
-
-    def wait(self) -> None:
-        """Begins them, and blocks until they are over."""
-        self.src = completed(self._start, self._how)
-        self._over = True
-
-    def done(self) -> bool:
-        """Returns whether it has been waited for."""
-        return self._over
-
-    def blocker(self) -> Blocker:
-        """There is none: it has not begun."""
-        raise NotImplementedError
-
-
-def _moved(start: Callable[[How], H], call: Call) -> H | _Awaited:
     how = How(0, call.seconds)
-    return _Awaited(start, how) if call.awaited else start(how)
+    if call.awaited:
+        return Pending((), [partial(completed, start, how), *finishes])
+    return Pending((start(how),), finishes)
 
 
 def _source(tensor: torch.Tensor) -> Part:

@@ -267,16 +267,24 @@ def settle(
     for handle in handles:
         try:
             handle.wait()
-        except DeadlineError as error:
-            failed = failed or of_the_group(error)
-            if pace is not None:
-                pace.lose()
         except Exception as error:
-            failed = failed or error
+            told = _failed(error, pace)
+            failed = failed or told
     if failed is not None:
         raise failed
-    for finish in finishes:
-        finish()
+    try:
+        for finish in finishes:
+            finish()
+    except DeadlineError as error:  # what remained were the operations themselves
+        raise _failed(error, pace) from None
+
+
+def _failed(error: Exception, pace: Pace | None) -> Exception:
+    if not isinstance(error, DeadlineError):
+        return error
+    if pace is not None:
+        pace.lose()
+    return of_the_group(error)
 
 
 class _Open:

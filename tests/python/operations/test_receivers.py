@@ -22,7 +22,8 @@ from interrupts import interrupted
 from bps_rdma.operations import point_to_point
 from bps_rdma.operations.lanes import lanes_of, part_of
 from bps_rdma.operations.messages import How, Message
-from bps_rdma.operations.point_to_point import ReceiveFromAny, Subject
+from bps_rdma.operations.point_to_point import Subject
+from bps_rdma.operations.receivers import ReceiveFromAny
 
 pytestmark = pytest.mark.timeout(200)
 ENV = {"BPS_TIMEOUT": str(20 * harness.PATIENCE)}
