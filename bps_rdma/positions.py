@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 import warnings
 from collections.abc import Callable
 from typing import Any, NoReturn, ParamSpec, TypeVar
@@ -75,9 +76,17 @@ def _named(function: str, old: tuple[str, ...], values: tuple[Any, ...], keyword
             f"{function}(): the next release takes {', '.join(others)} as keywords only: "
             f"{', '.join(f'{name}=...' for name in others)}",
             DeprecationWarning,
-            stacklevel=3,
+            stacklevel=level_of_caller(),
         )
     return given | keywords
+
+
+def level_of_caller() -> int:
+    """The `stacklevel` with which a warning of the function that calls this is one of the program's line."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and f"{frame.f_globals.get('__name__')}.".startswith("bps_rdma."):
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 def _refuse(text: str) -> NoReturn:

@@ -6,6 +6,7 @@ or out. Every rank of a group makes the same collective calls, with the same nam
 
     options     the options of one operation, as one value
     declare     names, shapes and dtypes, announced before their first use
+    begun       what a call has begun, to be given up where it raises
     start       starts one operation of the core on arrays
     prepare     the same for operations that are started many times
     push_pull   sums and means, and their separate halves

@@ -10,6 +10,7 @@ from bps_rdma._core import Handle
 from bps_rdma.group import Group
 from bps_rdma.handle import PythonHandle
 from bps_rdma.operations import start
+from bps_rdma.operations.begun import whole
 from bps_rdma.operations.options import (
     SUM,
     AnyCompression,
@@ -76,6 +77,7 @@ def reduce_scatter(
     return _started(start.reduce_scatter(array, out, options), out).wait()
 
 
+@whole
 @keywords_since("average", "name", "priority", "group", "out", "op", "timeout", "compression", "exact")
 @keywords_of(reduce_scatter)
 def reduce_scatter_async(
@@ -131,6 +133,7 @@ def all_gather(
     return _gathering(array, out, uneven, options).wait()
 
 
+@whole
 @keywords_since("name", "priority", "group", "out", "timeout")
 @keywords_of(all_gather)
 def all_gather_async(
@@ -175,6 +178,7 @@ def broadcast(
     return array
 
 
+@whole
 @keywords_since("root", "name", "priority", "group", "timeout")
 @keywords_of(broadcast)
 def broadcast_async(array: A, name: str | None = None, *, root: int = 0, **options: Unpack[Moving]) -> Handle[A]:

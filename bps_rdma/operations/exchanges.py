@@ -14,8 +14,9 @@ from bps_rdma.errors import InvalidArgumentError, InvalidTensorError
 from bps_rdma.group import Group
 from bps_rdma.handle import PythonHandle
 from bps_rdma.job import current
+from bps_rdma.operations.begun import give_up, of_thread, whole
 from bps_rdma.operations.lanes import ANYTHING, Content, Lanes, Part, part_of
-from bps_rdma.operations.messages import How, Message, Together, completed, give_up, mismatch
+from bps_rdma.operations.messages import How, Message, Together, completed, mismatch
 from bps_rdma.operations.point_to_point import Subject, started
 
 A = TypeVar("A")  # an array; one that is replaced in place keeps its type
@@ -87,6 +88,7 @@ def gather(
     return found
 
 
+@whole
 def gather_async(
     array: A,
     name: str | None = None,
@@ -99,7 +101,7 @@ def gather_async(
     timeout: float | None = None,
 ) -> PythonHandle[A | None]:
     """Starts gather(); the handle gives the whole, or None. No array may be changed until then."""
-    return _gather(array, out, root, uneven, Subject(name, 0, group), How(priority, timeout))
+    return _gather(array, out, root, uneven, Subject(name, 0, group), How(priority, timeout, False, of_thread.begun))
 
 
 def scatter(
@@ -130,6 +132,7 @@ def scatter(
     return out
 
 
+@whole
 def scatter_async(
     array: Any,
     name: str | None = None,
@@ -142,7 +145,7 @@ def scatter_async(
     timeout: float | None = None,
 ) -> PythonHandle[A]:
     """Starts scatter(); the handle gives `out`. No array may be changed until then."""
-    return _scatter(array, out, root, sizes, Subject(name, 0, group), How(priority, timeout))
+    return _scatter(array, out, root, sizes, Subject(name, 0, group), How(priority, timeout, False, of_thread.begun))
 
 
 def all_to_all(
@@ -174,6 +177,7 @@ def all_to_all(
     return found
 
 
+@whole
 def all_to_all_async(
     array: A,
     name: str | None = None,
@@ -186,7 +190,9 @@ def all_to_all_async(
     timeout: float | None = None,
 ) -> PythonHandle[A]:
     """Starts all_to_all(); the handle gives the result. No array may be changed until then."""
-    return _all_to_all(array, out, sizes, out_sizes, Subject(name, 0, group), How(priority, timeout))
+    return _all_to_all(
+        array, out, sizes, out_sizes, Subject(name, 0, group), How(priority, timeout, False, of_thread.begun)
+    )
 
 
 # ---- How they are made of messages

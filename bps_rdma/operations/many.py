@@ -12,6 +12,7 @@ from bps_rdma.group import Group
 from bps_rdma.handle import PythonHandle
 from bps_rdma.job import current
 from bps_rdma.operations import start
+from bps_rdma.operations.begun import whole
 from bps_rdma.operations.declare import declare_with
 from bps_rdma.operations.messages import Together
 from bps_rdma.operations.options import (
@@ -86,6 +87,7 @@ def push_pull_many(
     return found
 
 
+@whole
 @keywords_of(push_pull_many)
 def push_pull_many_async(
     arrays: Any, name: str | None = None, *, inplace: bool = False, **options: Unpack[Reducing]

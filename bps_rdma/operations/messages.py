@@ -17,6 +17,7 @@ from bps_rdma.errors import MismatchError
 from bps_rdma.handle import PythonHandle, blocker_of
 from bps_rdma.job import raised
 from bps_rdma.kept_errors import keeping
+from bps_rdma.operations.begun import give_up, give_up_one
 from bps_rdma.operations.lanes import ANYTHING, NOTHING, SMALL, Content, Lane, Part, Said
 from bps_rdma.operations.stepwise import StepwiseHandle
 
@@ -45,24 +46,6 @@ def completed(start: Callable[[How], PythonHandle[T]], how: How) -> T:
     begun: list[Any] = []
     try:
         return start(How(how.priority, how.timeout, True, begun)).wait()
-    except BaseException:
-        give_up(begun)
-        raise
-
-
-def give_up(begun: list[Any]) -> None:
-    """Gives up what has begun: all of it, also where a signal handler raises something meanwhile. See completed().
-
-    That may take a while, and who has pressed Ctrl-C once may press it again.
-    """
-    try:
-        while begun:
-            begun[-1].give_up()
-            begun.pop()
-    except Exception:
-        begun.pop()
-        give_up(begun)
-        raise
     except BaseException:
         give_up(begun)
         raise
@@ -432,10 +415,7 @@ class Together(StepwiseHandle):
     def give_up(self) -> None:
         """Leaves the caller's memory alone from now on."""
         for part in self._parts:
-            if isinstance(part, _core.Handle):
-                _core.give_up(part)
-            else:
-                part.give_up()
+            give_up_one(part)
 
     def done(self) -> bool:
         """Returns whether wait() would return or raise at once."""

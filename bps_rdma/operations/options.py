@@ -13,6 +13,7 @@ from bps_rdma import _core, argument_types
 from bps_rdma.compression import Compression
 from bps_rdma.errors import InvalidArgumentError
 from bps_rdma.group import Group
+from bps_rdma.positions import level_of_caller
 
 ReduceOp = _core.ReduceOp
 ReduceName = Literal["sum", "average", "min", "max", "product"]
@@ -174,21 +175,13 @@ def _tell_of_objects(text: str) -> None:
         advice = _advice_for(text)
     except InvalidArgumentError:
         return  # the core refuses it, and says what there is
-    warnings.warn(advice, DeprecationWarning, stacklevel=_level_of_caller())
+    warnings.warn(advice, DeprecationWarning, stacklevel=level_of_caller())
 
 
 @functools.cache  # loops pass the same text again and again
 def _advice_for(text: str) -> str:
     wanted = "exact=True" if text == EXACT else f"compression={Compression.from_text(text).spelled}"
     return f"compression={text!r} is how settings say it; a program passes {wanted}"
-
-
-def _level_of_caller() -> int:
-    """The `stacklevel` with which a warning of the function that calls this is one of the program's line."""
-    frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and f"{frame.f_globals.get('__name__')}.".startswith("bps_rdma."):
-        frame, level = frame.f_back, level + 1
-    return level
 
 
 def _flag(value: Any) -> str:

@@ -9,6 +9,7 @@ from bps_rdma import arrays
 from bps_rdma._core import Handle
 from bps_rdma.group import Group
 from bps_rdma.operations import start
+from bps_rdma.operations.begun import whole
 from bps_rdma.operations.options import (
     AnyCompression,
     OperationOptions,
@@ -102,6 +103,7 @@ def push_pull_async(
 ) -> Handle[torch.Tensor]: ...
 @overload
 def push_pull_async(array: Any, name: str | None = ..., **options: Unpack[PushPulling]) -> Handle[Any]: ...
+@whole
 @_in_the_order_of_byteps
 @keywords_of(push_pull_inplace)
 def push_pull_async(
@@ -111,6 +113,7 @@ def push_pull_async(
     return start.reduce(array, arrays.empty_like(array), reducing(name, False, **options))
 
 
+@whole
 @_in_the_order_of_byteps
 @keywords_of(push_pull_inplace)
 def push_pull_async_inplace(

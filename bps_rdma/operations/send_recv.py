@@ -10,6 +10,7 @@ from bps_rdma import arrays
 from bps_rdma.group import Group
 from bps_rdma.handle import PythonHandle
 from bps_rdma.operations import point_to_point
+from bps_rdma.operations.begun import of_thread, whole
 from bps_rdma.operations.lanes import part_of
 from bps_rdma.operations.messages import How, completed
 from bps_rdma.operations.point_to_point import Subject
@@ -50,6 +51,7 @@ def send(
     completed(start, How(priority, timeout))
 
 
+@whole
 def send_async(
     array: A,
     name: str | None = None,
@@ -62,7 +64,9 @@ def send_async(
 ) -> PythonHandle[A]:
     """Starts send(), without waiting for the other rank; the handle gives `array`, which must not change until then."""
     part = part_of(array, False)
-    return point_to_point.send(part, array, dst, Subject(name, tag, group), How(priority, timeout))
+    return point_to_point.send(
+        part, array, dst, Subject(name, tag, group), How(priority, timeout, False, of_thread.begun)
+    )
 
 
 def recv(
@@ -91,6 +95,7 @@ def recv(
     return array
 
 
+@whole
 def recv_async(
     array: A,
     name: str | None = None,
@@ -104,7 +109,9 @@ def recv_async(
     """Starts recv(); `array` must neither be read nor written until the handle is done."""
     part = part_of(array, True)
     arrays.note_change(array)
-    return point_to_point.receive(part, array, src, Subject(name, tag, group), How(priority, timeout))
+    return point_to_point.receive(
+        part, array, src, Subject(name, tag, group), How(priority, timeout, False, of_thread.begun)
+    )
 
 
 def recv_any(

@@ -6,12 +6,14 @@ What each operation does with which memory is described first; prepare.py descri
 
 from __future__ import annotations
 
+from itertools import starmap
 from typing import Any, NamedTuple
 
 from bps_rdma import _core, argument_types, arrays, devices
 from bps_rdma.agreement import group_of
 from bps_rdma.errors import InvalidArgumentError, InvalidTensorError, RoundAbortedError
 from bps_rdma.job import current, resume
+from bps_rdma.operations.begun import of_thread
 from bps_rdma.operations.declare import declared
 from bps_rdma.operations.options import AVERAGE, SUM, OperationOptions
 from bps_rdma.running_job import Job
@@ -216,22 +218,14 @@ def _start(
     try:
         job = current()
         tensor = tensor_of(job, kind, like or source, count, options)
-        return _core.start_operation(
-            job.process,
-            tensor,
-            kind,
-            op,
-            source,
-            target,
-            result,
-            pushes,
-            pulls,
-            root,
-            priority,
-            awaited,
-            timeout,
-            again=again,
-        )
+        what = job.process, tensor, kind, op, source, target, result
+        begun = of_thread.begun
+        if begun is None:
+            return _core.start_operation(*what, pushes, pulls, root, priority, awaited, timeout, True, again)
+        how = pushes, pulls, root, priority, awaited, timeout, True, again
+        begun.extend(starmap(_core.start_operation, ((*what, *how),)))  # one step: see Lane.start()
+        found: Handle[Any] = begun[-1]
+        return found
     except RoundAbortedError:  # nothing has been started
         if not resume():
             raise

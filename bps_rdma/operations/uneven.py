@@ -13,10 +13,11 @@ import numpy as np
 from bps_rdma import _core, arrays
 from bps_rdma.agreement import group_of
 from bps_rdma.blockers import Blocker
-from bps_rdma.errors import InvalidTensorError, MismatchError, RoundAbortedError
+from bps_rdma.errors import InvalidTensorError, MismatchError, RoundAbortedError, UnknownHandleError
 from bps_rdma.handle import blocker_of
 from bps_rdma.job import current
 from bps_rdma.operations import start
+from bps_rdma.operations.begun import give_up_one, of_thread
 from bps_rdma.operations.messages import Together
 from bps_rdma.operations.options import OperationOptions
 from bps_rdma.operations.progress import Progress
@@ -61,6 +62,8 @@ class UnevenGather(StepwiseHandle):
         self._told = np.zeros((self._members.size, _SIZE.size), np.uint8)
         self._half: Any = start.all_gather(told, self._told, options._replace(name=f"{self._name}, sizes"))
         self._has_sizes = False
+        if of_thread.begun is not None:
+            of_thread.begun.append(self)
         if not options.awaited:
             current().part(Progress).add(self)
 
@@ -75,6 +78,14 @@ class UnevenGather(StepwiseHandle):
             if self._options.awaited and isinstance(self._half, Together):  # nobody can wait for the other parts
                 self._half.give_up()
             raise
+
+    def give_up(self) -> None:
+        """Leaves the caller's memory alone from now on."""
+        with self._turn:  # the thread of Progress may have begun the parts
+            if not self._over:
+                self._error = UnknownHandleError("this all_gather was given up", "gather once more")
+                self._over = True
+                give_up_one(self._half)
 
     def blocker(self) -> Blocker:
         """What has to end before done() can change."""

@@ -10,6 +10,7 @@ from bps_rdma._core import Handle
 from bps_rdma.errors import InvalidArgumentError
 from bps_rdma.group import Group
 from bps_rdma.operations import start
+from bps_rdma.operations.begun import whole
 from bps_rdma.operations.options import NONE, Moving, OperationOptions, moving
 from bps_rdma.positions import keywords_of, keywords_since
 
@@ -118,6 +119,7 @@ def accumulate(
     ).wait()
 
 
+@whole
 @keywords_since("name", "out", "staleness", "priority", "group", "timeout", "again")
 @keywords_of(accumulate)
 def accumulate_async(

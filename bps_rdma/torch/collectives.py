@@ -14,6 +14,7 @@ import bps_rdma
 from bps_rdma import argument_types, arrays
 from bps_rdma.handle import PythonHandle
 from bps_rdma.operations import OperationOptions, start
+from bps_rdma.operations.begun import whole
 from bps_rdma.operations.messages import Together
 from bps_rdma.operations.options import moving, reducing
 from bps_rdma.operations.uneven import UnevenGather
@@ -49,6 +50,7 @@ def reduce_scatter(
     return result
 
 
+@whole
 @keywords_since("average", "name", "priority", "group", "out", "op", "timeout", "compression", "exact")
 @keywords_of(bps_rdma.reduce_scatter, group="AnyGroup")
 def reduce_scatter_async(
@@ -102,6 +104,7 @@ def all_gather(
     return result
 
 
+@whole
 @keywords_since("name", "priority", "group", "out", "timeout")
 @keywords_of(bps_rdma.all_gather, group="AnyGroup")
 def all_gather_async(
@@ -168,6 +171,7 @@ def broadcast(
     return tensor
 
 
+@whole
 @keywords_since("root", "name", "priority", "group", "timeout")
 @keywords_of(bps_rdma.broadcast, group="AnyGroup")
 def broadcast_async(

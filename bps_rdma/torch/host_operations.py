@@ -16,6 +16,7 @@ import torch
 import bps_rdma
 from bps_rdma import Group, Handle, PreparedOperation, argument_types, arrays, job
 from bps_rdma.handle import PythonHandle
+from bps_rdma.operations.begun import whole
 from bps_rdma.operations.declare import declared_compression
 from bps_rdma.operations.messages import Together
 from bps_rdma.operations.options import EXACT, EXACT_TO_ODD, ReduceName
@@ -116,6 +117,7 @@ def accumulate(
     return finish(result)
 
 
+@whole
 @keywords_since("name", "out", "staleness", "priority", "group", "timeout", "again")
 @keywords_of(bps_rdma.accumulate, group="AnyGroup")
 def accumulate_async(

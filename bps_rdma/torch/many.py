@@ -11,6 +11,7 @@ import torch
 import bps_rdma
 from bps_rdma import arrays
 from bps_rdma.handle import PythonHandle
+from bps_rdma.operations.begun import whole
 from bps_rdma.operations.many import like, named
 from bps_rdma.operations.messages import Together
 from bps_rdma.operations.options import reducing
@@ -44,6 +45,7 @@ def push_pull_many(tensors: Any, name: str | None = None, *, inplace: bool = Fal
     return found
 
 
+@whole
 @keywords_of(bps_rdma.push_pull_many, group="AnyGroup")
 def push_pull_many_async(
     tensors: Any, name: str | None = None, *, inplace: bool = False, **options: Unpack[Reducing]

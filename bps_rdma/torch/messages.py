@@ -15,6 +15,7 @@ import torch
 import bps_rdma
 from bps_rdma.errors import InvalidArgumentError
 from bps_rdma.handle import PythonHandle
+from bps_rdma.operations.begun import whole
 from bps_rdma.operations.messages import Together
 from bps_rdma.positions import keywords_of
 from bps_rdma.torch import transfer
@@ -31,6 +32,7 @@ def send(tensor: torch.Tensor, name: str | None = None, *, dst: int, tag: int = 
     bps_rdma.send(read(tensor), full_name(name), dst=dst, tag=tag, **for_core(options))
 
 
+@whole
 @keywords_of(bps_rdma.send, group="AnyGroup")
 def send_async(
     tensor: torch.Tensor, name: str | None = None, *, dst: int, tag: int = 0, **options: Unpack[Moving]
@@ -50,6 +52,7 @@ def recv(
     return finish(host)
 
 
+@whole
 @keywords_of(bps_rdma.recv, group="AnyGroup")
 def recv_async(
     tensor: torch.Tensor, name: str | None = None, *, src: int, tag: int = 0, **options: Unpack[Moving]
@@ -85,6 +88,7 @@ def gather(
     return None if whole is None else finish(whole)
 
 
+@whole
 @keywords_of(bps_rdma.gather, group="AnyGroup")
 def gather_async(
     tensor: torch.Tensor,
@@ -124,6 +128,7 @@ def scatter(
     return finish(host)
 
 
+@whole
 @keywords_of(bps_rdma.scatter, group="AnyGroup")
 def scatter_async(
     tensor: torch.Tensor | None,
@@ -160,6 +165,7 @@ def all_to_all(
     return finish(whole)
 
 
+@whole
 @keywords_of(bps_rdma.all_to_all, group="AnyGroup")
 def all_to_all_async(
     tensor: torch.Tensor,

@@ -28,6 +28,7 @@ from bps_rdma import (
 )
 from bps_rdma.errors import InvalidArgumentError
 from bps_rdma.operations import OperationOptions, ReduceOp
+from bps_rdma.operations.begun import whole
 from bps_rdma.operations.options import AnyCompression, reducing, text_of
 from bps_rdma.positions import keywords_of, keywords_since
 from bps_rdma.torch import transfer
@@ -116,6 +117,7 @@ def push_pull_inplace(
     return tensor
 
 
+@whole
 @_in_the_order_of_byteps
 @keywords_of(bps_rdma.push_pull_inplace, group="AnyGroup")
 def push_pull_async(
@@ -127,6 +129,7 @@ def push_pull_async(
     return transfer.all_reduce(data, found, torch.empty_like(data))
 
 
+@whole
 @_in_the_order_of_byteps
 @keywords_of(bps_rdma.push_pull_inplace, group="AnyGroup")
 def push_pull_async_inplace(

@@ -3,14 +3,17 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import harness
 import pytest
 import torch
+from interrupts import interrupted
 from simulated import install
 
 import bps_rdma.torch as bps_torch
+from bps_rdma.operations.begun import give_up
 
 DTYPES = [torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.int16, torch.complex64, torch.float8_e5m2]
 
@@ -109,3 +112,32 @@ def test_many_tensors_at_once(bps: Any, on_device: bool) -> None:
             bps_torch.push_pull_many([first, wrong], inplace=True)
     bps_torch.push_pull_many([first], average=False, inplace=True)
     assert first.tolist() == [total] * 3, "nothing was sent of what was refused"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("way", ["push_pull", "recv", "broadcast"])
+@harness.on_ranks(workers=2)
+def test_who_starts_an_operation_is_interrupted(bps: Any, way: str) -> None:
+    """Nobody has the handle, so nobody knows when the memory would be the caller's again: it is so at once."""
+    peer, point, goes_on = 1 - bps.rank(), 0, True
+    how = {"recv": {"src": peer}, "broadcast": {"root": 1}}.get(way, {})
+    call = getattr(bps_torch, "push_pull_async_inplace" if way == "push_pull" else f"{way}_async")
+    while goes_on:
+        tensor, handles, name = torch.full((5000,), 3.0 + bps.rank()), [], f"given up {point}"
+        if bps.rank() == 0:
+            goes_on = interrupted(point, lambda: handles.append(call(tensor, name, **how)))  # noqa: B023  called at once
+            give_up(handles)
+            kept = tensor.clone()
+            bps.barrier()
+        else:
+            bps.barrier()
+            with contextlib.suppress(bps.PeerLostError, bps.DeadlineError):
+                if way == "recv":
+                    bps_torch.send(tensor, name, dst=0, timeout=0.1)
+                else:
+                    call(tensor, name, timeout=0.1, **how).wait()
+        bps.barrier()
+        assert bps.rank() == 1 or torch.equal(tensor, kept), f"the memory was not the caller's again, at point {point}"
+        goes_on = bool(bps.broadcast(torch.tensor([goes_on]), "goes on")[0])
+        point += 1
+    assert point > 10

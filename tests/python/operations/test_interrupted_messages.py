@@ -20,6 +20,7 @@ import pytest
 from harness import await_mark, mark
 from interrupts import interrupted
 
+from bps_rdma.operations.begun import give_up
 from bps_rdma.operations.messages import Message
 
 pytestmark = pytest.mark.timeout(400)
@@ -66,6 +67,15 @@ def at_each_point(bps: Any, of_first: Callable[[int], bool], of_second: Callable
     assert point > 10
 
 
+def started(start: Callable[[], Any], point: int) -> bool:
+    """Whether the call that starts something was interrupted. It is waited for only where that gives a handle."""
+    handles: list[Any] = []
+    goes_on = interrupted(point, lambda: handles.append(start()))
+    for handle in handles:
+        handle.wait()
+    return goes_on
+
+
 @pytest.mark.parametrize("count", SIZES)
 @pytest.mark.parametrize("way", ["recv", "recv_any"])
 @harness.on_ranks(workers=2, env=ENV)
@@ -109,14 +119,18 @@ def test_who_sends_is_interrupted(bps: Any, count: int) -> None:
 
 
 @pytest.mark.parametrize("count", SIZES)
+@pytest.mark.parametrize("way", ["all_to_all", "all_to_all_async"])
 @harness.on_ranks(workers=2, env=ENV)
-def test_who_exchanges_is_interrupted(bps: Any, count: int) -> None:
+def test_who_exchanges_is_interrupted(bps: Any, way: str, count: int) -> None:
     def exchange(value: float, out: Any) -> Any:
         return bps.all_to_all(np.full(2 * count, value), out=out)
 
     def interrupted_exchange(point: int) -> bool:
         given_up = np.full(2 * count, -1.0)
-        goes_on = interrupted(point, lambda: exchange(1.0, given_up))
+        if way == "all_to_all":
+            goes_on = interrupted(point, lambda: exchange(1.0, given_up))
+        else:
+            goes_on = started(lambda: bps.all_to_all_async(np.full(2 * count, 1.0), out=given_up), point)
         kept = given_up.copy()
         found = exchange(LAST, np.empty(2 * count))
         assert np.all(found[:count] == LAST)
@@ -133,6 +147,44 @@ def test_who_exchanges_is_interrupted(bps: Any, count: int) -> None:
                     return
 
     at_each_point(bps, interrupted_exchange, exchanges)
+
+
+@pytest.mark.parametrize("count", SIZES)
+@harness.on_ranks(workers=2, env=ENV)
+def test_who_starts_to_receive_is_interrupted(bps: Any, count: int) -> None:
+    """Nobody has the handle, so nobody knows when the memory would be the caller's again: it is so at once."""
+
+    def receives(point: int) -> bool:
+        given_up = np.full(count, -1.0)
+        goes_on = started(lambda: bps.recv_async(given_up, src=1), point)
+        kept = given_up.copy()
+        found = all_received(bps, count, lambda array: bps.recv(array, src=1))
+        assert np.array_equal(given_up, kept), f"the memory was not the caller's again, at point {point}"
+        assert found in ([LAST], [1.0, LAST]), (point, found)
+        return goes_on
+
+    def sends() -> None:
+        for value in (1.0, LAST):
+            unless_interrupted(bps, lambda: bps.send(np.full(count, value), dst=0))  # noqa: B023  called at once
+
+    at_each_point(bps, receives, sends)
+
+
+@pytest.mark.parametrize("count", SIZES)
+@harness.on_ranks(workers=2, env=ENV)
+def test_who_starts_to_send_is_interrupted(bps: Any, count: int) -> None:
+    def sends(point: int) -> bool:
+        given_up = np.full(count, 1.0)
+        goes_on = started(lambda: bps.send_async(given_up, dst=1), point)
+        given_up.fill(-7)
+        bps.send(np.full(count, LAST), dst=1)
+        return goes_on
+
+    def receives() -> None:
+        found = all_received(bps, count, lambda array: bps.recv(array, src=0))
+        assert found in ([LAST], [1.0, LAST]), found
+
+    at_each_point(bps, sends, receives)
 
 
 @pytest.mark.parametrize("count", SIZES)
@@ -263,6 +315,40 @@ def test_who_takes_part_in_a_collective_is_interrupted(bps: Any, kind: str) -> N
 
     points = iter(range(1000))
     at_each_point(bps, takes_part, comes)
+
+
+STARTS: dict[str, Callable[..., Any]] = {
+    "push_pull_async_inplace": lambda bps, array, **how: bps.push_pull_async_inplace(array, **how),
+    "push_pull_many_async": lambda bps, array, **how: bps.push_pull_many_async(np.split(array, 2), inplace=True, **how),
+    "all_gather_async": lambda bps, array, **how: bps.all_gather_async(
+        np.ones(len(array) // 4 if bps.rank() else 3 * len(array) // 4), uneven=True, out=array, **how
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", STARTS)
+@harness.on_ranks(workers=2, env=ENV)
+def test_who_starts_a_collective_is_interrupted(bps: Any, kind: str) -> None:
+    """Nobody has the handle, so nobody knows when the memory would be the caller's again: it is so at once."""
+
+    def starts(point: int) -> bool:
+        given_up, handles = np.full(5000, 3.0), []
+        goes_on = interrupted(point, lambda: handles.append(STARTS[kind](bps, given_up, name=f"given up {point}")))
+        give_up(handles)
+        kept = given_up.copy()
+        bps.barrier()
+        bps.barrier()
+        assert np.array_equal(given_up, kept), f"the memory was not the caller's again, at point {point}"
+        return goes_on
+
+    def comes() -> None:
+        bps.barrier()
+        with contextlib.suppress(bps.PeerLostError, bps.DeadlineError):
+            STARTS[kind](bps, np.full(5000, 5.0), name=f"given up {next(points)}", timeout=0.1).wait()
+        bps.barrier()
+
+    points = iter(range(1000))
+    at_each_point(bps, starts, comes)
 
 
 def waits_for_many(bps: Any) -> None:
