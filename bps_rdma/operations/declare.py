@@ -116,7 +116,7 @@ def declared(
 ) -> _core.Tensor:
     """The core's tensor of this name; declares it on its first use, and anew when what it stands for has changed."""
     compression = options.compression
-    known = job.tensors.get((members.id, name))
+    known = job.tensors.get((members._id, name))  # the job is that of the present view, and so is the group's number
     if known is not None and known.fits(memory, count) and compression is None:
         return known
     compression = declared_compression(job, members, name, compression)

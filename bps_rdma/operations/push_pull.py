@@ -16,6 +16,7 @@ from bps_rdma.operations.options import (
     PushPulling,
     ReduceName,
     Reducing,
+    of_values,
     reducing,
     reduction,
     text_of,
@@ -76,7 +77,7 @@ def push_pull_inplace(
         PeerLostError: a member is gone. DeadlineError: not complete in time; names the missing ranks.
     """
     how = text_of(compression, exact)
-    options = OperationOptions(reduction(average, op), name, priority, group, timeout, True, how)
+    options = of_values((reduction(average, op), name, priority, group, timeout, True, how))
     start.reduce(array, array, options).wait()
     arrays.note_change(array)
     return array
