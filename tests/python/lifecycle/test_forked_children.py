@@ -10,14 +10,15 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import harness
 import numpy as np
 import pytest
 from bodies.children import in_child
+from harness import is_marked, mark
 
 from bps_rdma.unfinished import Unfinished
 
@@ -101,33 +102,39 @@ def test_a_forked_child_ends_at_once_and_harms_nobody(servers):
         assert found == dict.fromkeys(("sys.exit", "shutdown", "use", "destroy", "inherited"), ([0, 0, 0], True))
 
 
+def stay_until_it_is_told() -> None:
+    """A child that outlives its parent: until the other rank has heard of the end, or for long."""
+    folder = Path(os.environ["BPS_TEST_FOLDER"])
+    try:
+        harness.eventually(lambda: is_marked("told", 0) or not folder.exists(), 20)
+    except harness.WaitedInVainError:
+        mark("has ended")
+
+
 def is_killed_beside_its_child(bps: Any) -> str:
     """A child holds no copy of its parent's connections: they end with the parent."""
     still_works(bps, "before")
     if bps.rank() == 1:
-        read, write = os.pipe()
         if os.fork() == 0:
             os.setsid()
-            os.close(write)
-            os.read(read, 1)  # until the parent has gone, and then for a while
-            time.sleep(3 * harness.PATIENCE)
+            stay_until_it_is_told()
             os._exit(0)
         os.kill(os.getpid(), signal.SIGKILL)
-    began = time.monotonic()
-    try:
+    with pytest.raises(bps.PeerLostError) as error:
         bps.push_pull(np.ones(10, np.float32), name="after")
-    except bps.PeerLostError as error:
-        return f"{'soon' if time.monotonic() - began < 2 * harness.PATIENCE else 'late'}: {error}"
-    return "nothing"
+    assert not is_marked("has ended", 1), "it was told only when the child had ended"
+    mark("told")
+    return str(error.value)
 
 
 @SERVERS
 def test_a_parent_that_dies_is_lost_at_once_although_its_child_lives(servers):
-    with harness.start(is_killed_beside_its_child, workers=2, servers=servers, env=ENV) as job:
-        text = job.outcomes(but=[1])[0].value
+    env = ENV | {"BPS_HEARTBEAT_TIMEOUT": "100"}  # silence is not what tells
+    with harness.start(is_killed_beside_its_child, workers=2, servers=servers, env=env) as job:
+        outcome = job.outcomes(but=[1])[0]
         job.helper_statuses()
-    assert text.startswith("soon")
-    assert "worker 1" in text
+    assert not outcome.error, outcome.error
+    assert "worker 1" in outcome.value
 
 
 FORKS = 15 if os.environ.get("BPS_TEST_ALL") else 6
