@@ -284,7 +284,7 @@ def in_the_next_view(bps: Any) -> None:
 
 
 def test_a_name_is_compressed_in_the_next_view_too() -> None:
-    env = TCP | {"BPS_MIN_WORKERS": "1", "BPS_HEARTBEAT_TIMEOUT": str(2 * harness.PATIENCE)}
+    env = TCP | {"BPS_MIN_WORKERS": "1"}
     with harness.start(in_the_next_view, workers=3, servers=1, env=env) as running:
         running.await_marks("running")
         running.kill("rank 2")
