@@ -485,7 +485,8 @@ def test_groups_that_are_apart_and_that_overlap(bps: Any) -> None:
     dist.destroy_process_group()
 
 
-def beside_gloo(bps: Any) -> None:
+@harness.on_ranks(workers=2, init=False, port=lambda: harness.free_ports(2))
+def test_a_group_beside_gloo(bps: Any) -> None:
     rank, size = joined("gloo")
     with pytest.raises(bps.NotInitializedError, match="init"):
         dist.new_group([rank], backend="bps", use_local_synchronization=True)
@@ -501,10 +502,6 @@ def beside_gloo(bps: Any) -> None:
     same(tensor, torch.full((3,), float(size * size)))
     dist.destroy_process_group()
     bps.shutdown()
-
-
-def test_a_group_beside_gloo():
-    harness.run(beside_gloo, workers=2, init=False, port=harness.free_ports(2))
 
 
 def nothing_is_copied(bps: Any) -> dict[str, int]:

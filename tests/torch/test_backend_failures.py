@@ -221,7 +221,8 @@ def test_a_rank_dies(where, victim):
             assert f"worker {victim}" in text or (victim == 0 and "scheduler" in text), text
 
 
-def one_life_after_the_other(bps: Any) -> None:
+@harness.on_ranks(workers=3, init=False, port=lambda: harness.free_ports(4))
+def test_groups_come_and_go_with_other_sizes_and_ports(bps: Any) -> None:
     rank, size = joined()
     for life in range(3):
         group = dist.new_group([0, 1])
@@ -244,10 +245,6 @@ def one_life_after_the_other(bps: Any) -> None:
         )
         assert bps.size() == size
     dist.destroy_process_group()
-
-
-def test_groups_come_and_go_with_other_sizes_and_ports():
-    harness.run(one_life_after_the_other, workers=3, init=False, port=harness.free_ports(4))
 
 
 @harness.on_ranks(workers=2)

@@ -43,7 +43,8 @@ def test_every_operation_is_measured_and_checked(by_core, prepared):
     harness.run(measures, by_core, prepared, workers=2, env=env)
 
 
-def is_wrong_on_the_gpu(bps: Any) -> None:
+@harness.on_ranks(workers=2)
+def test_a_wrong_result_is_found(bps: Any) -> None:
     """What is checked is what lies on the GPU, not what was sent to it."""
     simulated.install(immediate=True)
     on_gpu.own_gpu = lambda: torch.device("cpu")
@@ -53,10 +54,6 @@ def is_wrong_on_the_gpu(bps: Any) -> None:
         ours.prepare(0)
         with pytest.raises(WrongResultError):
             ours.check(0)  # nothing was summed
-
-
-def test_a_wrong_result_is_found():
-    harness.run(is_wrong_on_the_gpu, workers=2)
 
 
 def test_other_libraries_are_refused():

@@ -58,7 +58,8 @@ def tensor_on(array: GpuArray, dtype: torch.dtype) -> Tensor:
     return made
 
 
-def reduces(bps: Any) -> None:
+@harness.on_ranks("transport", workers=2, env=gpu_arrays.env)
+def test_sums_in_the_order_of_streams(bps: Any) -> None:
     stream = fake().fake_stream()
     torch.cuda.current_stream = lambda _: Stream(stream)
     array = gpu_arrays.of(pushed(COUNT, "float32", bps.rank()))
@@ -113,7 +114,3 @@ def remembers(bps: Any) -> None:
 def test_what_compression_remembers(transport):
     env = harness.over(transport) | gpu_arrays.env() | {"BPS_GPU_CHUNK_BYTES": "4096"}  # of staging, which there is not
     harness.run(remembers, workers=2, env=env)
-
-
-def test_sums_in_the_order_of_streams(transport):
-    harness.run(reduces, workers=2, env=harness.over(transport) | gpu_arrays.env())

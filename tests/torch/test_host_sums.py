@@ -398,18 +398,15 @@ def test_optimizers():
     harness.run(on_gpus, on_device.with_optimizers, **on("aa"))
 
 
-def parameters_of_one_rank(bps: Any) -> None:
+@harness.on_ranks(**on("aa"))
+def test_a_parameter_that_trains_on_one_rank_only(bps: Any) -> None:
+    """As on the CPU, all ranks raise an error, and go on when it is mended."""
     simulated.install(immediate=True)
     wraps = test_later_parameters.wraps
     test_later_parameters.wraps = lambda bps: {  # flags of others would be on the simulated device, too
         name: wrap for name, wrap in wraps(bps).items() if name.startswith("ddp")
     }
     test_later_parameters.test_a_parameter_that_trains_on_one_rank_only.on_each_rank(bps)
-
-
-def test_a_parameter_that_trains_on_one_rank_only():
-    """As on the CPU, all ranks raise an error, and go on when it is mended."""
-    harness.run(parameters_of_one_rank, **on("aa"))
 
 
 def copied_by_ddp(bps: Any) -> tuple[int, dict[str, torch.Tensor]]:

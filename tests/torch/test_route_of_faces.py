@@ -122,7 +122,8 @@ def test_every_codec_gives_the_bits_that_it_gives_in_cpu_memory():
         assert harness.run(with_codecs, on_gpu, workers=2, env=env) == expected
 
 
-def halves_and_weights(bps: Any) -> None:
+@harness.on_ranks(workers=3, env=gpu_arrays.env)
+def test_halves_and_weights(bps: Any) -> None:
     """Rank 0 has its tensors on the CPU."""
 
     def refuse(*_: Any) -> Any:
@@ -135,11 +136,9 @@ def halves_and_weights(bps: Any) -> None:
     assert device_bytes(bps) == (0, 8, 10)[bps.rank()] * 4 * 3000, "all that is sent and received is copied by the core"
 
 
-def test_halves_and_weights():
-    harness.run(halves_and_weights, workers=3, env=gpu_arrays.env())
-
-
-def with_torchs_ddp(bps: Any) -> None:
+@pytest.mark.parametrize("workers", [2, 3])
+@harness.on_ranks("workers", init=False, env=gpu_arrays.env)
+def test_the_backend(bps: Any) -> None:
     """torch's own DistributedDataParallel, and its collectives, on a group that takes CUDA tensors."""
     dist.init_process_group("bps")
     device = simulated.install_on_route()
@@ -149,11 +148,6 @@ def with_torchs_ddp(bps: Any) -> None:
     assert device.copies == 0
     dist.barrier(group=group)
     dist.destroy_process_group()
-
-
-@pytest.mark.parametrize("workers", [2, 3])
-def test_the_backend(workers):
-    harness.run(with_torchs_ddp, workers=workers, init=False, env=gpu_arrays.env())
 
 
 def uneven(bps: Any) -> None:
@@ -172,7 +166,8 @@ def test_parts_of_different_sizes():
     harness.run(uneven, workers=3, env=gpu_arrays.env())
 
 
-def of_any_length(bps: Any) -> None:
+@harness.on_ranks(workers=3, env=gpu_arrays.env)
+def test_gathers_of_any_length_need_no_copy_on_the_cpu(bps: Any) -> None:
     """Ranks tell each other how much they have; rank 0 has its tensors on the CPU, and rank 2 has nothing once."""
 
     def refuse(*_: Any) -> Any:
@@ -196,11 +191,8 @@ def of_any_length(bps: Any) -> None:
         bps_torch.all_gather(wide, "wide", uneven=True)
 
 
-def test_gathers_of_any_length_need_no_copy_on_the_cpu():
-    harness.run(of_any_length, workers=3, env=gpu_arrays.env())
-
-
-def declares(bps: Any) -> None:
+@harness.on_ranks(workers=2, env=lambda: gpu_arrays.env() | {"BPS_GPU_CHUNK_BYTES": "4096"})  # of what is staged
+def test_many_names_are_declared_at_once(bps: Any) -> None:
     simulated.install_on_route()
     running, counts = job.current(), []
     declare = running.declare
@@ -218,7 +210,3 @@ def declares(bps: Any) -> None:
             transfer.all_reduce(tensor, OperationOptions(name=how + name, compression=how)).wait()
         assert counts == [declared], "nothing is left to declare"
         counts.clear()
-
-
-def test_many_names_are_declared_at_once():
-    harness.run(declares, workers=2, env=gpu_arrays.env() | {"BPS_GPU_CHUNK_BYTES": "4096"})  # of what is staged

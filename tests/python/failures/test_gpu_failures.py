@@ -106,7 +106,8 @@ def test_ctrl_c(transport):
         assert job.results() == [True, True]
 
 
-def late_gpu(bps: Any) -> None:
+@harness.on_ranks("transport", workers=2, env=lambda: gpu_arrays.env() | MANY)
+def test_a_late_gpu_meets_the_deadline(bps: Any) -> None:
     """Rank 1's GPU is late: all ranks have the deadline's error, and later rounds are right."""
     array = GpuArray(COUNT, "uint8", fake().fake_stream())
     kernel = Kernel(array, 3) if bps.rank() == 1 else None
@@ -120,10 +121,6 @@ def late_gpu(bps: Any) -> None:
     array.write(5)
     bps.push_pull_inplace(array, average=False, name="x")
     assert (array.read() == 10).all()
-
-
-def test_a_late_gpu_meets_the_deadline(transport):
-    harness.run(late_gpu, workers=2, env=on_gpu(transport))
 
 
 def broken_gpu(bps: Any) -> str:
@@ -144,7 +141,8 @@ def test_a_gpu_that_fails(transport):
         assert "GPU 0 has failed: an illegal memory access" in text
 
 
-def late_part(bps: Any) -> None:
+@harness.on_ranks("transport", workers=2, env=lambda: gpu_arrays.env() | MANY)
+def test_no_own_part_is_copied_after_an_error(bps: Any) -> None:
     """A part that lies elsewhere than in `out`, behind a late kernel: no copy of it outlives the error."""
     stream = fake().fake_stream()
     part, out = GpuArray(COUNT, "uint8", stream), GpuArray(bps.size() * COUNT, "uint8", stream)
@@ -157,18 +155,11 @@ def late_part(bps: Any) -> None:
     assert (out.read() == 0).all()
 
 
-def test_no_own_part_is_copied_after_an_error(transport):
-    harness.run(late_part, workers=2, env=on_gpu(transport))
-
-
-def no_failover(bps: Any) -> None:
+@harness.on_ranks(workers=1, env=lambda: on_gpu("shm"))
+def test_failover_is_not_promised(bps: Any) -> None:
     bps.shutdown()
     with pytest.raises(bps.InvalidArgumentError, match="BPS_SERVER_FAILOVER=1 and BPS_DEVICE_ROUTE=1"):
         bps.init(server_failover="1")
-
-
-def test_failover_is_not_promised():
-    harness.run(no_failover, workers=1, env=on_gpu("shm"))
 
 
 def hanging_gpu(bps: Any) -> float:

@@ -38,18 +38,9 @@ def test_reduce_scatter_and_all_gather(workers, servers, env, memory):
 
 
 @everywhere
-def test_averages_and_shapes(workers, servers, env):
-    harness.run(averages_and_shapes, workers=workers, servers=servers, env=SMALL_PARTITIONS | env)
-
-
-@everywhere
-def test_broadcast_from_every_root(workers, servers, env):
-    harness.run(broadcasts, workers=workers, servers=servers, env=SMALL_PARTITIONS | env)
-
-
-@everywhere
-def test_push_and_pull_apart(workers, servers, env):
-    harness.run(pushes_and_pulls, workers=workers, servers=servers, env=SMALL_PARTITIONS | env)
+@pytest.mark.parametrize("body", [averages_and_shapes, broadcasts, pushes_and_pulls])
+def test_other_operations(workers, servers, env, body):
+    harness.run(body, workers=workers, servers=servers, env=SMALL_PARTITIONS | env)
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])

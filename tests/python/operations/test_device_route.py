@@ -57,13 +57,10 @@ def reduces(bps: Any, dtype: str) -> None:
     assert found["copied_bytes"] == 0, "the processor copies nothing"
 
 
-def reduces_every_dtype(bps: Any) -> None:
+@harness.on_ranks("transport", workers=2, env=gpu_arrays.env)
+def test_sums_are_those_of_the_host(bps: Any) -> None:
     for dtype in NUMPY_DTYPES:
         reduces(bps, dtype)
-
-
-def test_sums_are_those_of_the_host(transport):
-    harness.run(reduces_every_dtype, workers=2, env=on_gpu(transport))
 
 
 @pytest.mark.parametrize("loops", ["1", "2"])
@@ -114,7 +111,9 @@ def test_ranks_of_hosts_that_sum_first(layout):
     harness.run(moves, **options, env=gpu_arrays.env() | {"BPS_TRANSPORT": "shm,tcp"})
 
 
-def keeps(bps: Any) -> None:
+@pytest.mark.parametrize("servers", [None, 2])
+@harness.on_ranks("transport", "servers", workers=3, env=lambda: gpu_arrays.env() | SMALL)
+def test_weights_that_servers_keep(bps: Any) -> None:
     """Weights that servers keep; the last rank has its arrays in CPU memory."""
     rank, size = bps.rank(), bps.size()
     is_on_gpu = rank < size - 1
@@ -139,11 +138,6 @@ def keeps(bps: Any) -> None:
     bps.barrier()
     assert bps.unstore(array, "w") is array
     assert np.array_equal(read(array), first + 2 * sum(added))
-
-
-@pytest.mark.parametrize("servers", [None, 2])
-def test_weights_that_servers_keep(transport, servers):
-    harness.run(keeps, workers=3, servers=servers, env=on_gpu(transport) | SMALL)
 
 
 def many(bps: Any) -> None:
@@ -202,7 +196,8 @@ def succeeds(bps: Any, handle: Any) -> bool:
     return True
 
 
-def refused_copies(bps: Any) -> None:
+@harness.on_ranks("transport", workers=2, env=gpu_arrays.env)
+def test_a_call_that_the_driver_refuses_fails_one_operation(bps: Any) -> None:
     """The driver refuses one call of rank 1. All ranks that have no result get the cause, and the GPU still works."""
     array = GpuArray(COUNT, "float32")
     copies = (b"cuMemcpyDtoHAsync_v2", b"cuMemcpyHtoDAsync_v2")
@@ -223,11 +218,8 @@ def refused_copies(bps: Any) -> None:
         assert (array.read() == bps.size()).all()
 
 
-def test_a_call_that_the_driver_refuses_fails_one_operation(transport):
-    harness.run(refused_copies, workers=2, env=on_gpu(transport))
-
-
-def behind_kernels(bps: Any) -> None:
+@harness.on_ranks("transport", workers=2, env=gpu_arrays.env)
+def test_operations_wait_for_kernels_before_them(bps: Any) -> None:
     stream = fake().fake_stream()
     array, out = GpuArray(COUNT, "uint8", stream), GpuArray(COUNT, "uint8", stream)
     kernel = Kernel(array, 3)
@@ -245,10 +237,6 @@ def behind_kernels(bps: Any) -> None:
     kernel.let_go()
     other.let_go()
     assert (gathering.wait().read() == 7).all()
-
-
-def test_operations_wait_for_kernels_before_them(transport):
-    harness.run(behind_kernels, workers=2, env=on_gpu(transport))
 
 
 def prepared(bps: Any) -> None:
@@ -382,7 +370,8 @@ def test_nothing_grows_and_nothing_is_left(bps: Any) -> None:
     assert fake().fake_streams() == fake().fake_pinned() == 0
 
 
-def refusals(bps: Any) -> None:
+@harness.on_ranks(workers=2, env=lambda: on_gpu("tcp"))
+def test_what_does_not_compose_is_refused_by_name(bps: Any) -> None:
     array, host = GpuArray(100), np.zeros(100, np.float32)
 
     def refused(kind: type[Exception], words: str, call: Any) -> None:
@@ -430,10 +419,6 @@ def refuses_in_child(array: GpuArray, prepared: Any) -> None:
     with pytest.raises(bps_rdma.TransportError, match="forked"):
         bps_rdma.push_pull_inplace(array, name="x")
     bps_rdma.shutdown()
-
-
-def test_what_does_not_compose_is_refused_by_name():
-    harness.run(refusals, workers=2, env=on_gpu("tcp"))
 
 
 def without_route(bps: Any, expected: str, words: str) -> None:

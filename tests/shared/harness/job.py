@@ -214,7 +214,7 @@ def run(body: Body, *args: Any, timeout: float = _DEADLINE_S, but: Sequence[int]
 
 
 def on_ranks(*given: str, **options: Any) -> Callable[[Body], Callable[..., None]]:
-    """Makes a test of what each rank of a job does: `def test_sums(bps)`. Options as for start().
+    """Makes a test of what each rank of a job does: `def test_sums(bps)`. Options as for start(), or functions of them.
 
     What follows `bps` are fixtures and parameters of the test. Those that are `given` are options of the job instead:
     "workers", "servers", "env", or "transport", which becomes a part of its environment.
@@ -225,7 +225,8 @@ def on_ranks(*given: str, **options: Any) -> Callable[[Body], Callable[..., None
 
         @functools.wraps(body)
         def test(**values: Any) -> None:
-            chosen = options | {name: values[name] for name in given}
+            chosen = {name: one() if callable(one) else one for name, one in options.items()}
+            chosen |= {name: values[name] for name in given}
             if transport := chosen.pop("transport", ""):
                 chosen["env"] = over(transport) | chosen.get("env", {})
             run(test, *(values[name] for name in taken), **chosen)
