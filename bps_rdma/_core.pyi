@@ -11,6 +11,8 @@ import enum
 import typing
 
 _T = typing.TypeVar("_T")
+_Int: typing.TypeAlias = typing.SupportsInt | typing.SupportsIndex
+_Float: typing.TypeAlias = typing.SupportsFloat | typing.SupportsIndex
 
 __all__: list[str] = [
     "Codec",
@@ -69,22 +71,14 @@ __all__: list[str] = [
 ]
 
 class Config:
-    """
-    Every setting with its value and source; see bps_rdma.config().
-    """
+    """Every setting with its value and source; see bps_rdma.config()."""
     @staticmethod
     def table() -> list[tuple[str, str, str, str, bool]]:
-        """
-        Rows of (name, aliases, default, help, secret).
-        """
+        """Rows of (name, aliases, default, help, secret)."""
     def __init__(self) -> None:
-        """
-        Reads the environment of this process.
-        """
+        """Reads the environment of this process."""
     def check(self) -> None:
-        """
-        Raises InvalidArgumentError for the first value outside its range.
-        """
+        """Raises InvalidArgumentError for the first value outside its range."""
     def integer(self, name: str) -> int: ...
     def seconds(self, name: str) -> float: ...
     def set(self, name: str, value: str, source: str = "argument") -> None: ...
@@ -92,19 +86,13 @@ class Config:
     def text(self, name: str) -> str: ...
 
 class Codec:
-    """
-    A method of compression, made from what users write, such as 'topk:k=0.01'.
-    """
+    """A method of compression, made from what users write, such as 'topk:k=0.01'."""
     def __init__(self, text: str) -> None:
-        """
-        Raises InvalidArgumentError, which says what is wrong.
-        """
-    def decode(self, code: bytes, elements: typing.SupportsInt | typing.SupportsIndex) -> bytes: ...
-    def encode(self, floats: bytes, seed: typing.SupportsInt | typing.SupportsIndex) -> bytes: ...
-    def encoded_size(self, elements: typing.SupportsInt | typing.SupportsIndex) -> int:
-        """
-        Bytes of so many elements, without the label of a payload.
-        """
+        """Raises InvalidArgumentError, which says what is wrong."""
+    def decode(self, code: bytes, elements: _Int) -> bytes: ...
+    def encode(self, floats: bytes, seed: _Int) -> bytes: ...
+    def encoded_size(self, elements: _Int) -> int:
+        """Bytes of so many elements, without the label of a payload."""
     @property
     def feedback(self) -> bool: ...
     @property
@@ -142,56 +130,42 @@ class Kind(enum.Enum):
     write_feedback = ...
 
 class SharedMemory:
-    """
-    Bytes that peers on this host can map.
-    """
+    """Bytes that peers on this host can map."""
     def __buffer__(self, flags: int, /) -> memoryview: ...
-    def __init__(self, size: typing.SupportsInt | typing.SupportsIndex) -> None:
-        """
-        `size` zeroed bytes; at least 1.
-        """
+    def __init__(self, size: _Int) -> None:
+        """`size` zeroed bytes; at least 1."""
     @property
     def address(self) -> int: ...
 
 class Memory:
-    """
-    The bytes of an array, and the block of memory around it.
-    """
+    """The bytes of an array, and the block of memory around it."""
     def __init__(
         self,
         keep: typing.Any,
-        address: typing.SupportsInt | typing.SupportsIndex,
-        elements: typing.SupportsInt | typing.SupportsIndex,
-        nbytes: typing.SupportsInt | typing.SupportsIndex,
+        address: _Int,
+        elements: _Int,
+        nbytes: _Int,
         dtype: Dtype,
         owner: typing.Any,
-        block: typing.SupportsInt | typing.SupportsIndex,
-        block_nbytes: typing.SupportsInt | typing.SupportsIndex,
+        block: _Int,
+        block_nbytes: _Int,
     ) -> None:
-        """
-        keep: the array; owner: the object with which the block is freed.
-        """
+        """keep: the array; owner: the object with which the block is freed."""
     def part(
         self,
-        address: typing.SupportsInt | typing.SupportsIndex,
-        elements: typing.SupportsInt | typing.SupportsIndex,
-        nbytes: typing.SupportsInt | typing.SupportsIndex,
+        address: _Int,
+        elements: _Int,
+        nbytes: _Int,
     ) -> Memory:
-        """
-        Elements that lie inside of it.
-        """
+        """Elements that lie inside of it."""
     @property
     def address(self) -> int: ...
     @property
     def block(self) -> tuple[int, int, int]:
-        """
-        Address, bytes, and a number that no other block ever has.
-        """
+        """Address, bytes, and a number that no other block ever has."""
     @property
     def device(self) -> int:
-        """
-        The number of its GPU; -1: it is the host's.
-        """
+        """The number of its GPU; -1: it is the host's."""
     @property
     def dtype(self) -> Dtype: ...
     @property
@@ -200,70 +174,46 @@ class Memory:
     def nbytes(self) -> int: ...
     @property
     def shape(self) -> tuple[int, ...]:
-        """
-        Of the array, for messages.
-        """
+        """Of the array, for messages."""
 
 class ExactAccumulator:
-    """
-    See bps_rdma.ExactSum. One thread at a time.
-    """
+    """See bps_rdma.ExactSum. One thread at a time."""
 
     parts_per_element: typing.ClassVar[int] = 72
-    def __init__(self, dtype: Dtype, elements: typing.SupportsInt | typing.SupportsIndex) -> None: ...
+    def __init__(self, dtype: Dtype, elements: _Int) -> None: ...
     def add(self, elements: Memory) -> None: ...
     def beyond(self) -> list[int]:
-        """
-        The elements that are NaN there.
-        """
+        """The elements that are NaN there."""
     def clear(self) -> None: ...
-    def copy_parts(
-        self, elements: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], into: Memory
-    ) -> None:
-        """
-        Numbers for each of these elements that can be added.
-        """
-    def copy_specials(
-        self, elements: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], into: Memory
-    ) -> None:
-        """
-        For each of these elements: is it NaN, infinite, negative infinite?
-        """
+    def copy_parts(self, elements: collections.abc.Sequence[_Int], into: Memory) -> None:
+        """Numbers for each of these elements that can be added."""
+    def copy_specials(self, elements: collections.abc.Sequence[_Int], into: Memory) -> None:
+        """For each of these elements: is it NaN, infinite, negative infinite?"""
     def copy_sums(self, into: Memory) -> None:
-        """
-        The sums as float64; NaN where that does not hold one.
-        """
+        """The sums as float64; NaN where that does not hold one."""
     def round(
         self,
         sums: Memory,
-        elements: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+        elements: collections.abc.Sequence[_Int],
         parts: Memory,
-        divisor: typing.SupportsInt | typing.SupportsIndex,
+        divisor: _Int,
         is_divided: bool,
         into: Memory,
     ) -> None:
-        """
-        The ranks' sum, divided and rounded.
-        """
+        """The ranks' sum, divided and rounded."""
     @property
     def dtype(self) -> Dtype: ...
     @property
     def elements(self) -> int: ...
 
 class Handle(typing.Generic[_T]):
-    """
-    One asynchronous operation. Take its result with `synchronize(handle)`, `handle.wait()` or `await handle`: once. The array belongs to the operation until then.
-    """
+    """One asynchronous operation. Take its result with `synchronize(handle)`, `handle.wait()` or `await handle`: once. The array belongs to the operation until then."""
     def __await__(self) -> typing.Generator[typing.Any, None, _T]: ...
     def __repr__(self) -> str: ...
     def completion_fd(self) -> int:
-        """
-        Readable once the operation is over.
-        """
+        """Readable once the operation is over."""
     def done(self) -> bool:
-        """
-        Whether wait() would return (or raise) at once. Where the operation's server was lost, it is done, too, and wait() then follows it into the next view.
-        """
+        """Whether wait() would return (or raise) at once. Where the operation's server was lost, it is done, too, and wait() then follows it into the next view."""
     def wait(self) -> _T:
         """
         Blocks until the operation is over, without holding the GIL, and returns its array.
@@ -274,29 +224,19 @@ class Handle(typing.Generic[_T]):
         """
     @property
     def taken(self) -> bool:
-        """
-        Whether the result has been taken.
-        """
+        """Whether the result has been taken."""
 
 class Tensor:
-    """
-    A declared name.
-    """
+    """A declared name."""
     def copy_feedback(self, momentum: bool, memory: Memory, writes: bool) -> bool:
-        """
-        Copies what this rank remembers of push_pulls, while none is in progress. False: it remembers nothing.
-        """
-    def fits(self, memory: Memory, elements: typing.SupportsInt | typing.SupportsIndex) -> bool:
-        """
-        Whether `elements` of the dtype of `memory` are what was declared.
-        """
+        """Copies what this rank remembers of push_pulls, while none is in progress. False: it remembers nothing."""
+    def fits(self, memory: Memory, elements: _Int) -> bool:
+        """Whether `elements` of the dtype of `memory` are what was declared."""
     @property
     def bytes(self) -> int: ...
     @property
     def compression(self) -> str:
-        """
-        As it was declared; empty: none.
-        """
+        """As it was declared; empty: none."""
     @property
     def dtype(self) -> Dtype: ...
     @property
@@ -311,82 +251,54 @@ class Tensor:
     def name(self) -> str: ...
     @property
     def next_round(self) -> int:
-        """
-        The round of the next operation on it; set before its first one.
-        """
+        """The round of the next operation on it; set before its first one."""
     @next_round.setter
-    def next_round(self, arg1: typing.SupportsInt | typing.SupportsIndex) -> None: ...
+    def next_round(self, arg1: _Int) -> None: ...
     @property
     def partitions(self) -> int: ...
     @property
     def plain_because(self) -> str:
-        """
-        Why it travels as it is although it was declared with a compression: its code would be no shorter, or all members of the job are on this host and share memory. Empty: it is compressed, or was not declared so.
-        """
+        """Why it travels as it is although it was declared with a compression: its code would be no shorter, or all members of the job are on this host and share memory. Empty: it is compressed, or was not declared so."""
     @property
     def server_bytes(self) -> list[int]:
-        """
-        Bytes of push_pull by [loop of this worker x loop of a server, or of a relay of this host].
-        """
+        """Bytes of push_pull by [loop of this worker x loop of a server, or of a relay of this host]."""
     @property
     def shape(self) -> str: ...
 
 class Suspended:
-    """
-    An operation whose view has ended.
-    """
+    """An operation whose view has ended."""
     def abort(self) -> None: ...
     def complete(self) -> None: ...
     def continue_by(self, by: Suspended) -> None: ...
     def fail(self, why: str) -> None:
-        """
-        Its deadline has passed on another rank.
-        """
-    def length(self, partition: typing.SupportsInt | typing.SupportsIndex) -> int:
-        """
-        Bytes of its result.
-        """
-    def read(self, partition: typing.SupportsInt | typing.SupportsIndex, into: Memory) -> None:
-        """
-        The first bytes of the result of a partition.
-        """
+        """Its deadline has passed on another rank."""
+    def length(self, partition: _Int) -> int:
+        """Bytes of its result."""
+    def read(self, partition: _Int, into: Memory) -> None:
+        """The first bytes of the result of a partition."""
     def take_landed(self) -> None:
-        """
-        Takes the results that have landed in buffers.
-        """
-    def write(self, partition: typing.SupportsInt | typing.SupportsIndex, from_: Memory) -> None:
-        """
-        They come from another rank.
-        """
+        """Takes the results that have landed in buffers."""
+    def write(self, partition: _Int, from_: Memory) -> None:
+        """They come from another rank."""
     @property
     def has_failed(self) -> bool:
-        """
-        At its deadline, on all ranks: its caller knows.
-        """
+        """At its deadline, on all ranks: its caller knows."""
     @property
     def lateness(self) -> str:
-        """
-        Why it is not to be started again; empty where it may be.
-        """
+        """Why it is not to be started again; empty where it may be."""
     @property
     def missing(self) -> dict[int, int]:
-        """
-        Of partitions whose result is wanted here and lacks: the bytes of it that have come over the output. The rest of the input is as it was.
-        """
+        """Of partitions whose result is wanted here and lacks: the bytes of it that have come over the output. The rest of the input is as it was."""
     @property
     def round(self) -> int: ...
     @property
     def tensor(self) -> Tensor: ...
     @property
     def whole(self) -> dict[int, int]:
-        """
-        Partitions whose result is wanted here and has come, and its bytes.
-        """
+        """Partitions whose result is wanted here and has come, and its bytes."""
 
 class Startup:
-    """
-    Who this process is in the job.
-    """
+    """Who this process is in the job."""
 
     hosts_scheduler: bool
     job: str
@@ -397,204 +309,144 @@ class Startup:
     def __init__(self) -> None: ...
     @property
     def command(self) -> str:
-        """
-        By which ranks of two jobs are told apart; see csrc/van/origin.h.
-        """
+        """By which ranks of two jobs are told apart; see csrc/van/origin.h."""
     @command.setter
     def command(self, arg1: str) -> None: ...
     @property
     def processes_on_host(self) -> int: ...
     @processes_on_host.setter
-    def processes_on_host(self, arg0: typing.SupportsInt | typing.SupportsIndex) -> None: ...
+    def processes_on_host(self, arg0: _Int) -> None: ...
     @property
     def scheduler_ports(self) -> list[int]: ...
     @scheduler_ports.setter
-    def scheduler_ports(self, arg0: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]) -> None: ...
+    def scheduler_ports(self, arg0: collections.abc.Sequence[_Int]) -> None: ...
     @property
     def server_rank(self) -> int: ...
     @server_rank.setter
-    def server_rank(self, arg0: typing.SupportsInt | typing.SupportsIndex) -> None: ...
+    def server_rank(self, arg0: _Int) -> None: ...
     @property
     def servers(self) -> int: ...
     @servers.setter
-    def servers(self, arg0: typing.SupportsInt | typing.SupportsIndex) -> None: ...
+    def servers(self, arg0: _Int) -> None: ...
     @property
     def worker_rank(self) -> int: ...
     @worker_rank.setter
-    def worker_rank(self, arg0: typing.SupportsInt | typing.SupportsIndex) -> None: ...
+    def worker_rank(self, arg0: _Int) -> None: ...
     @property
     def workers(self) -> int: ...
     @workers.setter
-    def workers(self, arg0: typing.SupportsInt | typing.SupportsIndex) -> None: ...
+    def workers(self, arg0: _Int) -> None: ...
 
 class Stop:
-    """
-    Ends a start of a process before it is complete.
-    """
+    """Ends a start of a process before it is complete."""
     def __init__(self) -> None: ...
     def request(self) -> None: ...
 
 class Process:
-    """
-    This process as a member of a job.
-    """
+    """This process as a member of a job."""
     @staticmethod
     def renew(ended: Process, stop: Stop) -> Process:
-        """
-        The process in the view that follows one that has ended.
-        """
+        """The process in the view that follows one that has ended."""
     @staticmethod
     def start(config: Config, startup: Startup, stop: Stop) -> Process: ...
     def abort(self, exception: str) -> None:
-        """
-        Tells all members that this process ends with an exception, before its shutdown.
-        """
-    def barrier(
-        self, group: typing.SupportsInt | typing.SupportsIndex, timeout_s: typing.SupportsFloat | typing.SupportsIndex
-    ) -> None: ...
+        """Tells all members that this process ends with an exception, before its shutdown."""
+    def barrier(self, group: _Int, timeout_s: _Float) -> None: ...
     def declare(
         self,
         tensors: collections.abc.Sequence[
             tuple[
-                typing.SupportsInt | typing.SupportsIndex,
+                _Int,
                 str,
                 Dtype,
-                typing.SupportsInt | typing.SupportsIndex,
+                _Int,
                 str,
                 str,
             ]
         ],
     ) -> list[Tensor]:
-        """
-        tensors: (group, name, dtype, count, shape, compression or "") each.
-        """
-    def declare_like(self, like: Tensor, group: typing.SupportsInt | typing.SupportsIndex, name: str) -> Tensor:
-        """
-        A name that is used once, in the partitions of a tensor of an earlier view.
-        """
-    def depart(self, timeout_s: typing.SupportsFloat | typing.SupportsIndex) -> bool:
-        """
-        Leaves the job without waiting for the others, for whom servers and a scheduler here go on until stay() ends. False if it has left already.
-        """
+        """tensors: (group, name, dtype, count, shape, compression or "") each."""
+    def declare_like(self, like: Tensor, group: _Int, name: str) -> Tensor:
+        """A name that is used once, in the partitions of a tensor of an earlier view."""
+    def depart(self, timeout_s: _Float) -> bool:
+        """Leaves the job without waiting for the others, for whom servers and a scheduler here go on until stay() ends. False if it has left already."""
     def describe(self) -> list[str]: ...
     def dump(self) -> str:
-        """
-        JSON: the operations that are not finished, and the rounds that servers of this process have open.
-        """
+        """JSON: the operations that are not finished, and the rounds that servers of this process have open."""
     def end_stay(self) -> None:
-        """
-        Ends stay(); from any thread.
-        """
-    def end_step(
-        self, group: typing.SupportsInt | typing.SupportsIndex, timeout_s: typing.SupportsFloat | typing.SupportsIndex
-    ) -> None:
-        """
-        As barrier, where processes that wait to enter the job may do so.
-        """
+        """Ends stay(); from any thread."""
+    def end_step(self, group: _Int, timeout_s: _Float) -> None:
+        """As barrier, where processes that wait to enter the job may do so."""
     def metric_families(self) -> list[tuple[str, str, str, list[tuple[str, dict[str, str], float]]]]:
-        """
-        (name, type, help, [(suffix, labels, value)]) of each family that Prometheus is told.
-        """
+        """(name, type, help, [(suffix, labels, value)]) of each family that Prometheus is told."""
     def metrics(self) -> list[tuple[str, int]]: ...
     def new_group(
         self,
-        ranks: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+        ranks: collections.abc.Sequence[_Int],
         name: str,
-        timeout_s: typing.SupportsFloat | typing.SupportsIndex,
+        timeout_s: _Float,
     ) -> int: ...
-    def refuse(
-        self, tensor: Tensor, late: Suspended, round: typing.SupportsInt | typing.SupportsIndex, why: str
-    ) -> None:
-        """
-        Fails this round of a tensor of this view on all ranks that come to it.
-        """
+    def refuse(self, tensor: Tensor, late: Suspended, round: _Int, why: str) -> None:
+        """Fails this round of a tensor of this view on all ranks that come to it."""
     def resume(
         self,
         tensor: Tensor,
         suspended: Suspended,
-        round: typing.SupportsInt | typing.SupportsIndex,
-        only: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+        round: _Int,
+        only: collections.abc.Sequence[_Int],
     ) -> Suspended:
-        """
-        Goes on with an operation, or with these partitions of it, as this round of a tensor of this view.
-        """
+        """Goes on with an operation, or with these partitions of it, as this round of a tensor of this view."""
     def servers_of(self, tensor: Tensor) -> list[int]:
-        """
-        By partition: the rank of the server that sums it.
-        """
-    def shutdown(self, timeout_s: typing.SupportsFloat | typing.SupportsIndex, suspends: bool = False) -> bool:
-        """
-        Leaves the job. False if the others did not all leave in time, or a member was lost.
-        """
+        """By partition: the rank of the server that sums it."""
+    def shutdown(self, timeout_s: _Float, suspends: bool = False) -> bool:
+        """Leaves the job. False if the others did not all leave in time, or a member was lost."""
     def stay(self) -> None:
-        """
-        After depart(): waits until all others have left, too, or for end_stay().
-        """
+        """After depart(): waits until all others have left, too, or for end_stay()."""
     def take_incomplete(self) -> list[Suspended]:
-        """
-        Of a process that has been renewed.
-        """
+        """Of a process that has been renewed."""
     def trace_span(
         self,
         name: str,
-        step: typing.SupportsInt | typing.SupportsIndex,
-        begin_ns: typing.SupportsInt | typing.SupportsIndex,
-        end_ns: typing.SupportsInt | typing.SupportsIndex,
+        step: _Int,
+        begin_ns: _Int,
+        end_ns: _Int,
     ) -> None:
-        """
-        Adds what the program did in one of its steps to the trace. Times are those of time.monotonic_ns().
-        """
+        """Adds what the program did in one of its steps to the trace. Times are those of time.monotonic_ns()."""
     def wait_for_end(self) -> bool: ...
     @property
     def address(self) -> str:
-        """
-        By which the other members reach this host.
-        """
+        """By which the other members reach this host."""
     @property
     def can_go_on(self) -> bool:
-        """
-        Of a process that has been renewed: nothing was done that does not survive.
-        """
+        """Of a process that has been renewed: nothing was done that does not survive."""
     @property
     def epoch(self) -> int: ...
     @property
     def has_entrants(self) -> bool:
-        """
-        Whether some workers have state of the job, and others have not.
-        """
+        """Whether some workers have state of the job, and others have not."""
     @property
     def identities(self) -> list[int]:
-        """
-        By rank: a number of its process that is the same in all views.
-        """
+        """By rank: a number of its process that is the same in all views."""
     @property
     def is_authenticated(self) -> bool: ...
     @property
     def is_down(self) -> bool:
-        """
-        After shutdown(): whether nothing of it is left.
-        """
+        """After shutdown(): whether nothing of it is left."""
     @property
     def is_late(self) -> bool:
-        """
-        Whether others have state of the job, and this process has not.
-        """
+        """Whether others have state of the job, and this process has not."""
     @property
     def is_traced(self) -> bool: ...
     @property
     def rank(self) -> int: ...
     @property
     def server_identities(self) -> list[int]:
-        """
-        By server rank: a number of its process that is the same in all views.
-        """
+        """By server rank: a number of its process that is the same in all views."""
     @property
     def servers(self) -> int: ...
     @property
     def survives_servers(self) -> bool:
-        """
-        Whether operations go on when a server is lost.
-        """
+        """Whether operations go on when a server is lost."""
     @property
     def timeout_s(self) -> float: ...
     @property
@@ -605,54 +457,40 @@ class Process:
     def workers(self) -> int: ...
 
 class PoolClient:
-    """
-    A connection to a pool of servers.
-    """
+    """A connection to a pool of servers."""
     def __init__(
         self,
         host: str,
-        port: typing.SupportsInt | typing.SupportsIndex,
+        port: _Int,
         user: str,
         key: str,
-        timeout_s: typing.SupportsFloat | typing.SupportsIndex,
+        timeout_s: _Float,
     ) -> None: ...
     def begin(
         self,
-        lease: typing.SupportsInt | typing.SupportsIndex,
+        lease: _Int,
         variables: collections.abc.Mapping[str, str],
         secret: str,
     ) -> None:
-        """
-        Starts the reserved server for the job that these variables describe.
-        """
+        """Starts the reserved server for the job that these variables describe."""
     def end(self, job: str) -> str:
-        """
-        Ends the server of a job; why it had ended already, if it had.
-        """
+        """Ends the server of a job; why it had ended already, if it had."""
     def list(self) -> str:
-        """
-        JSON: what the pool has, and its jobs.
-        """
+        """JSON: what the pool has, and its jobs."""
     def reserve(
         self,
         job: str,
-        cores: typing.SupportsInt | typing.SupportsIndex,
-        memory: typing.SupportsInt | typing.SupportsIndex,
+        cores: _Int,
+        memory: _Int,
         variables: collections.abc.Mapping[str, str],
     ) -> tuple[int, int, int]:
-        """
-        (lease, cores, memory) for a server; 0 asks for what is usual there.
-        """
+        """(lease, cores, memory) for a server; 0 asks for what is usual there."""
     @property
     def address(self) -> str:
-        """
-        The address at which the pool reaches this host.
-        """
+        """The address at which the pool reaches this host."""
 
 class PreparedOperation(typing.Generic[_T]):
-    """
-    An operation that is described once, by `prepare()`, and started many times. `operation()` runs it; `start()` and then `wait()` or `await operation` do so in two steps. Every rank starts it as often and in the same order. The arrays belong to it from each start until it has been waited for.
-    """
+    """An operation that is described once, by `prepare()`, and started many times. `operation()` runs it; `start()` and then `wait()` or `await operation` do so in two steps. Every rank starts it as often and in the same order. The arrays belong to it from each start until it has been waited for."""
     def __await__(self) -> typing.Generator[typing.Any, None, _T]: ...
     def __call__(self) -> _T:
         """
@@ -665,21 +503,13 @@ class PreparedOperation(typing.Generic[_T]):
         """
     def __repr__(self) -> str: ...
     def completion_fd(self) -> int:
-        """
-        Readable once the operation is over.
-        """
+        """Readable once the operation is over."""
     def done(self) -> bool:
-        """
-        Whether nothing of it is in progress.
-        """
+        """Whether nothing of it is in progress."""
     def keep(self, array: typing.Any) -> None:
-        """
-        Keeps an array until nothing of the last start writes to it any more, in this view or the next.
-        """
+        """Keeps an array until nothing of the last start writes to it any more, in this view or the next."""
     def start(self) -> PreparedOperation[_T]:
-        """
-        Starts the operation and returns it; wait() must follow. Raises what a call raises before anything is sent.
-        """
+        """Starts the operation and returns it; wait() must follow. Raises what a call raises before anything is sent."""
     def wait(self) -> _T:
         """
         Blocks until the operation that start() has started is over, without holding the GIL, and returns its array.
@@ -690,133 +520,99 @@ class PreparedOperation(typing.Generic[_T]):
         """
     @property
     def taken(self) -> bool:
-        """
-        Whether there is nothing to wait for.
-        """
+        """Whether there is nothing to wait for."""
 
 def add_codec(
     name: str,
     encode: typing.Any,
     decode: typing.Any,
-    block: typing.SupportsInt | typing.SupportsIndex,
-    block_bytes: typing.SupportsInt | typing.SupportsIndex,
+    block: _Int,
+    block_bytes: _Int,
 ) -> None:
-    """
-    See bps_rdma.compression.register().
-    """
+    """See bps_rdma.compression.register()."""
 
 def ask_job(
     config: Config,
     host: str,
-    port: typing.SupportsInt | typing.SupportsIndex,
+    port: _Int,
     stacks: bool,
-    timeout_s: typing.SupportsFloat | typing.SupportsIndex,
+    timeout_s: _Float,
 ) -> tuple[str, list[str]]:
-    """
-    JSON: what the scheduler at this address knows, and the reports of the members that reply in time.
-    """
+    """JSON: what the scheduler at this address knows, and the reports of the members that reply in time."""
 
 def check_environment() -> list[tuple[str, str, bool]]:
-    """
-    (variable, sentence, is a warning) for each BPS_*, BYTEPS_* and DMLC_* variable that has no effect here.
-    """
+    """(variable, sentence, is a warning) for each BPS_*, BYTEPS_* and DMLC_* variable that has no effect here."""
 
 def copy_bytes(
-    to: typing.SupportsInt | typing.SupportsIndex,
-    from_: typing.SupportsInt | typing.SupportsIndex,
-    size: typing.SupportsInt | typing.SupportsIndex,
+    to: _Int,
+    from_: _Int,
+    size: _Int,
 ) -> None: ...
-def deal_slots(weights: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]) -> list[int]: ...
+def deal_slots(weights: collections.abc.Sequence[_Int]) -> list[int]: ...
 def describe_array(array: typing.Any, writable: bool) -> Memory | None:
-    """
-    The memory of a numpy array; None for anything else, and for arrays that cannot be used in place.
-    """
+    """The memory of a numpy array; None for anything else, and for arrays that cannot be used in place."""
 
 def describe_on_device(
     library: str,
     keep: typing.Any,
-    address: typing.SupportsInt | typing.SupportsIndex,
-    elements: typing.SupportsInt | typing.SupportsIndex,
-    nbytes: typing.SupportsInt | typing.SupportsIndex,
+    address: _Int,
+    elements: _Int,
+    nbytes: _Int,
     dtype: Dtype,
-    stream: typing.SupportsInt | typing.SupportsIndex,
+    stream: _Int,
 ) -> Memory | None:
-    """
-    The memory of an array of a GPU, by the CUDA driver of this name; None for other memory. stream: a CUstream as a number, in which the array is made and used.
-    """
+    """The memory of an array of a GPU, by the CUDA driver of this name; None for other memory. stream: a CUstream as a number, in which the array is made and used."""
 
-def finish_orphans(timeout: typing.SupportsFloat | typing.SupportsIndex) -> None:
-    """
-    Waits for the operations of handles that were dropped, without holding the GIL; for `timeout` seconds.
-    """
+def finish_orphans(timeout: _Float) -> None:
+    """Waits for the operations of handles that were dropped, without holding the GIL; for `timeout` seconds."""
 
 def format_trace(events: str, json: str) -> None:
-    """
-    Makes the file `json` from what a process that was killed, or still runs, has traced into the file `events`.
-    """
+    """Makes the file `json` from what a process that was killed, or still runs, has traced into the file `events`."""
 
 def give_up(handle: Handle[typing.Any]) -> None:
-    """
-    Ends the operation of a handle, with an error unless it is complete. Its array is the caller's then.
-    """
+    """Ends the operation of a handle, with an error unless it is complete. Its array is the caller's then."""
 
 def hide_stacks() -> None:
-    """
-    The end of show_stacks_by().
-    """
+    """The end of show_stacks_by()."""
 
-def knows_block(identity: typing.SupportsInt | typing.SupportsIndex) -> bool:
-    """
-    Whether a block has been used, and neither freed nor renewed since.
-    """
+def knows_block(identity: _Int) -> bool:
+    """Whether a block has been used, and neither freed nor renewed since."""
 
 def link_shares(
     sites: collections.abc.Sequence[
         tuple[
-            typing.SupportsFloat | typing.SupportsIndex,
-            typing.SupportsFloat | typing.SupportsIndex,
-            typing.SupportsInt | typing.SupportsIndex,
+            _Float,
+            _Float,
+            _Int,
         ]
     ],
 ) -> list[float]: ...
 def local_address(config: Config, towards: str) -> str:
-    """
-    The address of this host that its peers should use; without settings, that of the route to `towards`, or, where no route leads there, of the first interface that leads to other hosts.
-    """
+    """The address of this host that its peers should use; without settings, that of the route to `towards`, or, where no route leads there, of the first interface that leads to other hosts."""
 
 def locked_memory_limit() -> int | None:
-    """
-    Bytes that this process may lock, or None for no limit.
-    """
+    """Bytes that this process may lock, or None for no limit."""
 
 def log_info(text: str) -> None: ...
 def log_warning(text: str) -> None:
-    """
-    One line on standard error; see BPS_LOG_LEVEL.
-    """
+    """One line on standard error; see BPS_LOG_LEVEL."""
 
 def memory_watch_obstacle() -> tuple[str, str]:
-    """
-    Why the kernel does not tell this process when memory is given back, and what to do about it; empty: it does.
-    """
+    """Why the kernel does not tell this process when memory is given back, and what to do about it; empty: it does."""
 
 def name_for_others(host: str) -> str:
-    """
-    This name or address, if it leads others to this host, else an address of this host that does.
-    """
+    """This name or address, if it leads others to this host, else an address of this host that does."""
 
-def pace_of(partition_bytes: typing.SupportsInt | typing.SupportsIndex) -> int: ...
-def partition_for_link(bytes_per_s: typing.SupportsFloat | typing.SupportsIndex) -> int: ...
+def pace_of(partition_bytes: _Int) -> int: ...
+def partition_for_link(bytes_per_s: _Float) -> int: ...
 def partition_size(
-    bytes: typing.SupportsInt | typing.SupportsIndex,
-    limit: typing.SupportsInt | typing.SupportsIndex,
-    loops: typing.SupportsInt | typing.SupportsIndex,
-    floor: typing.SupportsInt | typing.SupportsIndex,
+    bytes: _Int,
+    limit: _Int,
+    loops: _Int,
+    floor: _Int,
 ) -> int: ...
 def pool_metrics() -> list[tuple[str, str, str]]:
-    """
-    (name, type, help) of each metric that a pool serves.
-    """
+    """(name, type, help) of each metric that a pool serves."""
 
 def prepare_operation(
     process: typing.Any,
@@ -826,78 +622,58 @@ def prepare_operation(
     source: Memory,
     target: Memory,
     result: _T,
-    root: typing.SupportsInt | typing.SupportsIndex,
-    priority: typing.SupportsInt | typing.SupportsIndex,
-    timeout_s: typing.SupportsFloat | typing.SupportsIndex | None,
-    copy_to: typing.SupportsInt | typing.SupportsIndex,
+    root: _Int,
+    priority: _Int,
+    timeout_s: _Float | None,
+    copy_to: _Int,
 ) -> PreparedOperation[_T]:
-    """
-    As start_operation, for an operation that is started later. copy_to: where in the target the source is copied before each start, to be sent from there; or 0.
-    """
+    """As start_operation, for an operation that is started later. copy_to: where in the target the source is copied before each start, to be sent from there; or 0."""
 
 def rdma_report(config: Config) -> dict[str, typing.Any]:
-    """
-    Devices, ports and GIDs, and the rails that these settings choose, also of TCP; speeds in Mbit/s, 0: unknown.
-    """
+    """Devices, ports and GIDs, and the rails that these settings choose, also of TCP; speeds in Mbit/s, 0: unknown."""
 
 def rdma_self_transfer(
     config: Config,
-    rail: typing.SupportsInt | typing.SupportsIndex,
-    bytes: typing.SupportsInt | typing.SupportsIndex,
-    timeout_s: typing.SupportsFloat | typing.SupportsIndex,
+    rail: _Int,
+    bytes: _Int,
+    timeout_s: _Float,
 ) -> dict[str, typing.Any]:
-    """
-    Sends `bytes` bytes to this process over the NIC and compares them.
-    """
+    """Sends `bytes` bytes to this process over the NIC and compares them."""
 
 def read_pool_key(path: str, user: str) -> tuple[str, str]:
-    """
-    (user, key): the only line of the file, or that of the user.
-    """
+    """(user, key): the only line of the file, or that of the user."""
 
 def register_awaiting(awaiting: typing.Any) -> None:
-    """
-    What implements `await` of a handle; see bps_rdma.handle.
-    """
+    """What implements `await` of a handle; see bps_rdma.handle."""
 
 def register_stream_of(stream_of: typing.Any) -> None:
-    """
-    What finds the stream of an array of a GPU; see bps_rdma.devices.
-    """
+    """What finds the stream of an array of a GPU; see bps_rdma.devices."""
 
 def register_view_hooks(*, note_view_end: typing.Any, resume: typing.Any, rebound: typing.Any) -> None:
-    """
-    What to call when a view has ended; see bps_rdma.job.
-    """
+    """What to call when a view has ended; see bps_rdma.job."""
 
 def release_orphans(all: bool) -> None:
-    """
-    Lets go of the arrays of handles that were dropped, if their operations are over; `all`: in any case.
-    """
+    """Lets go of the arrays of handles that were dropped, if their operations are over; `all`: in any case."""
 
-def renew_block(identity: typing.SupportsInt | typing.SupportsIndex) -> None:
-    """
-    The block holds other memory from now on: its next use is that of a new block.
-    """
+def renew_block(identity: _Int) -> None:
+    """The block holds other memory from now on: its next use is that of a new block."""
 
 def seconds_per_byte(
     sites: collections.abc.Sequence[
         tuple[
-            typing.SupportsFloat | typing.SupportsIndex,
-            typing.SupportsFloat | typing.SupportsIndex,
-            typing.SupportsInt | typing.SupportsIndex,
+            _Float,
+            _Float,
+            _Int,
         ]
     ],
-    shares: collections.abc.Sequence[typing.SupportsFloat | typing.SupportsIndex],
+    shares: collections.abc.Sequence[_Float],
 ) -> float: ...
 def show_stacks_by(
     text: collections.abc.Callable[[], str],
-    signal: typing.SupportsInt | typing.SupportsIndex,
-    file: typing.SupportsInt | typing.SupportsIndex,
+    signal: _Int,
+    file: _Int,
 ) -> None:
-    """
-    How `bps why` gets the stacks of all threads: by `text`, or by this signal, whose handler writes to `file`.
-    """
+    """How `bps why` gets the stacks of all threads: by `text`, or by this signal, whose handler writes to `file`."""
 
 def start_operation(
     process: Process,
@@ -909,16 +685,14 @@ def start_operation(
     result: _T,
     pushes: bool,
     pulls: bool,
-    root: typing.SupportsInt | typing.SupportsIndex,
-    priority: typing.SupportsInt | typing.SupportsIndex,
+    root: _Int,
+    priority: _Int,
     awaited: bool,
-    timeout_s: typing.SupportsFloat | typing.SupportsIndex | None = None,
+    timeout_s: _Float | None = None,
     survives: bool = True,
     again: bool = False,
 ) -> Handle[_T]:
-    """
-    awaited: the caller waits next. timeout_s: None is the job's. survives: with BPS_SERVER_FAILOVER the loss of a server does not abort it. root: of an accumulate, by how many rounds it may be ahead.
-    """
+    """awaited: the caller waits next. timeout_s: None is the job's. survives: with BPS_SERVER_FAILOVER the loss of a server does not abort it. root: of an accumulate, by how many rounds it may be ahead."""
 
 MOST_STACK_BYTES: int = 65536
 __version__: str = "0.2.0"
