@@ -96,13 +96,17 @@ def test_a_peer_that_is_not_installed_is_told_before_anything_starts(tmp_path):
     assert "-m bps_rdma.tools.bench.peers openmpi" in done.stderr
 
 
-@pytest.mark.parametrize(
-    "options",
-    [["--sizes", "many"], ["--dtypes", "complex"], ["--ops", "sum"], ["--compare", "nobody"], ["--memory", "none"],
-     ["--json", "/nowhere/at/all.json"], ["--calls", "0"]],
-)  # fmt: skip
-def test_bad_options_are_errors_in_words(call, options):
-    status, _, error = call(*options, main=pushpull.main)
+BAD = {
+    pushpull: ["--sizes many", "--dtypes complex", "--ops sum", "--compare nobody", "--memory none",
+               "--json /nowhere/at/all.json", "--calls 0"],
+    allreduce: ["--ranks two", "--ranks 0", "--ranks ", "--backends gloo", "--backends nobody", "--sizes many",
+                "--dtype complex", "--memory none", "--json /nowhere/at/all.json"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("command", "words"), [(command, words) for command in BAD for words in BAD[command]])
+def test_bad_options_are_errors_in_words(call, command, words):
+    status, _, error = call(*words.split(" "), main=command.main)
     assert status == 2
     assert error.startswith("error: ")
     assert "\nhint: " in error
@@ -223,18 +227,6 @@ def test_a_sweep_in_which_nothing_fits_is_told_and_is_no_error():
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("skipped: 1 GiB") == 3
     assert "0 results checked" in done.stdout
-
-
-@pytest.mark.parametrize(
-    "options",
-    [["--ranks", "two"], ["--ranks", "0"], ["--ranks", ""], ["--backends", "gloo"], ["--backends", "nobody"],
-     ["--sizes", "many"], ["--dtype", "complex"], ["--memory", "none"], ["--json", "/nowhere/at/all.json"]],
-)  # fmt: skip
-def test_bad_options_of_a_sweep_are_errors_in_words(call, options):
-    status, _, error = call(*options, main=allreduce.main)
-    assert status == 2
-    assert error.startswith("error: ")
-    assert "\nhint: " in error
 
 
 def test_a_sweep_inside_a_job_is_refused():
