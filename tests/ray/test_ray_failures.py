@@ -15,7 +15,7 @@ from ray.experimental import internal_kv
 
 import bps_rdma.ray
 
-SOON_S = 5 * harness.PATIENCE  # far below every time-out
+SOON_S = 20 * harness.PATIENCE  # half a second on a quiet machine, and far below every time-out
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ SOON_S = 5 * harness.PATIENCE  # far below every time-out
 )
 def test_the_cause_is_told_at_once(two_nodes, tmp_path, end, servers, cause):
     # Silence is a loss after a while only; everything else is noticed as it happens.
-    env = {"BPS_HEARTBEAT_TIMEOUT": "2"} if end == "stop" else None
+    env = {"BPS_HEARTBEAT_TIMEOUT": "2" if end == "stop" else "60"}
     with pytest.raises(bps_rdma.ray.JobFailedError, match=cause) as raised:
         bps_rdma.ray.run(ray_jobs.meets_an_end, ray_jobs.plan(tmp_path, end), hosts=2, servers=servers, env=env)
     assert time.time() - float((tmp_path / "happened").read_text()) < SOON_S
