@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 _PTRACE_SEIZE, _PTRACE_INTERRUPT, _PTRACE_DETACH = 0x4206, 0x4207, 17
@@ -16,9 +16,11 @@ _WALL = 0x40000000
 
 def thread_of(pid: int, name: str) -> int:
     """The id of the thread of a process that has this name."""
-    return next(
-        int(task.name) for task in Path(f"/proc/{pid}/task").iterdir() if (task / "comm").read_text().strip() == name
-    )
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(OSError):  # it has ended
+            if (task / "comm").read_text().strip() == name:
+                return int(task.name)
+    raise LookupError(f"process {pid} has no thread {name!r}")
 
 
 def freeze(thread: int, seconds: float) -> None:
@@ -27,7 +29,7 @@ def freeze(thread: int, seconds: float) -> None:
         time.sleep(seconds)
 
 
-@contextmanager
+@contextlib.contextmanager
 def frozen(thread: int) -> Iterator[None]:
     """Stops it until the block ends. Only for a block that stays on this thread."""
     libc = ctypes.CDLL(None, use_errno=True)
