@@ -46,7 +46,10 @@ def is_blocked(pid: int) -> bool:
 
 def _sleep_of(pid: int) -> str | None:
     """The number of times that the main thread has begun to sleep; None: it does not sleep now."""
-    status = Path(f"/proc/{pid}/task/{pid}/status").read_text()
+    try:
+        status = Path(f"/proc/{pid}/task/{pid}/status").read_text()
+    except OSError:  # it has ended
+        return None
     found = dict(line.split(":\t", 1) for line in status.splitlines())
     return found["voluntary_ctxt_switches"] if found["State"].startswith("S") else None
 
