@@ -10,6 +10,7 @@ A broadcast in which only one of them waits is then ended by the other one, whic
 
 from __future__ import annotations
 
+import functools
 import struct
 import sys
 import threading
@@ -113,33 +114,46 @@ class Notice:
 
     def write(self, position: int, sent: Said, expected: Said) -> None:
         """Writes what the rank at this position says."""
-        (out, out_round), (into, into_round) = sent, expected
-        _NOTICE.pack_into(
-            self._bytes,
-            position * NOTICE_BYTES,
-            out.elements,
-            out.nbytes,
-            _NO_ROUND if out_round is None else out_round,
-            into.elements,
-            into.nbytes,
-            _NO_ROUND if into_round is None else into_round,
-            out.dtype.encode(),
-            into.dtype.encode(),
-        )
+        begin = position * NOTICE_BYTES
+        self._bytes[begin : begin + _NOTICE.size] = _packed(sent, expected)
 
     def read(self, position: int) -> tuple[Said, Said]:
         """What the rank at this position sends, and what it expects."""
-        found = _NOTICE.unpack_from(self._bytes, position * NOTICE_BYTES)
-        dtypes = [text.rstrip(b"\0").decode() for text in found[6:]]
-        rounds = [None if number == _NO_ROUND else number for number in (found[2], found[5])]
-        return (
-            Said(Content(found[0], found[1], dtypes[0]), rounds[0]),
-            Said(Content(found[3], found[4], dtypes[1]), rounds[1]),
-        )
+        begin = position * NOTICE_BYTES
+        return _unpacked(self._bytes[begin : begin + _NOTICE.size].tobytes())
 
     def content_address(self, position: int) -> int:
         """Where the small message of the rank at this position lies."""
         return self.halves[position].address + _NOTICE.size
+
+
+# Most messages say what those before them have said. Those that are small do not even number a round.
+
+
+@functools.lru_cache
+def _packed(sent: Said, expected: Said) -> bytes:
+    (out, out_round), (into, into_round) = sent, expected
+    return _NOTICE.pack(
+        out.elements,
+        out.nbytes,
+        _NO_ROUND if out_round is None else out_round,
+        into.elements,
+        into.nbytes,
+        _NO_ROUND if into_round is None else into_round,
+        out.dtype.encode(),
+        into.dtype.encode(),
+    )
+
+
+@functools.lru_cache
+def _unpacked(notice: bytes) -> tuple[Said, Said]:
+    found = _NOTICE.unpack(notice)
+    dtypes = [text.rstrip(b"\0").decode() for text in found[6:]]
+    rounds = [None if number == _NO_ROUND else number for number in (found[2], found[5])]
+    return (
+        Said(Content(found[0], found[1], dtypes[0]), rounds[0]),
+        Said(Content(found[3], found[4], dtypes[1]), rounds[1]),
+    )
 
 
 class Lane:
@@ -185,8 +199,9 @@ class Lane:
 
     def notice_call(self, notice: Notice, priority: int, awaited: bool, timeout: float | None) -> tuple[Any, ...]:
         """The exchange of notices, for start()."""
-        part, whole = notice.halves[self.position], notice.whole
-        return self._call(self._notices, _ALL_GATHER, _SUM, part, whole, 0, priority, awaited, timeout)
+        part = notice.halves[self.position]
+        what = self.lanes.process, self._notices, _ALL_GATHER, _SUM, part, notice.whole
+        return *what, None, True, True, 0, priority, awaited, timeout, False  # as of _call()
 
     def broadcast_call(
         self, nbytes: int, memory: arrays.Memory, outward: bool, priority: int, awaited: bool, timeout: float | None
@@ -205,6 +220,8 @@ class Lane:
 
     def first_unheard(self) -> Any:
         """The first Message whose notice has to be read; None: there is none."""
+        if not (self.unheard or self.deferred):
+            return None  # which was so at some moment
         with self.lock:
             while self.unheard and (self.unheard[0].is_heard or not self.unheard[0].has_begun):
                 self.deferred -= self.unheard.popleft().is_deferred
@@ -265,6 +282,7 @@ class Lanes:
         self.process = job.process
         self._job = job
         self._lanes: dict[tuple[int, str], Lane] = {}
+        self.of_subject: dict[tuple[Any, ...], Lane] = {}  # the same ones, by what callers say
         self._pairs: dict[int, int] = {}  # numbers of groups, by peer
         self._free: deque[Notice] = deque()
         self._making = threading.RLock()

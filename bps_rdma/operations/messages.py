@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -19,7 +18,7 @@ from bps_rdma.job import raised
 from bps_rdma.kept_errors import keeping
 from bps_rdma.operations.begun import give_up, give_up_one
 from bps_rdma.operations.lanes import ANYTHING, NOTHING, SMALL, Content, Lane, Part, Said
-from bps_rdma.operations.stepwise import StepwiseHandle
+from bps_rdma.operations.stepwise import StepwiseHandle, new_lock
 
 T = TypeVar("T")  # what wait() returns
 _NO_PART = Part(NOTHING, None)  # type: ignore[arg-type]  # nothing is written there
@@ -105,14 +104,14 @@ class Message(StepwiseHandle):
         self._takes_anything = into == ANYTHING
         self._out = out or _NO_PART
         self._into = into if isinstance(into, Part) else _NO_PART
-        self._how = How(how.priority, how.timeout, how.awaited)  # a list that holds this message would be a cycle
+        self._priority, self._timeout, self._awaited, begun = how  # but not the list, which will hold this message
         self._begun: list[_core.Handle[None]] = []  # the exchange of notices, then the broadcasts started with it
         self._late: list[_core.Handle[None]] = []  # the broadcast of one that is deferred
         self._ending: list[_core.Handle[None]] = []  # broadcasts of the other rank, which will fail
-        self._hearing = threading.RLock()  # of who waits for the exchange, or reads the notice; before the lane's lock
+        self._hearing = new_lock()  # of who waits for the exchange, or reads the notice; before the lane's lock
         self._notice = lane.lanes.take_notice()
-        if how.begun is not None:
-            how.begun.append(self)
+        if begun is not None:
+            begun.append(self)
         try:
             self._start(into is not None, among)
         except BaseException:
@@ -130,27 +129,30 @@ class Message(StepwiseHandle):
         return bool(self._begun)
 
     def _start(self, takes: bool, among: deque[Message] | None) -> None:
-        lane, how, notice = self.lane, self._how, self._notice
+        lane, notice = self.lane, self._notice
         out, into = self._out.content, ANYTHING if self._takes_anything else self._into.content
+        is_large, comes_large = out.nbytes > SMALL, into.nbytes > SMALL
         while (first := lane.first_unheard()) is not None and first.heard():
             pass  # perhaps nobody holds it any more
-        for content, outward in ((out, True), (into, False)):
-            if content.is_large:
-                lane.large(content.nbytes, outward)  # is declared before anything is sent
+        if is_large:
+            lane.large(out.nbytes, True)  # is declared before anything is sent
+        if comes_large:
+            lane.large(into.nbytes, False)
         if 0 < out.nbytes <= SMALL:
             _core.copy_bytes(notice.content_address(lane.position), self._out.memory.address, out.nbytes)
         with lane.lock:
             # A message of unknown size has to begin before what comes behind it can.
             self.is_deferred = takes and (self._takes_anything or bool(lane.deferred))
-            self._sends = self._said(out, outward=True)
-            self._expects = Said(into) if self.is_deferred else self._said(into, outward=False)
+            self._sends = Said(out, lane.next_round(out.nbytes, True) if is_large else None)
+            begins = comes_large and not self.is_deferred
+            self._expects = Said(into, lane.next_round(into.nbytes, False) if begins else None)
             notice.write(lane.position, self._sends, self._expects)
             # Behind another message, this thread first waits for that one, and works for no loop.
-            awaited = how.awaited and lane.first_unheard() is None
-            calls = [lane.notice_call(notice, how.priority, awaited, how.timeout)]
-            if out.is_large:
+            awaited = self._awaited and lane.first_unheard() is None
+            calls = [lane.notice_call(notice, self._priority, awaited, self._timeout)]
+            if is_large:
                 calls.append(self._broadcast(self._out, outward=True))
-            if into.is_large and not self.is_deferred:
+            if begins:
                 calls.append(self._broadcast(self._into, outward=False))
             lane.deferred += self.is_deferred
             lane.unheard.append(self)
@@ -160,12 +162,9 @@ class Message(StepwiseHandle):
         if self.is_deferred:
             attend(lane)
 
-    def _said(self, content: Content, *, outward: bool) -> Said:
-        return Said(content, self.lane.next_round(content.nbytes, outward) if content.is_large else None)
-
     def _broadcast(self, part: Part, *, outward: bool) -> tuple[Any, ...]:
-        priority, timeout, awaited, _ = self._how
-        return self.lane.broadcast_call(part.content.nbytes, part.memory, outward, priority, awaited, timeout)
+        how = self._priority, self._awaited, self._timeout
+        return self.lane.broadcast_call(part.content.nbytes, part.memory, outward, *how)
 
     def _begin(self, calls: Sequence[tuple[Any, ...]], begun: list[_core.Handle[None]]) -> None:
         try:
@@ -229,14 +228,14 @@ class Message(StepwiseHandle):
     def _advance(self, *, waits: bool) -> bool:
         if not self._hear(waits=waits):
             return False
-        for handles, counts in ((self._going_on(), True), (self._ending, False)):
-            for handle in handles:
-                if not self._end(handle, waits=waits, counts=counts):
-                    return False
+        if len(self._begun) > 1 or self._late or self._ending:
+            for handles, counts in ((self._going_on(), True), (self._ending, False)):
+                for handle in handles:
+                    if not self._end(handle, waits=waits, counts=counts):
+                        return False
         self._over = True
         self._out = self._into = _NO_PART
-        with self.lane.lock:
-            self.lane.first_unheard()  # lets go of this one, and of the caller's memory, if no message ever follows
+        self.lane.first_unheard()  # lets go of this one, and of the caller's memory, if no message ever follows
         return True
 
     def _end(self, handle: _core.Handle[None], *, waits: bool, counts: bool) -> bool:
@@ -329,7 +328,7 @@ class Message(StepwiseHandle):
         theirs = expected if outward else sent
         if theirs.round is not None:  # the other rank waits for a broadcast
             with lane.lock:
-                ending = lane.end(theirs.content.nbytes, outward, theirs.round, self._how.timeout)
+                ending = lane.end(theirs.content.nbytes, outward, theirs.round, self._timeout)
             if ending is not None:
                 self._ending.append(ending)
         # The other rank may wait for one of those behind, to which this rank must reply, before it replies to this one.

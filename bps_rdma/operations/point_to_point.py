@@ -75,9 +75,13 @@ def receive_from_any(part: Part, subject: Subject, how: How) -> ReceiveFromAny:
 
 
 def _lane(all_lanes: Lanes, members: Group, subject: Subject, peer: int, *, sends: bool) -> Lane:
-    own = all_lanes.process.rank
-    kind = f"send {own}->{peer}" if sends else f"send {peer}->{own}"
-    return all_lanes.lane(peer, subject.lane_name(kind, members))
+    key = subject.name, subject.tag, members.id, peer, sends
+    found = all_lanes.of_subject.get(key)
+    if found is None:
+        own = all_lanes.process.rank
+        kind = f"send {own}->{peer}" if sends else f"send {peer}->{own}"
+        found = all_lanes.of_subject[key] = all_lanes.lane(peer, subject.lane_name(kind, members))
+    return found
 
 
 def started(begin: Callable[[Lanes, Group], T], subject: Subject, how: How, peer: tuple[str, int] | None = None) -> T:
@@ -96,12 +100,15 @@ def started(begin: Callable[[Lanes, Group], T], subject: Subject, how: How, peer
     try:
         job = current()
         members = job.world if subject.group is None else group_of(job, subject.group)
-        rank = None if peer is None else argument_types.whole(peer[1])
-        if peer is not None and (rank not in members.ranks or rank == job.process.rank):
-            raise InvalidArgumentError(
-                f"{peer[0]}={peer[1]!r} is not another rank of the group {members.ranks}",
-                "name a worker rank of the group, and not this one",
-            )
+        if peer is not None:
+            ranks, rank = members.ranks, peer[1]
+            if (type(rank) is not int and argument_types.whole(rank) is None) or (
+                rank not in ranks or rank == job.process.rank
+            ):
+                raise InvalidArgumentError(
+                    f"{peer[0]}={rank!r} is not another rank of the group {ranks}",
+                    "name a worker rank of the group, and not this one",
+                )
         return begin(lanes_of(job), members)
     except RoundAbortedError:
         if not resume():

@@ -12,6 +12,8 @@ from bps_rdma.handle import PythonHandle
 from bps_rdma.job import raised
 from bps_rdma.kept_errors import keeping
 
+new_lock: Callable[[], Any] = type(threading.RLock())  # which is not a function of Python, as RLock is
+
 
 class StepwiseHandle(PythonHandle[Any]):
     """Such an operation in progress.
@@ -24,7 +26,7 @@ class StepwiseHandle(PythonHandle[Any]):
         self._result = result
         self._error: BaseException | None = None
         self._over = False
-        self._turn = threading.RLock()  # several threads may wait
+        self._turn = new_lock()  # several threads may wait
 
     @abstractmethod
     def _advance(self, *, waits: bool) -> bool:
