@@ -15,13 +15,13 @@
 #include <charconv>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
 #include <sstream>
 
 #include "core/error.h"
 #include "core/fd.h"
 #include "core/log.h"
 #include "core/system_calls.h"
+#include "pool/read_file.h"
 
 namespace bps::pool {
 namespace {
@@ -30,11 +30,6 @@ constexpr const char* kVariable = "_BPS_POOLED";
 constexpr const char* kProgram = "/proc/self/exe";  // the version that runs, whatever has been installed since
 // Bounds private memory beyond the share that is mapped and not used: the stacks of threads, and what malloc keeps.
 constexpr std::uint64_t kMapped = 512U << 20;
-
-std::string read_file(const std::string& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
-}
 
 std::string proc(int pid, const char* file) {
   return "/proc/" + std::to_string(pid) + "/" + file;
