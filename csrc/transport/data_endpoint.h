@@ -77,8 +77,6 @@ class DirectAccess {
   // ended. Until then it can write even after the connection was given up: it may have been stopped in the middle of a
   // sum, and go on later. Before the memory is used again the peer must be fenced.
   virtual bool is_fenced() = 0;
-  // Delivers what a peer that is_fenced() posted before, even where the connection is lost.
-  virtual void take_rest() {}
   // Returns true when fence() can fence the peer. If not, the peer must be given buffers that nobody else uses.
   virtual bool can_fence() const = 0;
   // Ends the peer's process, whatever it is doing, so that it soon is_fenced(). Has no effect on a peer that is.
@@ -130,6 +128,9 @@ class DataEndpoint : public Endpoint {
   // Stops a write that is coming in: nothing more of it lands, and on_write() is not called. Returns how many bytes
   // have landed, which are whole units; 0 if none is coming in. Works where Transport::lands_in_order().
   virtual std::uint64_t stop_landing(std::uint32_t /*immediate*/) { return 0; }
+  // Delivers what the peer has sent before its end and is here. Another connection to it may have shown that end first.
+  // A peer that reaches our memory is fenced by then. It works for a connection that is lost, too, if that has a rest.
+  virtual void take_rest() {}
   // Returns null for a peer on another host.
   DirectAccess* direct() const { return direct_; }
   std::uint64_t longest_piece() const { return longest_piece_; }

@@ -22,9 +22,9 @@ bool ServerConnection::fence() {
 
 void ServerConnection::close() {
   if (is_closed()) return;
-  // On one host an answer may lie in shared memory although the end of the server was seen first.
-  if (direct() != nullptr && !needs_fence()) {
-    for (const ServerStream& stream : paths.streams()) stream.endpoint->direct()->take_rest();
+  // An answer may lie in shared memory, or in another socket, although the end of the server was seen first.
+  if (!needs_fence()) {
+    for (const ServerStream& stream : paths.streams()) stream.endpoint->take_rest();
   }
   if (is_closed()) return;  // what it had posted before was wrong
   loss.close();

@@ -84,7 +84,7 @@ class FaultData final : public DataEndpoint, public DirectAccess, public DataSin
   // A redo log would know nothing of what the peer has posted and this decorator loses, so there is none.
   std::shared_ptr<shm::SharedMemory> hold(const RemoteSpan&) override { return nullptr; }
   bool is_fenced() override { return inner->direct()->is_fenced(); }
-  void take_rest() override { inner->direct()->take_rest(); }
+  void take_rest() override { inner->take_rest(); }
   bool can_fence() const override { return inner->direct()->can_fence(); }
   void fence() override { inner->direct()->fence(); }
 

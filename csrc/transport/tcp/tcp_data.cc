@@ -18,6 +18,7 @@ namespace {
 
 // One readiness callback moves at most this much, so that no peer starves the others of the loop.
 constexpr std::uint64_t kReceiveBudget = 4 << 20;
+constexpr int kMostTurns = 16;  // more than a socket can hold
 
 }  // namespace
 
@@ -90,6 +91,18 @@ void TcpData::on_ready(std::uint32_t events) {
 }
 
 void TcpData::receive() {
+  is_receiving_ = true;
+  receive_some();
+  is_receiving_ = false;
+}
+
+// A peer that goes on sending does not hold the loop up.
+void TcpData::take_rest() {
+  if (is_receiving_) return;  // a frame is being delivered, by which the peer has turned out to be wrong
+  for (int turn = 0; turn < kMostTurns && !is_lost() && readable() > 0; ++turn) receive();
+}
+
+void TcpData::receive_some() {
   std::uint64_t budget = kReceiveBudget;
   for (bool first = true; budget > 0 && !is_lost(); first = false) {
     std::uint64_t most = budget;

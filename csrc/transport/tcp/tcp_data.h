@@ -25,6 +25,7 @@ class TcpData final : public DataEndpoint {
   std::uint64_t stop_landing(std::uint32_t immediate) override;
   bool is_silent() const override { return !is_lost() && is_network_silent(socket_.get()); }
   bool is_flushed() const override { return is_lost() || (outgoing_.is_empty() && !has_unacknowledged(socket_.get())); }
+  void take_rest() override;
   Carried take_carried() override;
   MeasuredRate measured_rate() const override { return is_lost() ? MeasuredRate{} : delivery_rate(socket_.get()); }
 
@@ -32,6 +33,7 @@ class TcpData final : public DataEndpoint {
   void on_ready(std::uint32_t events);
   void transmit();
   void receive();
+  void receive_some();
   std::uint64_t readable() const;
   void sever() override;
 
@@ -40,6 +42,7 @@ class TcpData final : public DataEndpoint {
   Counters& counters_;
   bool watched_ = false;
   bool want_write_ = false;
+  bool is_receiving_ = false;
   Carried carried_;  // what take_carried() read last
   OutgoingFrames outgoing_;
   WrittenTokens written_;

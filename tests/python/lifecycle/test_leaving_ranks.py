@@ -306,7 +306,7 @@ def test_a_rank_leaves_at_once_while_others_make_groups():
     assert made[1] > 0
 
 
-def result_of_one_that_leaves(bps: Any) -> list[float] | None:
+def result_of_one_that_leaves(bps: Any, transport: str) -> list[float] | None:
     """Rank 1's server has all pushes, answers, and leaves with its rank while rank 0 is stopped."""
     from bps_rdma import job
 
@@ -315,14 +315,16 @@ def result_of_one_that_leaves(bps: Any) -> list[float] | None:
     process, tensors = job.current().process, job.current().tensors
     name = next(name for name, tensor in zip(names, tensors.values(), strict=True) if process.servers_of(tensor) == [1])
     mine = np.full(1000, bps.rank() + 1, np.float32)
+    mark("declared")
     if bps.rank() == 0:
+        await_mark("wait")
+        before = bps.metrics()["total"]["data_bytes"]
         handle = bps.push_pull_async(mine, False, name)
+        harness.eventually(lambda: bps.metrics()["total"]["data_bytes"] > before or transport == "shm")
         mark("pushed")
         await_mark("left")
         return [float(value) for value in np.unique(bps.synchronize(handle))]
     harness.eventually(lambda: [one["missing"] for one in bps.dump()["rounds"]] == [[1]])
-    mark("has-push")
-    await_mark("stopped")
     bps.push_pull(mine, False, name)
     bps.shutdown(timeout=0)
     return None
@@ -330,10 +332,15 @@ def result_of_one_that_leaves(bps: Any) -> list[float] | None:
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_what_a_rank_has_answered_before_it_left_counts(transport):
-    with harness.start(result_of_one_that_leaves, workers=2, env=ENV | {"BPS_TRANSPORT": transport}) as job:
-        job.await_marks("has-push", [1])
+    """Rank 1 takes the push once rank 0 is stopped. So what it sends first goes by another socket than its answer."""
+    env = ENV | {"BPS_TRANSPORT": transport}
+    with harness.start(result_of_one_that_leaves, transport, workers=2, env=env) as job:
+        job.await_marks("declared")
+        job.kill("rank 1", signal.SIGSTOP)
+        job.set_mark("wait")
+        job.await_marks("pushed", [0])
         job.kill("rank 0", signal.SIGSTOP)
-        job.set_mark("stopped")
+        job.kill("rank 1", signal.SIGCONT)
         job.eventually(lambda: job.processes["rank 1"].status is not None, what="the end of rank 1")
         job.set_mark("left")
         job.kill("rank 0", signal.SIGCONT)

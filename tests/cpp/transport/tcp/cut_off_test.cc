@@ -25,14 +25,16 @@ struct Receiver {
     data->start();
     for (std::size_t i = 0; i < sent.size(); ++i) sent[i] = static_cast<std::byte>(i % 101);
   }
-  // Bytes of the frame and its payload, in pieces of this size, each taken before the next one comes.
-  void send(std::size_t payload, std::size_t piece) {
+  // The frame, and so many bytes of its payload.
+  Bytes frame_with(std::size_t payload) const {
     const TcpFrame frame{TcpFrame::kMagic, kImmediate, 1, 0, kSize};
     const auto head = codec::bytes_of(frame);
     Bytes all(head.begin(), head.end());
     all.insert(all.end(), sent.begin(), sent.begin() + static_cast<std::ptrdiff_t>(payload));
-    send_bytes(all, piece);
+    return all;
   }
+  // Sends that in pieces of this size, each taken before the next one comes.
+  void send(std::size_t payload, std::size_t piece) { send_bytes(frame_with(payload), piece); }
   void send_bytes(const Bytes& all, std::size_t piece) {
     for (std::size_t at = 0; at < all.size(); at += piece) {
       const std::size_t size = std::min(piece, all.size() - at);
@@ -105,6 +107,20 @@ TEST_P(CutOffTest, AWriteThatHasLandedIsToldAsThat) {
     EXPECT_EQ(one.sink.writes[kImmediate], 1U);
     one.data->abandon();
     EXPECT_TRUE(one.sink.cut_off.empty());
+  }
+}
+
+// Another connection to the peer has shown its end first.
+TEST_P(CutOffTest, WhatThePeerHasSentBeforeItsEndIsTaken) {
+  for (const bool is_whole : {true, false}) {
+    Receiver one(GetParam());
+    const Bytes all = one.frame_with(is_whole ? kSize : kSize / 2);
+    ASSERT_EQ(::send(one.peer.get(), all.data(), all.size(), MSG_NOSIGNAL), static_cast<ssize_t>(all.size()));
+    one.peer.reset();
+    one.data->take_rest();
+    one.expect_landed(is_whole ? kSize : kSize / 2);
+    EXPECT_EQ(one.sink.write_count(), is_whole ? 1U : 0U);
+    one.data->abandon();
   }
 }
 
