@@ -35,6 +35,7 @@ class ModulePasses:
         self.trained = TrainedParameters(self, "ddp", _maker(module, arguments), self._arrived, arguments["group"])
         self._parameters_now = ParametersOf(module)
         self._returned = ReturnedGradients(module, arguments["group"])
+        self._looked_at = -1  # the backward that was looked at last, of those that return gradients
         self._end = EndOfBackward(self._end_of_backward)
         self._sync = True  # the forward of the running backward was outside of no_sync(); before it, the last forward
         self._pending = False  # a forward has run, and its gradients have not been synchronised
@@ -87,7 +88,8 @@ class ModulePasses:
         if adds_to(self._module.parameters()):
             self._sync = True
             self._begin()
-        elif self._pending:  # otherwise .grad has the means of a pass
+        elif self._pending and self._looked_at != (task := torch._C._current_graph_task_id()):
+            self._looked_at = task
             self._returned.note(returned_of(self._module.parameters()))
 
     def _at_start_without_sync(self, _: torch.Tensor) -> None:

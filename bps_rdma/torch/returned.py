@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+import bps_rdma
 from bps_rdma import Group
 from bps_rdma.errors import BpsError
 from bps_rdma.torch.transfer import members_of
@@ -30,16 +31,19 @@ class ReturnedGradients:
 
     def __init__(self, module: torch.nn.Module, group: Group | None) -> None:
         self._module, self._group = module, group
-        # .grad when the gradient was returned: weakly, as one that somebody holds is copied out of its bucket.
-        self._before: dict[torch.nn.Parameter, weakref.ref[torch.Tensor] | None] = {}
+        self._without: set[torch.nn.Parameter] = set()  # had no .grad then: what has one by now may be a mean
+        self._operations = 0  # before that; a script may average by itself what it got
         self._hooks: list[Any] = []
         weakref.finalize(self, remove_hooks, self._hooks)
 
     def note(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         """The gradients of these are being returned to the script."""
-        for parameter in parameters:
-            self._before.setdefault(parameter, None if parameter.grad is None else weakref.ref(parameter.grad))
-        if self._before and not self._hooks:
+        found = [each for each in parameters if each.grad is None]
+        if not found:
+            return
+        self._without.update(found)
+        self._operations = _operations()
+        if not self._hooks:
             check = weakref.WeakMethod(self._check)
 
             def look(optimizer: torch.optim.Optimizer, *_: Any) -> None:
@@ -50,18 +54,20 @@ class ReturnedGradients:
             self._hooks.append(register_optimizer_step_pre_hook(look))
 
     def forget(self) -> None:
-        """A pass has averaged gradients, or an optimizer has made its step."""
-        self._before.clear()
+        """A pass has averaged gradients."""
+        self._without.clear()
         remove_hooks(self._hooks)
         self._hooks.clear()
 
     def _check(self, optimizer: torch.optim.Optimizer) -> None:
-        mine = [each for group in optimizer.param_groups for each in group["params"] if each in self._before]
-        if not mine:
+        if not self._without:
             return
-        put = [each for each in mine if each.grad is not None and not self._is_as_before(each)]
-        self.forget()
-        if put and members_of(self._group).size > 1:
+        mine = [each for group in optimizer.param_groups for each in group["params"] if each in self._without]
+        put = [each for each in mine if each.grad is not None]
+        if not put:
+            return
+        self._without.clear()  # but the hook stays: torch goes through all hooks at this moment
+        if members_of(self._group).size > 1 and _operations() == self._operations:
             name = next((name for name, each in self._module.named_parameters() if each is put[0]), "a parameter")
             raise BpsError(
                 f"the gradient of {name!r} comes from torch.autograd.grad(), so it has not been averaged",
@@ -69,6 +75,6 @@ class ReturnedGradients:
                 "gradients by yourself, compute them with model.module",
             )
 
-    def _is_as_before(self, parameter: torch.nn.Parameter) -> bool:
-        before = self._before[parameter]
-        return before is not None and before() is parameter.grad
+
+def _operations() -> int:
+    return int(bps_rdma.metrics()["total"]["operations"])

@@ -11,6 +11,7 @@ import pytest
 import torch
 import training
 from strategies import every_strategy
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from bps_rdma.errors import BpsError
 from bps_rdma.torch import DistributedDataParallel, ShardedOptimizer
@@ -102,6 +103,22 @@ def of_another_model(model: Any, optimizer: Any, x: torch.Tensor) -> None:
     optimizer.step()
 
 
+def scaled(model: Any, optimizer: Any, x: torch.Tensor) -> None:
+    """Means that are looked beside, and then replaced."""
+    training.loss_of(model(x)).backward()
+    gradients_of(model, x)
+    put([each.grad * 0.5 for each in trained_of(model) if each.grad is not None], model)
+    optimizer.step()
+
+
+def by_the_script_with_ours(model: Any, optimizer: Any, x: torch.Tensor) -> None:
+    """It averages by itself what the wrapper gives."""
+    import bps_rdma.torch as bps
+
+    put([bps.push_pull(each) for each in gradients_of(model, x)], model)
+    optimizer.step()
+
+
 def by_the_script(model: Any, optimizer: Any, x: torch.Tensor) -> None:
     """It averages by itself what the module alone gives."""
     import bps_rdma.torch as bps
@@ -121,7 +138,10 @@ def allowed(bps: Any, use: Callable[[Any, Any, torch.Tensor], None]) -> None:
     assert training.distance(alone, model) > 0, "it has trained"
 
 
-@pytest.mark.parametrize("use", [inner_steps, curvature, looked_at, of_another_model, by_the_script])
+USES = [inner_steps, curvature, looked_at, of_another_model, scaled, by_the_script, by_the_script_with_ours]
+
+
+@pytest.mark.parametrize("use", USES)
 def test_what_does_not_use_them_goes_on(use: Callable[..., None]) -> None:
     harness.run(allowed, use, workers=2)
 
@@ -134,3 +154,27 @@ def test_a_rank_alone_uses_its_own(bps: Any) -> None:
     put(gradients_of(model, share_of(bps, 0)), model)
     sgd_of(model).step()
     assert training.distance(training.seeded(training.Plain), model) > 0
+
+
+@harness.on_ranks()
+def test_other_hooks_of_optimizers_run_as_well(bps: Any) -> None:
+    """Two models are looked at, and the program has a hook of its own behind those of both."""
+    models: Any = [DistributedDataParallel(training.seeded(training.Plain)) for _ in range(2)]
+    optimizers = [sgd_of(model) for model in models]
+    x, steps = share_of(bps, 0), []
+    for model in models:
+        gradients_of(model, x)
+    hook = register_optimizer_step_pre_hook(lambda *_: steps.append(1))
+    try:
+        for model, optimizer in zip(models, optimizers, strict=True):
+            put(gradients_of(model, x), model)
+            with pytest.raises(BpsError, match=r"torch\.autograd\.grad"):
+                optimizer.step()
+        for model, optimizer in zip(models, optimizers, strict=True):
+            optimizer.zero_grad()
+            training.loss_of(model(x)).backward()
+            optimizer.step()
+    finally:
+        hook.remove()
+    assert len(steps) == 2
+    assert training.same_everywhere(bps, models[0])
