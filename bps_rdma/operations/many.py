@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import Any, TypeVar, overload
 
 from bps_rdma import arrays as memories
 from bps_rdma.errors import InvalidArgumentError
@@ -24,10 +24,7 @@ from bps_rdma.operations.options import (
     reduction,
     text_of,
 )
-from bps_rdma.positions import keywords_of
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
+from bps_rdma.positions import Unpack, keywords_of
 
 A = TypeVar("A")
 
@@ -40,6 +37,7 @@ def push_pull_many(
 def push_pull_many(
     arrays: Sequence[A], name: str | None = ..., *, inplace: bool = ..., **options: Unpack[Reducing]
 ) -> list[A]: ...
+@whole
 def push_pull_many(
     arrays: Any,
     name: str | None = None,
@@ -75,12 +73,7 @@ def push_pull_many(
     """
     how = text_of(compression, exact)
     options = OperationOptions(reduction(average, op), None, priority, group, timeout, False, how)
-    pending = _together(arrays, name, inplace, options)
-    try:
-        found = pending.wait()
-    except BaseException:  # nobody can wait for those that are not over
-        pending.give_up()
-        raise
+    found = _together(arrays, name, inplace, options).wait()
     if inplace:
         for _, array in named(arrays, name):
             memories.note_change(array)

@@ -17,7 +17,7 @@ from bps_rdma.errors import InvalidTensorError, MismatchError, RoundAbortedError
 from bps_rdma.handle import blocker_of
 from bps_rdma.job import current
 from bps_rdma.operations import start
-from bps_rdma.operations.begun import give_up_one, of_thread
+from bps_rdma.operations.begun import give_up, give_up_one, of_thread
 from bps_rdma.operations.messages import Together
 from bps_rdma.operations.options import OperationOptions
 from bps_rdma.operations.progress import Progress
@@ -62,6 +62,7 @@ class UnevenGather(StepwiseHandle):
         self._told = np.zeros((self._members.size, _SIZE.size), np.uint8)
         self._half: Any = start.all_gather(told, self._told, options._replace(name=f"{self._name}, sizes"))
         self._has_sizes = False
+        self._begun: list[Any] = []  # of the parts
         if of_thread.begun is not None:
             of_thread.begun.append(self)
         if not options.awaited:
@@ -75,8 +76,8 @@ class UnevenGather(StepwiseHandle):
         try:
             return super().wait()
         except BaseException:
-            if self._options.awaited and isinstance(self._half, Together):  # nobody can wait for the other parts
-                self._half.give_up()
+            if self._options.awaited:  # nobody can wait for the other parts
+                give_up(self._begun)
             raise
 
     def give_up(self) -> None:
@@ -102,7 +103,11 @@ class UnevenGather(StepwiseHandle):
                 else:
                     self._half.wait()
                     self._has_sizes = True
-                    self._half = self._begin_parts()
+                    outer, of_thread.begun = of_thread.begun, self._begun
+                    try:
+                        self._half = self._begin_parts()
+                    finally:
+                        of_thread.begun = outer
             except Exception as error:
                 self._error, self._over = error, True
         return True

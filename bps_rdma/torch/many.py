@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, overload
+from typing import Any, overload
 
 import torch
 
@@ -14,14 +14,11 @@ from bps_rdma.handle import PythonHandle
 from bps_rdma.operations.begun import whole
 from bps_rdma.operations.many import like, named
 from bps_rdma.operations.messages import Together
-from bps_rdma.operations.options import reducing
-from bps_rdma.positions import keywords_of
+from bps_rdma.operations.options import OperationOptions, reducing
+from bps_rdma.positions import Unpack, keywords_of
 from bps_rdma.torch import transfer
 from bps_rdma.torch.arguments import Reducing, for_core, full_name
 from bps_rdma.torch.checks import check_tensor
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 
 @overload
@@ -32,13 +29,14 @@ def push_pull_many(
 def push_pull_many(
     tensors: Sequence[torch.Tensor], name: str | None = ..., *, inplace: bool = ..., **options: Unpack[Reducing]
 ) -> list[torch.Tensor]: ...
+@whole
 @keywords_of(bps_rdma.push_pull_many, group="AnyGroup")
 def push_pull_many(tensors: Any, name: str | None = None, *, inplace: bool = False, **options: Unpack[Reducing]) -> Any:
     """Sums (or averages) many tensors over the group at the same time; see bps_rdma.push_pull_many().
 
     No gradient flows. The tensors may be on the CPU and on CUDA devices.
     """
-    found = push_pull_many_async(tensors, name, inplace=inplace, **options).wait()
+    found = _together(tensors, name, inplace, reducing(None, False, **for_core(options))).wait()
     if inplace:
         for _, tensor in named(tensors, None):
             arrays.note_change(tensor)
@@ -51,7 +49,10 @@ def push_pull_many_async(
     tensors: Any, name: str | None = None, *, inplace: bool = False, **options: Unpack[Reducing]
 ) -> PythonHandle[Any]:
     """Starts push_pull_many(); the handle gives the results. No tensor may be changed until then."""
-    shared = reducing(None, False, **for_core(options))
+    return _together(tensors, name, inplace, reducing(None, False, **for_core(options)))
+
+
+def _together(tensors: Any, name: str | None, inplace: bool, shared: OperationOptions) -> Together:
     full_name(name)  # or an error in the caller's words
     found = [(full_name(each), tensor) for each, tensor in named(tensors, name)]
     for _, tensor in found:

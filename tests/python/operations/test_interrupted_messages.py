@@ -283,13 +283,14 @@ COLLECTIVES: dict[str, Callable[..., Any]] = {
     "broadcast": lambda call, array, **how: call(array, root=1, **how),
     "all_gather": lambda call, array, **how: call(np.ones(len(array) // 2), out=array, **how),
     "reduce_scatter": lambda call, array, **how: call(np.ones(2 * len(array)), out=array, **how),
+    "push_pull_many": lambda call, array, **how: call(np.split(array, 2), inplace=True, **how),
 }
 
 
-LONG = [pytest.param(kind, marks=pytest.mark.long) for kind in COLLECTIVES if kind != "push_pull_inplace"]
+LONG = [pytest.param(kind, marks=pytest.mark.long) for kind in COLLECTIVES if "push_pull" not in kind]
 
 
-@pytest.mark.parametrize("kind", ["push_pull_inplace", *LONG])
+@pytest.mark.parametrize("kind", ["push_pull_inplace", "push_pull_many", *LONG])
 @harness.on_ranks(workers=2, env=ENV)
 def test_who_takes_part_in_a_collective_is_interrupted(bps: Any, kind: str) -> None:
     """The other rank comes afterwards. So the last points are those before this one waits for it."""
