@@ -12,7 +12,21 @@ import inspect
 import sys
 import warnings
 from collections.abc import Callable
-from typing import Any, NoReturn, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack as Unpack  # noqa: PLC0414  # whose users import it from here
+else:
+    try:
+        from typing import Unpack
+    except ImportError:  # Python 3.10
+
+        class Unpack:
+            """For typing.get_type_hints()."""
+
+            def __class_getitem__(cls, keywords: Any) -> Any:
+                return keywords
+
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -25,11 +25,10 @@ from bps_rdma.operations.options import (
 )
 from bps_rdma.operations.push_pull import Numpy
 from bps_rdma.operations.uneven import UnevenGather
-from bps_rdma.positions import keywords_of, keywords_since
+from bps_rdma.positions import Unpack, keywords_of, keywords_since
 
 if TYPE_CHECKING:
     import torch
-    from typing_extensions import Unpack
 
 A = TypeVar("A")  # an array; one that is replaced in place keeps its type
 

@@ -21,12 +21,11 @@ from bps_rdma.operations.options import (
     reduction,
     text_of,
 )
-from bps_rdma.positions import keywords_of, keywords_since
+from bps_rdma.positions import Unpack, keywords_of, keywords_since
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
-    from typing_extensions import Unpack
 
 A = TypeVar("A")  # an array; one that is replaced in place keeps its type
 # A new array has the type of such an array; others, such as a bytearray, give one of numpy's.

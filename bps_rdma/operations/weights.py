@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from bps_rdma import arrays
 from bps_rdma._core import Handle
@@ -12,10 +12,7 @@ from bps_rdma.group import Group
 from bps_rdma.operations import start
 from bps_rdma.operations.begun import whole
 from bps_rdma.operations.options import NONE, Moving, OperationOptions, moving
-from bps_rdma.positions import keywords_of, keywords_since
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
+from bps_rdma.positions import Unpack, keywords_of, keywords_since
 
 A = TypeVar("A")  # an array; one that is replaced in place keeps its type
 

@@ -6,8 +6,6 @@ Without a name, calls are matched by their order per operation, dtype and size.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 
 import bps_rdma
@@ -18,14 +16,11 @@ from bps_rdma.operations.begun import whole
 from bps_rdma.operations.messages import Together
 from bps_rdma.operations.options import moving, reducing
 from bps_rdma.operations.uneven import UnevenGather
-from bps_rdma.positions import keywords_of, keywords_since
+from bps_rdma.positions import Unpack, keywords_of, keywords_since
 from bps_rdma.torch import transfer
 from bps_rdma.torch.arguments import Moving, Reducing, check_out, for_core, full_name
 from bps_rdma.torch.checks import check_tensor
 from bps_rdma.torch.transfer import AnyHandle, members_of
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 
 @keywords_since("average", "name", "priority", "group", "out", "op", "timeout", "compression", "exact")

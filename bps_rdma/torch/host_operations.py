@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 
@@ -20,15 +20,12 @@ from bps_rdma.operations.begun import whole
 from bps_rdma.operations.declare import declared_compression
 from bps_rdma.operations.messages import Together
 from bps_rdma.operations.options import EXACT, EXACT_TO_ODD, ReduceName
-from bps_rdma.positions import keywords_of, keywords_since
+from bps_rdma.positions import Unpack, keywords_of, keywords_since
 from bps_rdma.torch import transfer
 from bps_rdma.torch.arguments import Moving, Reducing, for_core, full_name, in_core, on_cpu, ours, required_name
 from bps_rdma.torch.checks import check_tensor
 from bps_rdma.torch.host_copies import copied, read, target, written
 from bps_rdma.torch.membership import AnyGroup
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 
 @keywords_since("name", "average", "priority", "group")

@@ -8,7 +8,6 @@ what has come.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -17,13 +16,10 @@ from bps_rdma.errors import InvalidArgumentError
 from bps_rdma.handle import PythonHandle
 from bps_rdma.operations.begun import whole
 from bps_rdma.operations.messages import Together
-from bps_rdma.positions import keywords_of
+from bps_rdma.positions import Unpack, keywords_of
 from bps_rdma.torch import transfer
 from bps_rdma.torch.arguments import Moving, for_core, full_name
 from bps_rdma.torch.host_copies import read, target, written
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 
 @keywords_of(bps_rdma.send, group="AnyGroup")

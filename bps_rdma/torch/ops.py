@@ -9,7 +9,7 @@ the name.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -30,16 +30,13 @@ from bps_rdma.errors import InvalidArgumentError
 from bps_rdma.operations import OperationOptions, ReduceOp
 from bps_rdma.operations.begun import whole
 from bps_rdma.operations.options import AnyCompression, reducing, text_of
-from bps_rdma.positions import keywords_of, keywords_since
+from bps_rdma.positions import Unpack, keywords_of, keywords_since
 from bps_rdma.torch import transfer
 from bps_rdma.torch.arguments import Reducing, call_site, for_core, name_here, ours, required_name
 from bps_rdma.torch.checks import check_tensor
 from bps_rdma.torch.compression import Compression
 from bps_rdma.torch.membership import AnyGroup, init, resume, suspend
 from bps_rdma.torch.transfer import AnyHandle
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 __all__ = [
     "Compression", "byteps_torch_set_num_grads", "declare", "declare_many", "get_pushpull_speed", "init", "local_rank",
