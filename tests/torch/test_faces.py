@@ -146,5 +146,5 @@ def test_operations_take_the_keywords_that_they_show(bps: Any) -> None:
                 if one.kind is one.KEYWORD_ONLY
             }
             called = rf"{name.removesuffix('_async')}(_async)?\(\)"
-            with pytest.raises(TypeError, match=rf"^{called} got an unexpected keyword argument 'tiemout'"):
-                function(*leading, "x", **given, tiemout=3)
+            with pytest.raises(TypeError, match=rf"^{called} got an unexpected keyword argument 'unheard_of'"):
+                function(*leading, "x", **given, unheard_of=3)
