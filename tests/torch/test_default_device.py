@@ -25,6 +25,7 @@ from bps_rdma.torch import (
     broadcast_optimizer_state,
 )
 from bps_rdma.torch.backend.pending import Call
+from bps_rdma.torch.backend.work import settle
 
 COMPRESSED = {"BPS_TRANSPORT": "tcp", "BPS_MIN_COMPRESS_BYTES": "1024"}
 
@@ -113,9 +114,7 @@ def of_a_process_group(_: Any) -> None:
         dist.send(mine, 1)
     else:
         work = messages.receive(there, 0, 0, call)
-        work.handles[0].wait()
-        for finish in work.finishes:
-            finish()
+        settle(work.handles, work.finishes)
     dist.destroy_process_group()
 
 
