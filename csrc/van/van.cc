@@ -2,6 +2,7 @@
 #include "van/van.h"
 
 #include <algorithm>
+#include <exception>
 #include <iterator>
 #include <list>
 #include <utility>
@@ -44,8 +45,13 @@ Answer await(SchedulerSession& session, PendingCalls::Call& call, double timeout
   } catch (const Error&) {
     throw;
   } catch (...) {  // is interrupted: nobody is to count on this call any more
+    const std::exception_ptr interrupt = std::current_exception();
     session.post(Cancel{call.number()});
-    throw;
+    try {  // until the scheduler knows, a call of another rank could still meet this one
+      (void)call.wait(Deadline::after(kGraceSeconds));
+    } catch (...) {  // interrupted once more
+    }
+    std::rethrow_exception(interrupt);
   }
   if (!answer) {
     session.post(Cancel{call.number()});

@@ -18,6 +18,7 @@ import harness
 import numpy as np
 import pytest
 from harness import await_mark, mark
+from harness.freeze import frozen, thread_of
 
 ENV = {
     "BPS_TIMEOUT": str(60 * harness.PATIENCE),
@@ -134,6 +135,32 @@ def test_ctrl_c_while_waiting(where):
     assert came - sent < SOON_S
     if where in ("new_group", "declare"):
         assert [total for _, _, total in values] == [2.0, 2.0]
+
+
+def comes_again_after_an_interrupt(bps: Any) -> None:
+    if bps.rank() == 0:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        mark("waiting")
+        with pytest.raises(KeyboardInterrupt):
+            bps.barrier()
+        mark("interrupted")
+    else:
+        await_mark("interrupted", 0)
+    bps.barrier(timeout=20 * harness.PATIENCE)
+
+
+def test_nobody_meets_a_call_that_was_interrupted():
+    """What tells the scheduler of the interrupt is late here. Rank 1 comes once rank 0 has its exception."""
+    with harness.start(comes_again_after_an_interrupt, workers=2) as job:
+        job.await_marks("waiting", [0])
+        job.await_call("rank 0")
+        end = time.monotonic() + 0.6
+        with frozen(thread_of(job.pid("rank 0"), "bps-van")):
+            job.kill("rank 0", signal.SIGINT)
+            harness.eventually(lambda: job.has_marked("interrupted", 0) or time.monotonic() > end)
+            if job.has_marked("interrupted", 0):  # too early: then rank 1 gets the time to meet that call
+                harness.eventually(lambda: job.processes["rank 1"].status is not None or time.monotonic() > end)
+        job.results()
 
 
 def leaves_and_is_interrupted(bps: Any) -> tuple[str, float, bool]:
