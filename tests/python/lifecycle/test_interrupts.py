@@ -151,16 +151,19 @@ def comes_again_after_an_interrupt(bps: Any) -> None:
 
 def test_nobody_meets_a_call_that_was_interrupted():
     """What tells the scheduler of the interrupt is late here. Rank 1 comes once rank 0 has its exception."""
-    with harness.start(comes_again_after_an_interrupt, workers=2) as job:
-        job.await_marks("waiting", [0])
-        job.await_call("rank 0")
-        end = time.monotonic() + 0.6
-        with frozen(thread_of(job.pid("rank 0"), "bps-van")):
-            job.kill("rank 0", signal.SIGINT)
-            harness.eventually(lambda: job.has_marked("interrupted", 0) or time.monotonic() > end)
-            if job.has_marked("interrupted", 0):  # too early: then rank 1 gets the time to meet that call
-                harness.eventually(lambda: job.processes["rank 1"].status is not None or time.monotonic() > end)
-        job.results()
+    for _ in range(10):
+        with harness.start(comes_again_after_an_interrupt, workers=2) as job:
+            job.await_marks("waiting", [0])
+            job.await_call("rank 0")
+            with frozen(thread_of(job.pid("rank 0"), "bps-van")):
+                begin = time.monotonic()
+                job.kill("rank 0", signal.SIGINT)
+                # Rank 0 tells too early if it does so now, and rank 1 then gets the time to meet that call.
+                harness.eventually(lambda: time.monotonic() > begin + 0.5)  # noqa: B023  called at once
+            if time.monotonic() < begin + 0.9:  # after a second rank 0 waits for that no more
+                job.results()
+                return
+    raise AssertionError("this machine was too busy, ten times")
 
 
 def leaves_and_is_interrupted(bps: Any) -> tuple[str, float, bool]:
