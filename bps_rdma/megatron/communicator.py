@@ -47,7 +47,7 @@ counts = _Counts()
 
 
 class Communicator:
-    """The collectives of one bucket group.
+    """The collectives of one bucket group. As with NCCL, all ranks call them for their bucket groups in the same order.
 
     Args:
         stock: the group that Megatron would use; it has the ranks.
@@ -75,10 +75,7 @@ class Communicator:
         return f"bps {self._name}"
 
     def allreduce_coalesced(self, tensors: list[torch.Tensor], opts: Any) -> BpsWork:
-        """Every rank's tensors become the sums (or means) of all, in place.
-
-        As with NCCL, all ranks call this for their bucket groups in the same order.
-        """
+        """Every rank's tensors become the sums (or means) of all, in place."""
         op = _operation(opts)
         _count("all_reduce", tensors)
         return _work(
@@ -97,7 +94,7 @@ class Communicator:
         _count("reduce_scatter", outputs)
         return _work(
             [
-                reduce_scatter(part, whole, self._options("shard", place, op))
+                reduce_scatter(part, whole, self._options("shard", place, op), in_order=True)
                 for place, (part, whole) in enumerate(zip(outputs, inputs, strict=True))
             ],
             outputs,
@@ -110,7 +107,7 @@ class Communicator:
         _count("all_gather", outputs)
         return _work(
             [
-                all_gather(whole, part, self._options("gather", place))
+                all_gather(whole, part, self._options("gather", place), in_order=True)
                 for place, (whole, part) in enumerate(zip(outputs, inputs, strict=True))
             ],
             outputs,

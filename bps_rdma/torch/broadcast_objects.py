@@ -67,7 +67,9 @@ def bytes_of(tensor: torch.Tensor) -> torch.Tensor | None:
     return tensor.detach().view(-1).view(torch.uint8)
 
 
-def broadcast_tensors(transfers: Sequence[Transfer], group: Group | None, *, staged: bool = True) -> None:
+def broadcast_tensors(
+    transfers: Sequence[Transfer], group: Group | None, *, staged: bool = True, in_order: bool = False
+) -> None:
     """Broadcasts all of them at the same time; every rank of the group gives the same names, sizes and roots.
 
     Args:
@@ -75,6 +77,7 @@ def broadcast_tensors(transfers: Sequence[Transfer], group: Group | None, *, sta
         group: who takes part; None: all workers.
         staged: corresponding tensors lie on devices of the same kind on all ranks, so that they can be staged from
             there; False: those on a device are sent through a copy in CPU memory. The same on all ranks.
+        in_order: see transfer.all_reduce().
     """
     members = members_of(group)
     transfers = [each for each in transfers if each.tensor.numel()] if members.size > 1 else []
@@ -88,7 +91,7 @@ def broadcast_tensors(transfers: Sequence[Transfer], group: Group | None, *, sta
         }
         if new:
             (bps_rdma.declare_many if kept_on_cpu else transfer.declare_many)(new, group=members)
-    handles = [wire.start(each, members) for each, wire in zip(transfers, wires, strict=True)]
+    handles = [wire.start(each, members, in_order=in_order) for each, wire in zip(transfers, wires, strict=True)]
     bps_rdma.wait(handles)
     for each, wire in zip(transfers, wires, strict=True):
         if each.root != bps_rdma.rank():
@@ -110,10 +113,11 @@ class _Wire:
             own = copy.view(-1).view(torch.uint8)
         self.data: torch.Tensor = own
 
-    def start(self, each: Transfer, members: Group) -> AnyHandle:
+    def start(self, each: Transfer, members: Group, *, in_order: bool) -> AnyHandle:
         if self.on_cpu:
             return bps_rdma.broadcast_async(self.data, root=each.root, name=each.name, group=members)
-        return transfer.broadcast(self.data, each.root, OperationOptions(name=each.name, group=members))
+        options = OperationOptions(name=each.name, group=members)
+        return transfer.broadcast(self.data, each.root, options, in_order=in_order)
 
     def deliver(self, target: torch.Tensor) -> None:
         """Brings what has been received into the tensor."""

@@ -57,7 +57,7 @@ class OrderedUnits:
     @property
     def in_order(self) -> list[Unit]:
         """Those that must be started in this order, because GPUs of a host may sum them first, which sum no rows."""
-        if not (self._sent.in_order and transfer.sums_on_hosts()):
+        if not (self._sent.in_order and transfer.on_hosts()):
             return []
         return [unit for unit in self.units if not isinstance(unit, Rows)]
 

@@ -137,7 +137,7 @@ class Shards:
             if owner == rank:
                 torch.cat([_bytes(param) for param in params], out=flat)
             packs.append(Transfer(f"ShardedOptimizer.small.{number}.{owner}.{size}", owner, flat))
-        broadcast_tensors([*packs, *alone], self._members)
+        broadcast_tensors([*packs, *alone], self._members, in_order=True)
         for pack, params in zip(packs, together.values(), strict=True):
             if pack.root != rank:
                 _unpack(pack.tensor, params)

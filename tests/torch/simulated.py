@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 
 from bps_rdma.torch import check_alike, transfer
-from bps_rdma.torch.transfer import collectives, device
+from bps_rdma.torch.transfer import collectives, device, staged
 
 
 class Stream:
@@ -149,7 +149,7 @@ class SimulatedDevice:
 def install(delay: float = 0.0, immediate: bool = False) -> SimulatedDevice:
     """From now on tensors of this process count as being on the device; undone by the process's end."""
     made = SimulatedDevice(delay, immediate)
-    for module in (transfer, device, collectives, check_alike):
+    for module in (transfer, device, collectives, staged, check_alike):
         module.device_of = lambda _: made
     return made
 

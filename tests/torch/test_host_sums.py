@@ -18,6 +18,7 @@ import simulated
 import test_later_parameters
 import torch
 import torch.distributed as dist
+from host_jobs import ON, TCP, on, values
 from torch import nn
 from training import Plain, batch, loss_of, seeded, share
 
@@ -27,21 +28,10 @@ from bps_rdma.operations import OperationOptions, ReduceOp
 from bps_rdma.torch import transfer
 from bps_rdma.torch.backend import Options
 from bps_rdma.torch.backend.work import BpsWork
-from bps_rdma.torch.transfer import host_collectives, host_watch, operation
-from bps_rdma.torch.transfer.host_plan import Plan, Where, plan_for
-from bps_rdma.torch.transfer.host_sums import HostOperation
-
-ON = {"BPS_GPU_HOST_SUM": "1", "BPS_GPU_CHUNK_BYTES": "4096", "BPS_GPU_CHUNKS": "1"}
-TCP = {"BPS_TRANSPORT": "tcp"}
-
-
-def on(layout: str, **more: str) -> dict[str, Any]:
-    """Options of a job whose ranks are on these hosts."""
-    return harness.on_hosts(layout) | {"env": ON | more}
-
-
-def values(rank: int, count: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    return torch.randint(-50, 50, (count,), generator=torch.Generator().manual_seed(rank)).to(dtype)
+from bps_rdma.torch.transfer import operation
+from bps_rdma.torch.transfer.hosts import collectives, watch
+from bps_rdma.torch.transfer.hosts.plan import Plan, Where, plan_for
+from bps_rdma.torch.transfer.hosts.queue import HostOperation
 
 
 def sum_in_order(tensor: torch.Tensor, name: str, op: ReduceOp = ReduceOp.sum, **options: Any) -> torch.Tensor:
@@ -239,7 +229,7 @@ def in_different_orders(bps: Any) -> None:
     first = transfer.all_reduce(tensors[0], OperationOptions(name=names[0]), in_order=True)
     with pytest.raises(bps.MismatchError):
         sum_in_order(tensors[1], names[1])
-    with pytest.raises(bps.MismatchError, match="another rank of this host has begun another sum"):
+    with pytest.raises(bps.MismatchError, match="another rank of this host has begun another operation"):
         first.wait()
     for tensor in tensors:
         assert torch.equal(tensor, values(bps.rank(), 3000))
@@ -259,7 +249,7 @@ def test_another_order_on_one_of_the_hosts(bps: Any) -> None:
     simulated.install(immediate=True)
     if bps.rank() < 2:
         in_different_orders(bps)
-        with pytest.raises(bps.MismatchError, match="an earlier sum of the GPUs of this host has failed"):
+        with pytest.raises(bps.MismatchError, match="an earlier operation of the GPUs of this host has failed"):
             sum_in_order(torch.ones(3000), "one")
         return
     tensor = values(bps.rank(), 3000)
@@ -296,7 +286,7 @@ def without_rank_1(bps: Any) -> str:
         sum_in_order(tensor, "t", timeout=1.0)
     except bps.DeadlineError as error:
         assert torch.equal(tensor, values(bps.rank(), 3000))
-        with pytest.raises(bps.DeadlineError, match="an earlier sum"):
+        with pytest.raises(bps.DeadlineError, match="an earlier operation"):
             sum_in_order(tensor, "t")
         harness.mark("told")
         return str(error)
@@ -317,8 +307,8 @@ def whose_gpu_waits(bps: Any, patience: float | None) -> str:
     if patience is not None:  # that of what tells that both come stays long
         operation._GRACE = patience - job.current().process.timeout_s
     aborted = threading.Event()
-    host_collectives.HostCollectives.abort = lambda _: aborted.set()  # type: ignore[method-assign]
-    host_collectives.HostCollectives.reduce_scatter = lambda *_: aborted.wait()  # type: ignore[method-assign, assignment]
+    collectives.HostCollectives.abort = lambda _: aborted.set()  # type: ignore[method-assign]
+    collectives.HostCollectives.reduce_scatter = lambda *_: aborted.wait()  # type: ignore[method-assign, assignment]
     handle = transfer.all_reduce(tensor, OperationOptions(name="t"), in_order=True)
     pending = BpsWork("all_reduce", (handle,), (), [tensor], [tensor])  # as torch's DDP waits
     harness.mark("waits")
@@ -342,7 +332,7 @@ def test_a_rank_that_is_killed_while_gpus_wait():
 
 def test_gpus_that_wait_for_ever():
     for told in harness.run(whose_gpu_waits, 3.0, **on("aa")):
-        assert "the GPUs of this host did not sum it within 3 s" in told
+        assert "the GPUs of this host did not end it within 3 s" in told
 
 
 def with_a_rank_that_is_killed(bps: Any) -> str:
@@ -350,7 +340,7 @@ def with_a_rank_that_is_killed(bps: Any) -> str:
     device = simulated.install(immediate=True)
     tensor = values(bps.rank(), 3000)
     sum_in_order(torch.ones(3000), "t")
-    host_watch._LOOK_S = 100.0  # otherwise it may see the loss before the GPUs do
+    watch._LOOK_S = 100.0  # otherwise it may see the loss before the GPUs do
     if bps.rank() == 1:  # the stream never comes to the next sum
         stream = simulated.Stream()
         device.compute = stream
@@ -372,7 +362,7 @@ def test_a_rank_of_the_host_that_is_killed():
         job.await_marks("second")
         job.kill("rank 1")
         told = job.outcomes(but=[1])[0].value
-        assert "the GPUs of this host could not sum it" in told
+        assert "the GPUs of this host could not do it" in told
 
 
 # ---- Faces

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """torch's collectives in terms of the core's operations: each starts some and returns what remains to be done after.
 
-They take dense tensors of any strides. Contiguous ones are used in place, others through a copy.
+They take dense tensors of any strides. Contiguous ones are used in place, others through a copy. All ranks of a group
+start them in one order, as torch demands.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class Collectives:
         if data.numel() == 0:
             return NOTHING
         options = self.options("all_reduce", data, op, call)
-        return Pending((transfer.all_reduce(data, options, in_order=True),), finish)  # as torch demands
+        return Pending((transfer.all_reduce(data, options, in_order=True),), finish)
 
     def reduce_scatter(self, output: torch.Tensor, whole: torch.Tensor, op: ReduceOp | Fold, call: Call) -> Pending:
         """This rank's part of the reduction; `output` may be that part of `whole`."""
@@ -76,7 +77,7 @@ class Collectives:
         if source.numel() == 0:
             return NOTHING
         options = self.options("reduce_scatter", source, op, call)
-        return Pending((transfer.reduce_scatter(target, source, options),), finish)
+        return Pending((transfer.reduce_scatter(target, source, options, in_order=True),), finish)
 
     def reduce_scatter_parts(
         self, output: torch.Tensor, parts: Sequence[torch.Tensor], op: ReduceOp | Fold, call: Call
@@ -100,8 +101,8 @@ class Collectives:
         if data.numel() == 0:
             return NOTHING
         data = dense.as_bytes(data)
-        handle = transfer.broadcast(data, self._ranks[root], self.options("broadcast", data, ReduceOp.sum, call))
-        return Pending((handle,), finish)
+        options = self.options("broadcast", data, ReduceOp.sum, call)
+        return Pending((transfer.broadcast(data, self._ranks[root], options, in_order=True),), finish)
 
     def all_gather(self, whole: torch.Tensor, tensor: torch.Tensor, call: Call) -> Pending:
         """Every rank's tensor, one after the other; `tensor` may be this rank's part of `whole`."""
@@ -115,7 +116,8 @@ class Collectives:
             return NOTHING
         data = dense.as_bytes(target)
         options = self.options("all_gather", data, ReduceOp.sum, call)
-        return Pending((transfer.all_gather(data, dense.as_bytes(tensor.contiguous()), options),), finish)
+        part = dense.as_bytes(tensor.contiguous())
+        return Pending((transfer.all_gather(data, part, options, in_order=True),), finish)
 
     def all_gather_parts(self, parts: Sequence[torch.Tensor], tensor: torch.Tensor, call: Call) -> Pending:
         """Every rank's tensor, each in one of its own; they may differ in size."""

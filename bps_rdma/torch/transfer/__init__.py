@@ -12,33 +12,21 @@ so never waits for another one (pipeline.py). Operations of one name are matched
 
     buffers      the pinned memory of a copy pipeline
     collectives  all_reduce, reduce_scatter, all_gather and broadcast, each asynchronous
+    staged       ... of one tensor per rank, by the core alone or staged
     dense        views and copies of tensors as contiguous memory, in the dtypes of the core
     device       streams, events and copies of a device
     operation    the handle of a staged operation
     pipeline     the copy pipeline of one device and group
-    on_hosts     which sums the GPUs of a host begin among themselves, and for which groups
-    host_plan    ... which ranks sum what then
-    host_sums    ... the thread that does it
-    host_collectives  ... by a backend of torch
+    hosts        what the GPUs of a host do among themselves first
 """
 
-from bps_rdma.torch.transfer.collectives import (
-    AnyHandle,
-    all_gather,
-    all_reduce,
-    broadcast,
-    check_reducible,
-    declare_many,
-    members_of,
-    pieces,
-    reduce_scatter,
-    staged_from,
-)
+from bps_rdma.torch.transfer.collectives import all_gather, all_reduce, broadcast, declare_many, pieces, reduce_scatter
 from bps_rdma.torch.transfer.device import device_of, mapped, zeros_beside
-from bps_rdma.torch.transfer.on_hosts import sums_on_hosts
+from bps_rdma.torch.transfer.hosts import on_hosts
 from bps_rdma.torch.transfer.operation import StagedOperation
+from bps_rdma.torch.transfer.staged import AnyHandle, check_reducible, members_of, staged_from
 
 __all__ = [
     "AnyHandle", "StagedOperation", "all_gather", "all_reduce", "broadcast", "check_reducible", "declare_many",
-    "device_of", "mapped", "members_of", "pieces", "reduce_scatter", "staged_from", "sums_on_hosts", "zeros_beside",
+    "device_of", "mapped", "members_of", "on_hosts", "pieces", "reduce_scatter", "staged_from", "zeros_beside",
 ]  # fmt: skip

@@ -52,17 +52,26 @@ class HostCollectives:
                 "let the ranks of a host have one folder for temporary files (TMPDIR), or set BPS_GPU_HOST_SUM=0",
             ) from error
 
+    # Those of NCCL let the stream wait, and not the host.
+
     def reduce_scatter(self, part: torch.Tensor, whole: torch.Tensor, op: ReduceOp) -> None:
         """This rank's part of the reduction of `whole`, by a sum, the smallest or the largest."""
         c10d: Any = dist.distributed_c10d
         options = c10d.ReduceScatterOptions()
         options.reduceOp = getattr(c10d.ReduceOp, op.name.upper())
-        self._backend._reduce_scatter_base(part, whole, options).wait()  # NCCL's lets the stream wait, and not the host
+        self._backend._reduce_scatter_base(part, whole, options).wait()
 
     def all_gather(self, whole: torch.Tensor, part: torch.Tensor) -> None:
-        """All parts, one after the other."""
+        """All parts, one after the other. As bytes: NCCL does not know all dtypes."""
         c10d: Any = dist.distributed_c10d
-        self._backend._allgather_base(whole, part, c10d.AllgatherOptions()).wait()
+        self._backend._allgather_base(whole.view(torch.uint8), part.view(torch.uint8), c10d.AllgatherOptions()).wait()
+
+    def broadcast(self, tensor: torch.Tensor, root: int) -> None:
+        """Replaces the tensor by that of the peer with this number. As bytes."""
+        c10d: Any = dist.distributed_c10d
+        options = c10d.BroadcastOptions()
+        options.rootRank = root
+        self._backend.broadcast([tensor.view(torch.uint8)], options).wait()
 
     def abort(self) -> None:
         """Ends what is in progress, with errors, and what it waits for. Further calls fail."""

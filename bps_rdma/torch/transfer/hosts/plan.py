@@ -5,6 +5,9 @@ A tensor is cut into slices. Each host spreads all of them over its ranks, in or
 ranks that have it: one of each host. With as many ranks on all hosts each rank has one slice. Hosts with 4 and 2 ranks
 cut into 4: the ranks of the first have one each, those of the second two. So a rank sends 1/L of the tensor, with L
 ranks on its host, however many the others have.
+
+A tensor that has a part for each rank is not cut: a rank has the parts of those that have its place on their hosts.
+That takes as many ranks on all hosts.
 """
 
 from __future__ import annotations
@@ -35,16 +38,33 @@ class Plan:
     """The share of one rank.
 
     Attributes:
-        peers: the ranks of its host, itself included.
+        hosts: the ranks of each.
+        peers: the ranks of this one's host, itself included.
         slices: into so many a tensor is cut.
         first: slice of this rank.
         owners: of each slice of this rank: the ranks that sum it.
     """
 
+    hosts: tuple[tuple[int, ...], ...]
     peers: tuple[int, ...]
     slices: int
     first: int
     owners: tuple[tuple[int, ...], ...]
+
+    @property
+    def is_even(self) -> bool:
+        """Whether all hosts have as many ranks. Then this rank's owners are those of its place."""
+        return len({len(host) for host in self.hosts}) == 1
+
+    @property
+    def by_place(self) -> tuple[int, ...]:
+        """All ranks, if `is_even`: those of the first place on their hosts, those of the second, and so on."""
+        return tuple(rank for place in zip(*self.hosts, strict=True) for rank in sorted(place))
+
+    def owners_beside(self, rank: int) -> tuple[int, ...]:
+        """Of each slice of this rank, the owner on the host of `rank`."""
+        host = next(host for host in self.hosts if rank in host)
+        return tuple(next(owner for owner in owners if owner in host) for owners in self.owners)
 
 
 def plan_for(rank: int, ranks: Sequence[int], found: Sequence[Where]) -> Plan | str:
@@ -75,4 +95,4 @@ def plan_for(rank: int, ranks: Sequence[int], found: Sequence[Where]) -> Plan | 
         tuple(sorted(members[number * len(members) // slices] for members in hosts.values()))
         for number in range(first, first + width)
     ]
-    return Plan(tuple(peers), slices, first, tuple(owners))
+    return Plan(tuple(map(tuple, hosts.values())), tuple(peers), slices, first, tuple(owners))

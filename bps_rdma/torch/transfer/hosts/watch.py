@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ends sums for which the GPUs of a host wait in vain: NCCL does not notice that a rank is lost, and has no deadline.
+"""Ends operations in which GPUs of a host wait in vain: NCCL does not notice that a rank is lost, and has no deadline.
 
 (Torch's watchdog has one for it, at which it ends the process.)
 """
@@ -74,7 +74,7 @@ class HostWatch:
             start.reduce(number, number, self._alone).wait()  # fails in a job that has lost a rank
             if seconds > operation.patience:
                 raise DeadlineError(
-                    f"{operation.name}: the GPUs of this host did not sum it within {operation.patience:g} s",
+                    f"{operation.name}: the GPUs of this host did not end it within {operation.patience:g} s",
                     "check what each rank of this host computes before it",
                 )
         except Exception as error:

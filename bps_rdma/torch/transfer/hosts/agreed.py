@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which sums the GPUs of a host begin among themselves (host_sums.py): decided alike on all ranks, once for each group.
+"""Which operations the GPUs of a host begin among themselves: decided alike on all ranks, once for each group.
 
 It depends on the setting, which is the same in all processes of a job; on the call; and on where the ranks of the group
-compute, which they tell each other at their first such sum.
+compute, which they tell each other at their first such operation.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from bps_rdma.errors import InvalidTensorError
 from bps_rdma.hosts import host_identity
 from bps_rdma.operations import OperationOptions, ReduceOp, start
 from bps_rdma.torch.transfer.device import Device
-from bps_rdma.torch.transfer.host_plan import APART, Plan, Where, plan_for
-from bps_rdma.torch.transfer.host_sums import HostSums, Send
+from bps_rdma.torch.transfer.hosts.plan import APART, Plan, Where, plan_for
+from bps_rdma.torch.transfer.hosts.queue import HostQueue
 
 # NCCL and servers reduce these alike. A mean is a sum that is divided, and may be too large for float16 before that.
 # The largest must go the way of the mean of its name, to be refused there: see GradientSynchronizer.meet().
@@ -31,8 +31,8 @@ _OPS = frozenset({ReduceOp.sum, ReduceOp.average, ReduceOp.min, ReduceOp.max})
 _DIGEST = 16  # bytes
 
 
-def sums_on_hosts() -> bool:
-    """Whether GPUs of a host may sum first. Then operations that are started `in_order` have to be.
+def on_hosts() -> bool:
+    """Whether GPUs of a host may come first. Then operations that are started `in_order` have to be.
 
     Not in jobs that may lose ranks: the collectives of a host would have to be made anew.
     """
@@ -47,24 +47,23 @@ def is_summed(tensor: torch.Tensor, op: ReduceOp) -> bool:
 
 class _Made(NamedTuple):
     place: torch.device
-    sums: HostSums | None
+    queue: HostQueue | None
 
 
-class OnHosts:
-    """The sums on hosts of a job, by group; see Job.part()."""
+class HostQueues:
+    """Those of a job, by group; see Job.part()."""
 
     def __init__(self) -> None:
         self._made: dict[int, _Made] = {}
         self._making = threading.Lock()
 
-    def find(self, device: Device, place: torch.device, members: Group, send: Send) -> HostSums | None:
-        """Those of a group; None: its tensors go as they do without. The first call is a collective one.
+    def find(self, device: Device, place: torch.device, members: Group) -> HostQueue | None:
+        """That of a group; None: its tensors go as they do without. The first call is a collective one.
 
         Args:
             device: on which the tensor is.
             place: the same in torch's terms.
             members: the group.
-            send: see HostSums.
 
         Raises:
             InvalidTensorError: earlier tensors of the group were on another device.
@@ -73,23 +72,23 @@ class OnHosts:
             found = self._made.get(members.id)
             if found is None:
                 plan = _agree(device, members)
-                sums = HostSums(device, members, plan, send) if isinstance(plan, Plan) else None
-                found = self._made[members.id] = _Made(place, sums)
+                queue = HostQueue(device, place, members, plan) if isinstance(plan, Plan) else None
+                found = self._made[members.id] = _Made(place, queue)
                 if isinstance(plan, str) and members.ranks[0] == bps_rdma.rank():
                     say = _core.log_info if plan == APART else _core.log_warning
                     say(f"BPS_GPU_HOST_SUM=1 has no effect on {members}: {plan}")
-        if found.sums is not None and found.place != place:
+        if found.queue is not None and found.place != place:
             raise InvalidTensorError(
                 f"the tensor is on {place}, and earlier ones of {members} were on {found.place}",
                 "use one GPU for each rank, or set BPS_GPU_HOST_SUM=0",
             )
-        return found.sums
+        return found.queue
 
     def close(self) -> None:
         """Ends all of them."""
         for made in self._made.values():
-            if made.sums is not None:
-                made.sums.close()
+            if made.queue is not None:
+                made.queue.close()
 
 
 def _agree(device: Device, members: Group) -> Plan | str:
