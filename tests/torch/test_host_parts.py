@@ -6,56 +6,20 @@ As in test_host_sums.py, the device is simulated, with gloo in the place of NCCL
 
 from __future__ import annotations
 
-import os
 import threading
 from typing import Any
 
 import gpu_arrays
 import harness
-import on_device
 import pytest
 import simulated
 import torch
-import torch.distributed as dist
 from host_jobs import ON, TCP, on, values
-from training import Plain, batch, loss_of, seeded, share
 
-import bps_rdma.torch as bps_torch
 from bps_rdma.operations import OperationOptions, ReduceOp
 from bps_rdma.torch import transfer
-from bps_rdma.torch.backend import Options
 from bps_rdma.torch.transfer.hosts import collectives, watch
-from bps_rdma.torch.transfer.hosts.plan import Plan, Where, plan_for
 from bps_rdma.torch.transfer.hosts.queue import HostOperation
-
-# ---- The plan
-
-
-@pytest.mark.parametrize(
-    ("layout", "by_place"),
-    [
-        ("aabb", (0, 2, 1, 3)), ("abab", (0, 1, 2, 3)), ("abba", (0, 1, 2, 3)), ("aaabbb", (0, 3, 1, 4, 2, 5)),
-        ("aa", (0, 1)), ("aab", None), ("aaabb", None),
-    ],
-)  # fmt: skip
-def test_whose_parts_a_rank_has(layout, by_place):
-    """Those of its place on all hosts: by_place has them one after the other, and the plan of each rank its own."""
-    ranks = range(len(layout))
-    where = [Where(host.encode(), f"{rank}".encode()) for rank, host in enumerate(layout)]
-    plans = [plan_for(rank, ranks, where) for rank in ranks]
-    for rank, plan in enumerate(plans):
-        assert isinstance(plan, Plan)
-        assert plan.is_even == (by_place is not None)
-        for other in ranks:
-            sends = plan.owners_beside(other)
-            assert all(layout[owner] == layout[other] for owner in sends)
-            assert all(owner in owners for owner, owners in zip(sends, plan.owners, strict=True))
-        if by_place is not None:
-            assert plan.by_place == by_place
-            count = len(plan.hosts)
-            place = plan.peers.index(rank)
-            assert plan.owners == (by_place[place * count : (place + 1) * count],)
-
 
 # ---- Values
 
@@ -310,93 +274,3 @@ def test_a_rank_that_is_killed(kind, layout, noticed):
         told = [outcome.value for outcome in job.outcomes(but=[killed])[:killed]]
     for text in told:
         assert "PeerLostError" in text or (not noticed and "the GPUs of this host could not do it" in text)
-
-
-# ---- Faces
-
-
-@harness.on_ranks(**on("aa"))
-def test_sharded_optimizer(bps: Any) -> None:
-    """Neither gradients nor the parameters that owners have updated leave the GPUs of the only host."""
-    on_cpu = on_device.with_shards(bps, (Plain,))
-    device = simulated.install(immediate=True)
-    on_device.same(on_cpu, on_device.with_shards(bps, (Plain,)), "")
-    model = seeded(Plain)
-    ddp = bps_torch.DistributedDataParallel(model)
-    optimizer = bps_torch.ShardedOptimizer(model.parameters(), torch.optim.AdamW, lr=0.01)
-    copies = device.copies
-    for step in range(2):
-        optimizer.zero_grad()
-        loss_of(ddp(batch(step, *share(bps.rank(), bps.size())))).backward()
-        optimizer.step()
-    assert device.copies == copies
-
-
-def torchs_collectives(group: Any, rank: int, size: int) -> None:
-    """Those that have parts, in all forms."""
-    whole, part = torch.full((size * 700,), float(rank + 1)), torch.empty(700)
-    total = sum(range(1, size + 1))
-    dist.reduce_scatter_tensor(part, whole, group=group)
-    assert part.eq(total).all()
-    dist.reduce_scatter(part, list(whole.chunk(size)), op=dist.ReduceOp.AVG, group=group)
-    assert part.eq(total / size).all()
-    part.fill_(rank)
-    dist.all_gather_into_tensor(whole, part, group=group)
-    assert torch.equal(whole.view(size, -1)[:, 5], torch.arange(float(size)))
-    parts = [torch.empty(700) for _ in range(size)]
-    dist.all_gather(parts, part, group=group)
-    assert all(one.eq(number).all() for number, one in enumerate(parts))
-    with dist._coalescing_manager(group, async_ops=True) as pending:
-        for factor in (1, 2):
-            dist.reduce_scatter_tensor(parts[factor - 1], whole.mul(factor), group=group)
-    pending.wait()
-    assert parts[0].eq(rank * size).all()
-    assert parts[1].eq(2 * rank * size).all()
-    wholes = [torch.empty(size * 700) for _ in range(2)]
-    with dist._coalescing_manager(group, async_ops=True) as pending:
-        for number, one in enumerate(wholes):
-            dist.all_gather_into_tensor(one, part.add(number), group=group)
-    pending.wait()
-    for number, one in enumerate(wholes):
-        assert torch.equal(one.view(size, -1)[:, 5], torch.arange(float(size)) + number)
-    dist.broadcast(part, size - 1, group=group)
-    assert part.eq(size - 1).all()
-
-
-def with_fsdp2(group: Any, rank: int, size: int) -> None:
-    """Trains a model alone and in shards."""
-    from torch.distributed.device_mesh import DeviceMesh
-    from torch.distributed.fsdp import fully_shard
-
-    model, alone = seeded(Plain).requires_grad_(True), seeded(Plain).requires_grad_(True)
-    sharded: Any = fully_shard(model, mesh=DeviceMesh.from_group(group, "cpu", mesh_dim_names=("ranks",)))
-    for one in (alone, sharded):
-        optimizer = torch.optim.SGD(one.parameters(), lr=0.1)
-        for step in range(3):
-            optimizer.zero_grad()
-            loss_of(one(batch(step) if one is alone else batch(step, *share(rank, size)))).backward()
-            optimizer.step()
-    sharded.unshard()
-    for one, other in zip(alone.parameters(), sharded.parameters(), strict=True):
-        torch.testing.assert_close(other, one, rtol=1e-4, atol=1e-6)
-
-
-def through_torch(bps: Any, body: Any) -> int:
-    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    dist.init_process_group("bps")
-    device = simulated.install(immediate=True)
-    group = dist.new_group(backend="bps", pg_options=Options(stage_gpu=True))
-    body(group, rank, size)
-    copied = device.copied_bytes
-    dist.barrier(group=group)
-    dist.destroy_process_group()
-    return copied
-
-
-@pytest.mark.parametrize("body", [torchs_collectives, with_fsdp2])
-def test_torchs_collectives(body):
-    """On one host nothing leaves the GPUs, also of FSDP2; on two hosts half."""
-    assert harness.run(through_torch, body, init=False, **on("aa")) == [0, 0]
-    found = harness.run(through_torch, body, init=False, **on("aabb", **TCP))
-    [whole, *_] = harness.run(through_torch, body, init=False, **on("aabb", **TCP, BPS_GPU_HOST_SUM="0"))
-    assert all(0 < copied < 0.6 * whole for copied in found)

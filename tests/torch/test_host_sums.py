@@ -6,31 +6,23 @@ The device is simulated (simulated.py), with gloo in the place of NCCL; test_gpu
 
 from __future__ import annotations
 
-import os
 import threading
 from typing import Any
 
 import gpu_arrays
 import harness
-import on_device
 import pytest
 import simulated
-import test_later_parameters
 import torch
-import torch.distributed as dist
 from host_jobs import ON, TCP, on, values
-from torch import nn
-from training import Plain, batch, loss_of, seeded, share
 
 import bps_rdma.torch as bps_torch
 from bps_rdma import job
 from bps_rdma.operations import OperationOptions, ReduceOp
 from bps_rdma.torch import transfer
-from bps_rdma.torch.backend import Options
 from bps_rdma.torch.backend.work import BpsWork
 from bps_rdma.torch.transfer import operation
 from bps_rdma.torch.transfer.hosts import collectives, watch
-from bps_rdma.torch.transfer.hosts.plan import Plan, Where, plan_for
 from bps_rdma.torch.transfer.hosts.queue import HostOperation
 
 
@@ -38,49 +30,6 @@ def sum_in_order(tensor: torch.Tensor, name: str, op: ReduceOp = ReduceOp.sum, *
     found = transfer.all_reduce(tensor, OperationOptions(op, name, **options), in_order=True).wait()
     assert isinstance(found, torch.Tensor)
     return found
-
-
-# ---- The plan
-
-
-def where(layout: str) -> list[Where]:
-    return [Where(host.encode(), f"{rank}".encode()) for rank, host in enumerate(layout)]
-
-
-@pytest.mark.parametrize(
-    ("layout", "slices", "owners"),
-    [
-        ("aabb", 2, [[(0, 2)], [(1, 3)], [(0, 2)], [(1, 3)]]),
-        ("abab", 2, [[(0, 1)], [(0, 1)], [(2, 3)], [(2, 3)]]),
-        ("aab", 2, [[(0, 2)], [(1, 2)], [(0, 2), (1, 2)]]),
-        ("aaaabb", 4, [[(0, 4)], [(1, 4)], [(2, 5)], [(3, 5)], [(0, 4), (1, 4)], [(2, 5), (3, 5)]]),
-        ("aaabb", 6, [[(0, 3)] * 2, [(1, 3), (1, 4)], [(2, 4)] * 2, [(0, 3)] * 2 + [(1, 3)], [(1, 4)] + [(2, 4)] * 2]),
-        ("aa", 2, [[(0,)], [(1,)]]),
-    ],
-)
-def test_who_sums_what(layout, slices, owners):
-    ranks = range(len(layout))
-    plans = [plan_for(rank, ranks, where(layout)) for rank in ranks]
-    assert all(isinstance(plan, Plan) and plan.slices == slices for plan in plans)
-    assert [list(plan.owners) for plan in plans] == owners
-    for plan in plans:
-        for number, who in enumerate(plan.owners, plan.first):
-            for other in who:  # they agree on each slice
-                assert plans[other].owners[number - plans[other].first] == who
-
-
-@pytest.mark.parametrize(
-    ("found", "reason"),
-    [
-        (where("abc"), "no two of its ranks are on one host"),
-        ([*where("aa"), Where(b"b", b"\0\0")], "no NCCL"),
-        ([Where(b"a", b"x"), Where(b"a", b"x")], "share a GPU"),
-        (where("a" * 13 + "b" * 11), "11, 13 ranks, which would take 143 slices"),
-    ],
-)
-def test_why_there_is_no_plan(found, reason):
-    for rank in range(len(found)):
-        assert reason in plan_for(rank, range(len(found)), found)
 
 
 # ---- Sums
@@ -156,6 +105,18 @@ def bytes_of_a_sum(bps: Any) -> tuple[int, int]:
     assert sum_in_order(torch.ones(COUNT), "t").eq(bps.size()).all()
     bps.barrier()
     return device.copied_bytes - copied, bps.metrics()["total"]["operation_bytes"] - reduced
+
+
+@harness.on_ranks(**harness.on_hosts("aab"), env={**ON, **gpu_arrays.env(), **TCP})
+def test_slices_on_the_route_of_the_core(bps: Any) -> None:
+    """With BPS_DEVICE_ROUTE=1 slices go that way."""
+    device = simulated.install_on_route()
+    before = bps.metrics()["total"]["device_bytes"]
+    assert sum_in_order(torch.ones(COUNT), "t").eq(bps.size()).all()
+    bps.barrier()
+    share = COUNT * 4 // (1 if bps.rank() == 2 else 2)
+    assert bps.metrics()["total"]["device_bytes"] - before == 2 * share
+    assert device.copies == 0
 
 
 # ---- What goes as without
@@ -363,91 +324,3 @@ def test_a_rank_of_the_host_that_is_killed():
         job.kill("rank 1")
         told = job.outcomes(but=[1])[0].value
         assert "the GPUs of this host could not do it" in told
-
-
-# ---- Faces
-
-
-def on_gpus(bps: Any, body: Any, *args: Any) -> None:
-    """The body gives the same on the CPU and on the device, of which less than all is copied."""
-    on_cpu = body(bps, *args)
-    device = simulated.install(immediate=True)
-    there = body(bps, *args)
-    on_device.same(on_cpu, there, "")
-    bps.shutdown()
-    device.await_end()
-
-
-@pytest.mark.parametrize("strategy", ["naive", "flat", "overlap", "bucketed"])
-def test_ddp(strategy):
-    """Models whose gradients become ready in another order on each rank, too: buckets wait for their turn."""
-    harness.run(on_gpus, on_device.with_ddp, strategy, **on("aa"))
-
-
-def test_optimizers():
-    harness.run(on_gpus, on_device.with_optimizers, **on("aa"))
-
-
-@harness.on_ranks(**on("aa"))
-def test_a_parameter_that_trains_on_one_rank_only(bps: Any) -> None:
-    """As on the CPU, all ranks raise an error, and go on when it is mended."""
-    simulated.install(immediate=True)
-    wraps = test_later_parameters.wraps
-    test_later_parameters.wraps = lambda bps: {  # flags of others would be on the simulated device, too
-        name: wrap for name, wrap in wraps(bps).items() if name.startswith("ddp")
-    }
-    test_later_parameters.test_a_parameter_that_trains_on_one_rank_only.on_each_rank(bps)
-
-
-def copied_by_ddp(bps: Any) -> tuple[int, dict[str, torch.Tensor]]:
-    device = simulated.install(immediate=True)
-    model = seeded(Plain)
-    ddp = bps_torch.DistributedDataParallel(model, bucket_mb=0.001)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    before = device.copied_bytes
-    for step in range(3):
-        optimizer.zero_grad()
-        loss_of(ddp(batch(step, *share(bps.rank(), bps.size())))).backward()
-        optimizer.step()
-    return device.copied_bytes - before, on_device.kept(model)
-
-
-def test_ddp_copies_its_share():
-    """Half of what it copies without, but for padding, and the same weights on all ranks."""
-    found = harness.run(copied_by_ddp, **on("aabb", **TCP))
-    [(whole, _), *_] = harness.run(copied_by_ddp, **on("aabb", **TCP, BPS_GPU_HOST_SUM="0"))
-    for copied, weights in found:
-        assert 0.45 * whole < copied < 0.55 * whole
-        on_device.same(found[0][1], weights, "")
-
-
-@harness.on_ranks(**harness.on_hosts("aab"), env={**ON, **gpu_arrays.env(), **TCP})
-def test_slices_on_the_route_of_the_core(bps: Any) -> None:
-    """With BPS_DEVICE_ROUTE=1 slices go that way."""
-    device = simulated.install_on_route()
-    before = bps.metrics()["total"]["device_bytes"]
-    assert sum_in_order(torch.ones(COUNT), "t").eq(bps.size()).all()
-    bps.barrier()
-    share = COUNT * 4 // (1 if bps.rank() == 2 else 2)
-    assert bps.metrics()["total"]["device_bytes"] - before == 2 * share
-    assert device.copies == 0
-
-
-@harness.on_ranks(init=False, **on("aa"))
-def test_torchs_ddp(bps: Any) -> None:
-    """By our hook, and on a group of our backend that stages."""
-    rank, size = int(os.environ["RANK"]), 2
-    dist.init_process_group("bps")
-    device = simulated.install(immediate=True)
-    group = dist.new_group(backend="bps", pg_options=Options(stage_gpu=True))
-    on_device.torchs_own(group, rank, size)
-    model = seeded(Plain)
-    ddp = nn.parallel.DistributedDataParallel(model, process_group=group, bucket_cap_mb=0.001)
-    ddp.register_comm_hook(None, bps_torch.ddp_comm_hook)
-    tensor, before = torch.ones(3000), device.copied_bytes
-    dist.all_reduce(tensor, group=group)
-    loss_of(ddp(batch(0, *share(rank, size)))).backward()
-    assert tensor.eq(2).all()
-    assert device.copied_bytes == before, "on one host nothing leaves the GPUs"
-    dist.barrier(group=group)
-    dist.destroy_process_group()
