@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from bps_rdma import _core, argument_types
+from bps_rdma import _core, argument_types, dlpack
 from bps_rdma.errors import InvalidTensorError, TransportError
 
 Dtype = _core.Dtype
@@ -113,7 +113,9 @@ def empty_like(array: Any) -> Any:
 
 def is_on_gpu(array: Any) -> bool:
     """Whether an object that is no tensor of torch has its memory on a GPU only."""
-    return not isinstance(array, np.ndarray) and hasattr(array, "__cuda_array_interface__")  # numba maps arrays to GPUs
+    if isinstance(array, np.ndarray):  # numba maps arrays to GPUs
+        return False
+    return hasattr(array, "__cuda_array_interface__") or dlpack.is_on_gpu(array)
 
 
 def size_of(dtype: Dtype) -> int:
@@ -192,7 +194,7 @@ def empty_bytes(nbytes: int) -> np.ndarray[Any, Any]:
 def _as_numpy(array: Any) -> np.ndarray[Any, Any]:
     if isinstance(array, np.ndarray):
         return array
-    if hasattr(array, "__cuda_array_interface__"):
+    if is_on_gpu(array):
         raise InvalidTensorError(
             f"the {type(array).__name__} is in the memory of a GPU, which this operation does not take",
             "copy it to the CPU first",

@@ -1,24 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """Arrays in the memory of a GPU, as the core's own route takes them: BPS_DEVICE_ROUTE, see docs/choose.md.
 
-These are objects with `__cuda_array_interface__`, such as CuPy's arrays, and CUDA tensors of torch. The work that makes
-an array is in a stream: the one that the interface names, or else the legacy default stream; of torch, the stream in
-which the calling thread computes. The core waits for what is in it when the operation starts.
+These are objects with `__cuda_array_interface__`, such as CuPy's arrays, or with DLPack, and CUDA tensors of torch. The
+work that makes an array is in a stream: the one that the interface names, or else the legacy default stream, which with
+DLPack the object lets wait; of torch, the stream in which the calling thread computes. The core waits for what is in it
+when the operation starts.
 """
 
 from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from bps_rdma import _core, arrays
+from bps_rdma.dlpack import LEGACY_STREAM, Exported
 from bps_rdma.errors import InvalidArgumentError, InvalidTensorError
 from bps_rdma.views import current
-
-_LEGACY_STREAM = 1  # CUDA's number for it
 
 
 class _Kept:
@@ -27,10 +28,11 @@ class _Kept:
     Unlike that of the host, this memory may be given back while the array lives: torch's `tensor.data = other` does.
     """
 
-    def __init__(self, array: Any, shape: tuple[int, ...], address: int) -> None:
+    def __init__(self, array: Any, shape: tuple[int, ...], address: int, exported: Exported | None = None) -> None:
         self.array = array
         self.shape = shape
         self.address = address
+        self.exported = exported  # by DLPack
 
 
 def are_carried() -> bool:
@@ -61,20 +63,32 @@ def describe(array: Any, writable: bool) -> arrays.Memory:
     if torch is not None and isinstance(array, torch.Tensor):
         dtype = arrays.check_dense(array)
         address, _ = arrays.check_values(array)
-        return _on_device(array, tuple(array.shape), address, dtype)
+        return _on_device(_Kept(array, tuple(array.shape), address), dtype)
+    if not hasattr(array, "__cuda_array_interface__"):
+        return _describe_exported(array, writable)
     interface = array.__cuda_array_interface__
     shape, (address, is_read_only) = tuple(interface["shape"]), interface["data"]
     own = getattr(array, "dtype", None)  # the interface cannot say bfloat16
     dtype = arrays.core_dtype(own if isinstance(own, np.dtype) else interface["typestr"])
-    if interface.get("mask") is not None or not _is_contiguous(interface, shape, arrays.size_of(dtype)):
+    contiguous = _is_contiguous(shape, interface.get("strides"), arrays.size_of(dtype))
+    _check(shape, contiguous and interface.get("mask") is None, writable and is_read_only)
+    return _on_device(_Kept(array, shape, address), dtype)
+
+
+def _describe_exported(array: Any, writable: bool) -> arrays.Memory:
+    exported = Exported(array)
+    _check(exported.shape, _is_contiguous(exported.shape, exported.strides, 1), writable and exported.is_read_only)
+    return _on_device(_Kept(array, exported.shape, exported.address, exported), exported.dtype, LEGACY_STREAM)
+
+
+def _check(shape: tuple[int, ...], is_contiguous: bool, is_refused: bool) -> None:
+    if not is_contiguous:
         raise InvalidTensorError(f"the array of shape {shape} is not contiguous", "pass a contiguous copy of it")
-    if writable and is_read_only:
+    if is_refused:
         raise InvalidTensorError("the array is read-only", "use push_pull() instead of its in-place form, or a copy")
-    return _on_device(array, shape, address, dtype)
 
 
-def _is_contiguous(interface: dict[str, Any], shape: tuple[int, ...], width: int) -> bool:
-    strides = interface.get("strides")
+def _is_contiguous(shape: tuple[int, ...], strides: Sequence[int] | None, width: int) -> bool:
     if strides is None or 0 in shape:
         return True
     expected = width
@@ -94,6 +108,9 @@ def _stream_of(kept: _Kept) -> int:
     array, torch = kept.array, sys.modules.get("torch")
     if torch is not None and isinstance(array, torch.Tensor):
         address, stream = array.data_ptr(), torch.cuda.current_stream(array.device).cuda_stream
+    elif kept.exported is not None:
+        kept.exported = Exported(array)
+        address, stream = kept.exported.address, LEGACY_STREAM
     else:
         interface = array.__cuda_array_interface__
         address, stream = interface["data"][0], interface.get("stream")
@@ -102,24 +119,25 @@ def _stream_of(kept: _Kept) -> int:
             f"the array of shape {kept.shape} has other memory than when its operation was prepared",
             "prepare the operation again",
         )
-    return stream or _LEGACY_STREAM
+    return stream or LEGACY_STREAM
 
 
 _core.register_stream_of(_stream_of)
 
 
-def _on_device(array: Any, shape: tuple[int, ...], address: int, dtype: _core.Dtype) -> arrays.Memory:
-    count = math.prod(shape)
-    kept = _Kept(array, shape, address)
+def _on_device(kept: _Kept, dtype: _core.Dtype, stream: int | None = None) -> arrays.Memory:
+    """Describes it; `stream`: see _stream_of(), which asks otherwise."""
+    count = math.prod(kept.shape)
     if count == 0:
         return arrays.Memory(kept, 0, 0, 0, dtype, kept, 0, 0)
     library = current().cuda_library
     assert library is not None
     nbytes = count * arrays.size_of(dtype)
-    found = _core.describe_on_device(library, kept, address, count, nbytes, dtype, _stream_of(kept))
+    stream = _stream_of(kept) if stream is None else stream
+    found = _core.describe_on_device(library, kept, kept.address, count, nbytes, dtype, stream)
     if found is None:
         raise InvalidTensorError(
-            f"the {type(array).__name__} of shape {shape} says that it is on a GPU, and is not",
+            f"the {type(kept.array).__name__} of shape {kept.shape} says that it is on a GPU, and is not",
             "pass an array that lies in the memory of a GPU, or a copy in CPU memory",
         )
     return found
