@@ -120,7 +120,7 @@ def _pieces_that_remember(name: str, like: torch.Tensor, wanted: str | None) -> 
         codec = Codec(text)
         return codec.feedback or codec.momentum != 0
 
-    return [(piece, elements) for piece, elements in transfer.pieces(name, like) if remembers(elements)]
+    return [(piece, elements) for piece, elements in transfer.core_operations(name, like) if remembers(elements)]
 
 
 def _short(unit: Unit, sent: Sent) -> str:

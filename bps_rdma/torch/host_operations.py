@@ -184,7 +184,7 @@ def _compressed(like: torch.Tensor, name: str, group: Group | None) -> list[tupl
         return [(name, slice(None), written(like)[0])]
     running, members = job.current(), transfer.members_of(group)
     found, begin = [], 0
-    for piece, elements in transfer.pieces(name, like):
+    for piece, elements in transfer.core_operations(name, like):
         wanted = declared_compression(running, members, piece, None)
         if running.compression(arrays.core_dtype(like.dtype), elements, wanted) not in ("", EXACT, EXACT_TO_ODD):
             host = torch.empty(elements, dtype=like.dtype, device="cpu")

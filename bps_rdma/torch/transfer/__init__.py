@@ -20,13 +20,20 @@ so never waits for another one (pipeline.py). Operations of one name are matched
     hosts        what the GPUs of a host do among themselves first
 """
 
-from bps_rdma.torch.transfer.collectives import all_gather, all_reduce, broadcast, declare_many, pieces, reduce_scatter
+from bps_rdma.torch.transfer.collectives import (
+    all_gather,
+    all_reduce,
+    broadcast,
+    core_operations,
+    declare_many,
+    reduce_scatter,
+)
 from bps_rdma.torch.transfer.device import device_of, mapped, zeros_beside
 from bps_rdma.torch.transfer.hosts import on_hosts
 from bps_rdma.torch.transfer.operation import StagedOperation
 from bps_rdma.torch.transfer.staged import AnyHandle, check_reducible, members_of, staged_from
 
 __all__ = [
-    "AnyHandle", "StagedOperation", "all_gather", "all_reduce", "broadcast", "check_reducible", "declare_many",
-    "device_of", "mapped", "members_of", "on_hosts", "pieces", "reduce_scatter", "staged_from", "zeros_beside",
+    "AnyHandle", "StagedOperation", "all_gather", "all_reduce", "broadcast", "check_reducible", "core_operations",
+    "declare_many", "device_of", "mapped", "members_of", "on_hosts", "reduce_scatter", "staged_from", "zeros_beside",
 ]  # fmt: skip

@@ -141,12 +141,12 @@ def declare_many(tensors: Mapping[str, Any], group: Group | None, compression: s
         if staged_from(tensor) is None:
             found[name] = tuple(tensor.shape), tensor.dtype
             continue
-        for piece, elements in pieces(name, tensor):
+        for piece, elements in core_operations(name, tensor):
             found[piece] = ((elements,), str(tensor.dtype).removeprefix("torch."))
     declare_with(found, group, compression)
 
 
-def pieces(name: str, tensor: torch.Tensor) -> list[tuple[str, int]]:
+def core_operations(name: str, tensor: torch.Tensor) -> list[tuple[str, int]]:
     """(name, elements) of each operation of the core that an all_reduce of this name and tensor consists of."""
     if staged_from(tensor) is None:
         return [(name, tensor.numel())]
