@@ -6,7 +6,9 @@ The device is simulated (simulated.py), with gloo in the place of NCCL; test_gpu
 
 from __future__ import annotations
 
+import tempfile
 import threading
+from pathlib import Path
 from typing import Any
 
 import gpu_arrays
@@ -282,6 +284,17 @@ def whose_gpu_waits(bps: Any, patience: float | None) -> str:
     bps.shutdown(0)
     assert torch.equal(tensor, before), "what was late has not come there"
     return str(caught.value)
+
+
+def files_while_gpus_sum(bps: Any, folder: Path) -> list[str]:
+    tempfile.tempdir = str(folder)
+    simulated.install(immediate=True)
+    sum_in_order(torch.ones(3000), "t")
+    return [path.name for path in folder.iterdir()]
+
+
+def test_a_rank_that_is_killed_leaves_no_file(tmp_path):
+    assert harness.run(files_while_gpus_sum, tmp_path, **on("aa")) == [[], []]
 
 
 def test_a_rank_that_is_killed_while_gpus_wait():

@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
-import tempfile
+import os
+import secrets
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,13 @@ from bps_rdma.operations import OperationOptions, ReduceOp, start
 from bps_rdma.torch.transfer.device import Device
 
 _GRACE = 60.0  # seconds by which NCCL is more patient than others: when it loses its patience, it ends the process
-_PATH_BYTES = 512
+_PATH = struct.Struct("32s32s")  # that of a file, and the file's own name
 
 
 class HostCollectives:
     """Those of some ranks of a host. They make it together, and find each other by a file that only their user reads.
+
+    The file is in the memory of the first of them: it is gone when that process is, however it ends.
 
     Args:
         device: that of this rank.
@@ -35,21 +38,23 @@ class HostCollectives:
     """
 
     def __init__(self, device: Device, peers: Group, name: str) -> None:
-        self._folder = tempfile.mkdtemp(prefix="bps-sums-") if peers.rank == 0 else ""
-        path = np.zeros(_PATH_BYTES, np.uint8)
-        text = str(Path(self._folder) / "store").encode()
-        path[: len(text)] = np.frombuffer(text, np.uint8)  # that of the first one counts
+        own = secrets.token_hex(16)
+        self._file = os.memfd_create(own, os.MFD_CLOEXEC) if peers.rank == 0 else -1
+        told = bytearray(_PATH.pack(f"/proc/{os.getpid()}/fd/{self._file}".encode(), own.encode()))
         options = OperationOptions(name=f"{name}, store", group=peers, awaited=True)
-        start.broadcast(path, peers.ranks[0], options).wait()
+        start.broadcast(np.frombuffer(told, np.uint8), peers.ranks[0], options).wait()
+        path, own = (text.rstrip(b"\0").decode() for text in _PATH.unpack(told))  # those of the first one count
         stores: Any = dist
         try:
-            store = stores.FileStore(path.tobytes().rstrip(b"\0").decode(), peers.size)
+            if own not in Path(path).readlink().name:  # elsewhere another process has this number
+                raise OSError(f"{path} is another file")
+            store = stores.FileStore(path, peers.size)
             self._backend = device.backend(store, peers.rank, peers.size, job.current().process.timeout_s + _GRACE)
-        except (RuntimeError, ValueError) as error:
+        except (OSError, RuntimeError, ValueError) as error:
             self.close()
             raise TransportError(
                 f"the GPUs of this host cannot sum: {error}",
-                "let the ranks of a host have one folder for temporary files (TMPDIR), or set BPS_GPU_HOST_SUM=0",
+                "let the ranks of a host see each other's processes in /proc, as one user, or set BPS_GPU_HOST_SUM=0",
             ) from error
 
     # Those of NCCL let the stream wait, and not the host.
@@ -89,5 +94,6 @@ class HostCollectives:
 
     def close(self) -> None:
         """Takes the file away."""
-        if self._folder:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
