@@ -33,19 +33,22 @@ void SlotWindow::close() {
   note_starved();
   credits_.slots.clear();
   credits_.other_keys.clear();
+  small_.untold = large_.untold = 0;
   pool_.reclaim(*this);
 }
 
 void SlotWindow::grant(Slot* slot) {
   slot->window = this;
   slot->granted = true;
-  ++free_of_size(*slot);
+  Grants& grants = of_size(*slot);
+  ++grants.free;
+  ++grants.untold;
   note_starved();
   const transport::Region& region = pool_.region(*slot, transport_);
   const transport::RemoteSpan where = region.remote(slot->offset, slot->capacity);
   credits_.slots.push_back({tensor::SlotNumber(slot->number), where.key, where.address, slot->capacity});
   credits_.other_keys.insert(credits_.other_keys.end(), region.other_keys().begin(), region.other_keys().end());
-  sends_due_.credits = true;
+  note_due();
 }
 
 void SlotWindow::release(Slot* slot, SlotPool& pool) {
@@ -72,7 +75,7 @@ void SlotWindow::grant_overflow() {
 }
 
 void SlotWindow::send_credits(transport::ControlPaths& control) {
-  if (credits_.slots.empty()) return;
+  if (!is_due()) return;
   const std::size_t keys = credits_.other_keys.size() / credits_.slots.size();
   const std::size_t most = kCreditBytes / (sizeof(tensor::SlotCredit) + keys * sizeof(std::uint64_t));
   if (credits_.slots.size() <= most) {
@@ -90,6 +93,7 @@ void SlotWindow::send_credits(transport::ControlPaths& control) {
   }
   credits_.slots.clear();
   credits_.other_keys.clear();
+  small_.untold = large_.untold = 0;
 }
 
 }  // namespace bps::server

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Grants the landing slots of one worker session, as credits.
 //
-// A worker may write only into slots that it was granted, and each grant is good for one push. The window notes the
-// grants that the next Credits message has to announce, notices when the worker has filled its last slot, and grants a
-// slot again as soon as its bytes have been consumed. One thread uses it. Errors: open() and grant_overflow() may grow
-// the pool, so they throw and must not be called on the data path. The rest may be.
+// A worker may write only into slots that it was granted, and each grant is good for one push. The window grants a slot
+// again as soon as its bytes have been consumed, and notices when the worker has filled its last one. It announces
+// grants of large slots at the loop's next step. Those of small slots wait until they are half of what is free, because
+// a message for each of them would cost as much as its push. One thread uses it. Errors: open() and grant_overflow()
+// may grow the pool, so they throw and must not be called on the data path. The rest may be.
 #pragma once
 
 #include <cstdint>
@@ -57,17 +58,27 @@ class SlotWindow {
   // Grants one slot beyond the window. It goes back to the pool once it has been used.
   void grant_overflow();
 
-  // Announces what was granted since the last call, in one message unless the grants are too many for one.
+  // Announces what was granted since the last announcement, in one message unless the grants are too many for one. Does
+  // nothing while the worker has enough.
   void send_credits(transport::ControlPaths& control);
 
  private:
   static constexpr std::uint64_t kSmallPayload = tensor::kSmallSlot - transport::kMaxHeader;
 
+  // Counts slots of one size.
+  struct Grants {
+    std::uint32_t free = 0;    // granted, and not filled yet
+    std::uint32_t untold = 0;  // of these the worker has not heard
+  };
   void grant(Slot* slot);
   void note_starved();
-  std::uint32_t& free_of_size(const Slot& slot) {
-    return tensor::is_small_slot(slot.capacity) ? free_small_ : free_large_;
+  void note_due() {
+    if (is_due()) sends_due_.credits = true;
   }
+  bool is_due() const {
+    return large_.untold > 0 || (small_.untold > 0 && std::uint64_t{2} * small_.untold >= small_.free);
+  }
+  Grants& of_size(const Slot& slot) { return tensor::is_small_slot(slot.capacity) ? small_ : large_; }
 
   SlotPool& pool_;
   const transport::Transport& transport_;  // the transport by which the worker writes
@@ -76,8 +87,8 @@ class SlotWindow {
   bool open_ = false;
   bool starved_ = false;  // as the pool counts it
   std::uint64_t largest_payload_ = 0;
-  std::uint32_t free_small_ = 0;  // slots that the worker holds and has not filled yet
-  std::uint32_t free_large_ = 0;
+  Grants small_;
+  Grants large_;
   tensor::Credits credits_;  // for the next message
 };
 
@@ -85,13 +96,14 @@ inline bool SlotWindow::fill(Slot& slot, const transport::DataEndpoint& from) {
   if (slot.window != this || !slot.granted || (slot.filled_by != nullptr && slot.filled_by != &from)) return false;
   slot.granted = false;
   slot.filled_by = nullptr;
-  --free_of_size(slot);
+  --of_size(slot).free;
   note_starved();
+  note_due();
   return true;
 }
 
 inline bool SlotWindow::is_starved() const {
-  return open_ && free_large_ == 0 && (largest_payload_ > kSmallPayload || free_small_ == 0);
+  return open_ && large_.free == 0 && (largest_payload_ > kSmallPayload || small_.free == 0);
 }
 
 inline void SlotWindow::note_starved() {
@@ -102,7 +114,7 @@ inline void SlotWindow::note_starved() {
 }
 
 inline bool SlotWindow::has_run_out(const Slot& slot) const {
-  return free_large_ == 0 && (free_small_ == 0 || !tensor::is_small_slot(slot.capacity));
+  return large_.free == 0 && (small_.free == 0 || !tensor::is_small_slot(slot.capacity));
 }
 
 }  // namespace bps::server

@@ -43,6 +43,7 @@ struct InFlight {
   Stage stage = Stage::kSent;
   End end = End::kOpen;
   bool unsent_bytes = false;        // the transport still reads the payload, in the caller's memory or in `staged`
+  tensor::SlotNumber slot{};        // the landing slot that it is sent to, where the server grants slots
   std::uint64_t length = 0;         // bytes that travel to the server
   std::uint64_t answer_length = 0;  // bytes that travel back
   std::uint64_t cut_off = 0;        // bytes of the answer that had come over the input when a connection ended

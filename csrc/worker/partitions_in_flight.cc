@@ -38,6 +38,11 @@ void PartitionsInFlight::note_unread(const ServerConnection& server, std::uint32
   if (entry->end != InFlight::End::kOpen) end_unanswered(InFlightTable::index_of(immediate));
 }
 
+void PartitionsInFlight::note_given_up(const ServerConnection& server, const SentPush& push) {
+  const InFlight* entry = table.find(push.immediate, server);
+  if (entry != nullptr && entry->slot == push.slot.slot) note_unread(server, push.immediate);
+}
+
 std::vector<tensor::AnswerKeys::Key> PartitionsInFlight::answer_keys(const ServerConnection& server, std::size_t rail,
                                                                      std::size_t other) const {
   std::vector<tensor::AnswerKeys::Key> keys;

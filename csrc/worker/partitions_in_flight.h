@@ -27,6 +27,8 @@ class PartitionsInFlight {
   void note_cut_off(const ServerConnection& server, std::uint32_t immediate, std::uint64_t bytes);
   // Notes that the transport reads the bytes of a push no more, whether they have left or not.
   void note_unread(const ServerConnection& server, std::uint32_t immediate);
+  // Notes the same of a push whose path is closed, unless it is over and another one has its entry.
+  void note_given_up(const ServerConnection& server, const SentPush& push);
   // Returns the keys of the memory that answers of the server are still to go to: those on one rail, and on another.
   std::vector<tensor::AnswerKeys::Key> answer_keys(const ServerConnection& server, std::size_t rail,
                                                    std::size_t other) const;

@@ -208,6 +208,7 @@ void Sender::describe(ServerConnection& server, std::size_t n, std::uint32_t ind
                         .immediate = slot.slot,
                         .token = batch_.headers[n].immediate};
     entry.unsent_bytes = true;
+    entry.slot = slot.slot;
   } else {
     const transport::Region* answer = staged != nullptr ? staged->region.get() : transfer.output.get();
     batch_.postings[n] = {tensor::bytes_of(batch_.headers[n]), source, source_offset, length,
@@ -274,7 +275,7 @@ bool Sender::repeat(ServerConnection& server) {
   bool sent = false;
   std::size_t refused = 0;
   while (!server.pushes.repeats.empty() && refused < server.paths.streams().size()) {
-    const RepeatedPush push = server.pushes.repeats.back();
+    const SentPush push = server.pushes.repeats.back();
     InFlight* entry = in_flight_.find(push.immediate, server);
     if (entry == nullptr || entry->end != InFlight::End::kOpen || entry->transfer->cancelled) {
       // Nobody waits for it. The server was told when the operation was given up, and has never seen this push.

@@ -120,7 +120,7 @@ void ServerConnection::break_path(std::uint16_t id, const std::string& why) {
   if (path == nullptr) return;
   const std::size_t rail = path->rail();
   const auto lost = paths.close(id, why);
-  for (const std::uint32_t immediate : pushes.unanswered_by(id)) receiver_.partitions().note_unread(*this, immediate);
+  for (const SentPush& push : pushes.sent_by(id)) receiver_.partitions().note_given_up(*this, push);
   for (const ServerPath& other : paths.all()) send_keys(id, rail, other);
   (void)send(tensor::PathLost{id, *lost});
 }

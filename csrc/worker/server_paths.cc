@@ -118,10 +118,10 @@ std::vector<tensor::Received> ServerPaths::receipts() {
   return receipts;
 }
 
-std::vector<std::uint32_t> PushesBySlot::unanswered_by(std::uint16_t path) const {
-  std::vector<std::uint32_t> found;
+std::vector<SentPush> PushesBySlot::sent_by(std::uint16_t path) const {
+  std::vector<SentPush> found;
   for (const Push& one : pushes_) {
-    if (one.under_way && one.path == path) found.push_back(one.push.immediate);
+    if (one.under_way && one.path == path) found.push_back(one.push);
   }
   return found;
 }

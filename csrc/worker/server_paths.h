@@ -79,8 +79,8 @@ class ServerPaths {
   bool is_direct_ = false;
 };
 
-// Names a push that its path has not delivered.
-struct RepeatedPush {
+// Names a push, and the landing slot that it fills.
+struct SentPush {
   std::uint32_t immediate = 0;  // that of the partition in flight
   tensor::SlotCredit slot{};    // the slot that it still holds
 };
@@ -100,17 +100,18 @@ class PushesBySlot {
   void forget(tensor::SlotNumber slot) {
     if (slot < pushes_.size()) pushes_[slot].under_way = false;
   }
-  // Returns the immediates of the pushes that went out by this path.
-  std::vector<std::uint32_t> unanswered_by(std::uint16_t path) const;
+  // Returns the pushes that went out by this path. Some have been answered, and an entry of the table that they had may
+  // be another push's by now.
+  std::vector<SentPush> sent_by(std::uint16_t path) const;
   // Adds those to `repeats` that went out by a path and had not come in when the server closed it.
   void repeat_undelivered(const tensor::PathLost& lost);
 
   // These pushes have to be sent again. Each of them holds its slot.
-  std::vector<RepeatedPush> repeats;
+  std::vector<SentPush> repeats;
 
  private:
   struct Push {
-    RepeatedPush push;
+    SentPush push;
     std::uint16_t path = 0;
     std::uint16_t stream = 0;
     std::uint32_t number = 0;  // among the pushes of its stream

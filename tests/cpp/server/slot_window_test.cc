@@ -51,6 +51,47 @@ TEST_F(SlotWindowTest, AnnouncesEachGrantOnce) {
   EXPECT_TRUE(announced().empty());
 }
 
+TEST_F(SlotWindowTest, AnnouncesALargeSlotAtOnceAndSmallOnesTogether) {
+  window.open(kLarge, 2, 0);
+  const auto first = announced();
+  Slot* large = large_slots(first).front();
+  due.credits = false;
+  window.fill(*large, data);
+  SlotWindow::release(large, pool);
+  EXPECT_TRUE(due.credits);
+  EXPECT_EQ(announced().size(), 1U);
+  due.credits = false;
+
+  std::vector<Slot*> small;
+  for (const tensor::SlotCredit& credit : first) {
+    if (tensor::is_small_slot(credit.capacity)) small.push_back(pool.by_number(credit.slot));
+  }
+  for (std::uint32_t i = 0; i < kSmallSlots / 2 - 1; ++i) {
+    window.fill(*small[i], data);
+    SlotWindow::release(small[i], pool);
+    ASSERT_FALSE(due.credits) << "the worker has " << kSmallSlots - i - 1 << " left";
+    ASSERT_TRUE(announced().empty());
+  }
+  window.fill(*small.back(), data);
+  SlotWindow::release(small.back(), pool);
+  EXPECT_TRUE(due.credits) << "as many are free that it has not heard of as it has left";
+  EXPECT_EQ(announced().size(), kSmallSlots / 2);
+}
+
+TEST_F(SlotWindowTest, AWorkerIsToldOfFreeSlotsBeforeItHasNone) {
+  window.open(4000, 1, 0);
+  const auto credits = announced();
+  std::vector<Slot*> slots;
+  for (const tensor::SlotCredit& credit : credits) {
+    if (tensor::is_small_slot(credit.capacity)) slots.push_back(pool.by_number(credit.slot));
+  }
+  window.fill(*slots[0], data);
+  SlotWindow::release(slots[0], pool);  // the only one that comes back: others wait for other workers
+  for (std::size_t i = 1; i < slots.size() - 1; ++i) window.fill(*slots[i], data);
+  EXPECT_TRUE(due.credits);
+  EXPECT_EQ(announced().size(), 1U);
+}
+
 TEST_F(SlotWindowTest, SplitsCreditsThatDoNotFitIntoOneMessage) {
   window.open(4000, 5000, 0);
   EXPECT_EQ(announced().size(), 5000 + kSmallSlots);

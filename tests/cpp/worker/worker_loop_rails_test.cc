@@ -14,6 +14,12 @@ namespace {
 constexpr std::uint64_t kRailPiece = 4096;
 constexpr std::uint32_t kSlots = 64;
 
+transport::Hello of_path(std::uint16_t path) {
+  transport::Hello hello;
+  hello.path = path;
+  return hello;
+}
+
 class WorkerLoopRailsTest : public ::testing::Test {
  protected:
   WorkerLoopRailsTest() {
@@ -61,6 +67,9 @@ class WorkerLoopRailsTest : public ::testing::Test {
   server::FakeControl control{transport::Hello{}};
   server::FakeData first{transport::Hello{}};
   server::FakeData second{transport::Hello{}};
+  server::FakeControl controls[2] = {server::FakeControl(transport::Hello{}), server::FakeControl(transport::Hello{})};
+  server::FakeData path_one{of_path(1)};
+  server::FakeData path_two{of_path(2)};
   transport::Reactor reactor{"test", transport::Spin{}};
   std::vector<std::byte> memory;
   WorkerLoop worker_loop{
@@ -136,6 +145,49 @@ TEST_F(WorkerLoopRailsTest, WhatWasNeverSentCannotBeAnswered) {
   EXPECT_FALSE(operation->is_done());
   EXPECT_EQ(reactor.counters().stale.get(), 1U);
   server->on_message(control, encode(tensor::Cancelled{{immediate}, {}, {}}, 1));
+  EXPECT_TRUE(operation->is_done());
+}
+
+// A server that has many small slots free announces none of them for a while, and the loop remembers the pushes that
+// filled them. Names of partitions come again after 256.
+TEST_F(WorkerLoopRailsTest, AClosedPathEndsOnlyPushesThatWentOutByIt) {
+  server->open({{.id = 1, .control = &controls[0], .data = {&path_one}},
+                {.id = 2, .pair = 1, .control = &controls[1], .data = {&path_two}}});
+  first.room = second.room = 0;
+  const auto push = [&](server::FakeData& by) {
+    (&by == &path_one ? path_two : path_one).room = 0;
+    by.room = 1;
+    return submit(1);
+  };
+  const auto immediate_of = [](const server::FakeData& of) {
+    tensor::PushHeader header{};
+    std::memcpy(&header, of.headers.back().data(), sizeof header);
+    return header.immediate;
+  };
+  grant(1);
+  std::shared_ptr<Operation> operation = push(path_two);
+  const std::uint32_t old = immediate_of(path_two);
+  server->on_write(path_two, old, kRailPiece);
+  ASSERT_TRUE(operation->is_done());
+  const auto grant_another = [&] {
+    tensor::Credits credits{{{tensor::SlotNumber(1), 1001, 0x10000, 2 * kRailPiece}}, {2001}};
+    server->add_slots(credits);
+  };
+  for (int i = 0; i < 255; ++i) {
+    grant_another();
+    operation = push(path_one);
+    server->on_write(path_one, immediate_of(path_one), kRailPiece);
+    ASSERT_TRUE(operation->is_done());
+  }
+  grant_another();
+  operation = push(path_one);
+  ASSERT_EQ(immediate_of(path_one), old);
+  worker_loop.abort_operations([](const Operation&) { return true; }, ErrorCode::kTimeout, "too late", "");
+  worker_loop.step();
+  server->on_path_broken(2);
+  server->on_message(control, encode(tensor::Cancelled{{old}, {}, {}}, 1));
+  EXPECT_FALSE(operation->is_done()) << "the first path still reads the caller's memory";
+  server->on_written(path_one, old);
   EXPECT_TRUE(operation->is_done());
 }
 

@@ -42,6 +42,23 @@ def test_control_endpoints_carry_no_payload(transport, memory):
     assert transport != "rdma" or sums["copies"] == 0
 
 
+def messages_of(bps: Any, calls: int) -> int:
+    array = np.ones(1000, np.uint8)
+    bps.push_pull_inplace(array, average=False, name="small")
+    before = bps.metrics()["total"]["control_messages"]
+    for _ in range(calls):
+        bps.push_pull_inplace(array, average=False, name="small")
+    sent: int = bps.metrics()["total"]["control_messages"] - before
+    return sent
+
+
+@pytest.mark.rdma
+def test_small_sums_need_hardly_a_message(transport):
+    """Servers announce the slots of many of them together."""
+    calls = 320
+    assert sum(harness.run(messages_of, calls, workers=2, env=harness.over(transport))) <= calls // 16
+
+
 def test_mapped_memory_is_never_copied():
     assert totals("push_pull", "shm", "empty")["copies"] == 0
     assert totals("push_pull", "shm", "plain")["copies"] > 0  # the counter counts
