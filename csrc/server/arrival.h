@@ -80,6 +80,7 @@ struct Arrival {
   State<AnswerStage> answer;
   Payload payload = Payload::kNone;
   AnswerBytes answer_bytes = AnswerBytes::kNone;
+  bool is_asked_for = false;         // the relay was told that its host has left, and has not contributed
   bool is_logged = false;            // in two phases: the member reads the redo log, so its answer needs no commit
   std::uint32_t push_immediate = 0;  // of the acknowledgement of a push without a pull
   std::uint32_t immediate = 0;       // of the answer: the pull's, once that has come, else the push's

@@ -6,8 +6,8 @@
 namespace bps::server {
 
 // A member that has left as it should may have contributed before by a push on its own. If it is a rank of another host
-// only its relay knows that. It has waited for any other operation, to which all hosts must have contributed by then,
-// or given it up.
+// only its relay knows that, and is asked once all have left (why_host_left). It has waited for any other operation, to
+// which all hosts must have contributed by then, or given it up.
 bool GoneRanks::cannot_contribute(const RoundGroup& group, std::uint32_t rank, Departure state, const RoundKey& key,
                                   const Round* round, tensor::OperationKind kind) const {
   const std::int32_t position = group.group.index_of(rank);
@@ -24,9 +24,7 @@ bool GoneRanks::cannot_contribute(const RoundGroup& group, std::uint32_t rank, D
     return round == nullptr || !round->is_with_servers();
   }
   if (index == van::Contributors::kNone || (round != nullptr && round->arrivals[index].has_pushed())) return false;
-  if (kind < tensor::OperationKind::kSplit) return true;
-  return std::ranges::all_of(contributors[index].positions,
-                             [&](std::uint32_t one) { return contains(group.group.ranks[one]); });
+  return kind < tensor::OperationKind::kSplit || !contributors[index].is_host();
 }
 
 // Returns true when a contribution must still come from this rank, in its own name or that of its host, and the rank
@@ -52,6 +50,13 @@ const std::string* GoneRanks::why_ended(const RoundGroup& group) const {
   const auto gone =
       std::ranges::find_if(ranks_, [&](const auto& one) { return group.group.index_of(one.first) != van::kNoRank; });
   return gone == ranks_.end() ? nullptr : &gone->second.why;
+}
+
+const std::string* GoneRanks::why_host_left(const RoundGroup& group, std::uint32_t contributor) const {
+  const van::Contributor& host = group.network[contributor];
+  const auto has_left = [&](std::uint32_t position) { return contains(group.group.ranks[position]); };
+  if (!host.is_host() || !std::ranges::all_of(host.positions, has_left)) return nullptr;
+  return &ranks_.at(group.group.ranks[host.positions.front()]).why;
 }
 
 // A relay that leaves as it should has waited for those for which it speaks.

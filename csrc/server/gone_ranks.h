@@ -48,6 +48,9 @@ class GoneRanks {
                                     tensor::OperationKind kind) const;
   // Returns why the group has completed its last round, or all but those whose contributions are here; else nullptr.
   const std::string* why_ended(const RoundGroup& group) const;
+  // Returns why nothing more is pushed for a host, all of whose ranks in the group have left; else nullptr. What they
+  // pushed on its own before that may still be on its way from their relay.
+  const std::string* why_host_left(const RoundGroup& group, std::uint32_t contributor) const;
   // Returns why the contributor cannot be told anything any more, or nullptr if it can.
   const std::string* why_unreachable(const Round& round, std::uint32_t contributor) const;
 

@@ -100,6 +100,16 @@ void HostRelay::fail_round(std::uint32_t group, std::uint32_t tensor, std::uint3
   ends_.fail(*round, why);
 }
 
+// All that the ranks have pushed is here, as they have left. So a round to which one has not pushed stays without it.
+void HostRelay::end_round(std::uint32_t group, std::uint32_t tensor, std::uint32_t partition, std::uint32_t number,
+                          std::uint32_t place, const Error& why) {
+  const RoundKey key{group, tensor, partition, true};
+  Round* round = table_.find(key, number);
+  if (round != nullptr && !round->is(RoundPhase::kOpen) && !round->is(RoundPhase::kFailed)) return;  // it is on its way
+  decline(key, number, place, why);
+  if (round != nullptr && round->is(RoundPhase::kOpen)) ends_.fail(*round, why);
+}
+
 void HostRelay::decline(const RoundKey& key, std::uint32_t number, std::uint32_t onward_server, const Error& why) {
   if (network_ == nullptr) return;
   tensor::PushHeader header{};

@@ -47,6 +47,8 @@ class HostRelay final : public tensor::ContributionSource {
   void fail(std::uint32_t contribution, const Error& why, std::span<const std::uint32_t> missing) override;
   void fail_round(std::uint32_t group, std::uint32_t tensor, std::uint32_t partition, std::uint32_t round,
                   const Error& why) override;
+  void end_round(std::uint32_t group, std::uint32_t tensor, std::uint32_t partition, std::uint32_t round,
+                 std::uint32_t place, const Error& why) override;
 
  private:
   bool fits(Round& round);

@@ -205,6 +205,7 @@ void RoundEngine::fail_lost() {
       }
       round.end(arrival);
     }
+    if (why == nullptr) why = ask_relays(round);
     if (round.is_with_servers()) {
       if (why != nullptr) relay_.cancel(round, gone_.failure_of(round.key.tensor, *why));
     } else if (round.is(RoundPhase::kAnswered) || round.is(RoundPhase::kFailed) || why == nullptr) {
@@ -217,6 +218,25 @@ void RoundEngine::fail_lost() {
     }
   }
   stored_.release_held();
+}
+
+// Asks relays whether what ranks that have left have pushed is on its way. Returns why one cannot be asked, or nullptr.
+const std::string* RoundEngine::ask_relays(Round& round) {
+  const auto& [group, tensor, partition, for_host] = round.key;
+  if (for_host || !round.is(RoundPhase::kOpen) || round.first.kind != tensor::OperationKind::kSplit) return nullptr;
+  for (std::uint32_t index = 0; index < round.contributors->size(); ++index) {
+    Arrival& arrival = round.arrivals[index];
+    if (arrival.has_pushed() || arrival.is_asked_for) continue;
+    const std::string* const why = gone_.why_host_left(*round.group, index);
+    if (why == nullptr) continue;
+    WorkerSession* const relay = groups_.session_of(round, index);
+    if (relay == nullptr || gone_.has_view_ended()) return why;
+    arrival.is_asked_for = true;
+    const Error failure = gone_.failure_of(tensor, *why);
+    relay->send(
+        tensor::HostHasLeft{group, tensor, partition, round.number, failure.code(), failure.what(), failure.hint()});
+  }
+  return nullptr;
 }
 
 // ---- For people

@@ -110,6 +110,7 @@ class RoundEngine {
                  std::vector<std::uint32_t>& missing);
   void fail_cancelled(Round& round, std::uint32_t contributor, const tensor::Cancel& cancel,
                       std::vector<std::uint32_t>& missing);
+  const std::string* ask_relays(Round& round);
   std::vector<std::uint32_t> ranks_without_push(const Round& round, std::uint32_t except) const;
 
   const std::uint32_t epoch_;

@@ -83,6 +83,11 @@ void RoundEngine::take(Push& push) try {
       return push.session.lose("its memory cannot be read");
     }
   }
+  if (!gone_.is_empty()) [[unlikely]] {
+    if (const std::string* const why = ask_relays(round)) {
+      return ends_.fail(round, gone_.failure_of(round.key.tensor, *why));
+    }
+  }
   if (round.is(RoundPhase::kGathered)) {
     complete(round);
   } else if (round.is(RoundPhase::kAnswered) && pulls) {

@@ -157,6 +157,25 @@ struct RoundFailed {
   bool operator==(const RoundFailed&) const = default;
 };
 
+// A server sends this to a relay when all ranks of its host that are in the group have left, and the host's
+// contribution to a round is not here. It may be on its way, as a push on its own has ended when the relay holds it.
+// Where nothing is, the relay gives the round up with a Cancel that says the same.
+struct HostHasLeft {
+  std::uint32_t group = 0;
+  std::uint32_t tensor = 0;
+  std::uint32_t partition = 0;
+  std::uint32_t round = 0;
+  ErrorCode code = ErrorCode::kInternal;
+  std::string what;
+  std::string hint;
+  static constexpr void fields(auto& io, auto& m) {
+    io(m.group, m.tensor, m.partition, m.round, m.code);
+    io.bounded(m.what, kMostTextBytes);
+    io.bounded(m.hint, kMostTextBytes);
+  }
+  bool operator==(const HostHasLeft&) const = default;
+};
+
 // A worker sends this where several paths join the two (transport/control_paths.h). It tells how many answers have come
 // in by each data connection of a path. The server keeps results until then, because what it sent may be lost on the
 // way.
@@ -244,7 +263,7 @@ struct RedoLogAt {
 
 // The position in this list is the type on the wire, so add new messages at the end.
 using ControlMessage = std::variant<Attach, Credits, PushFailed, Cancel, Cancelled, Ping, Echo, RoundFailed, Received,
-                                    PathLost, PathBroken, AnswerKeys, Landed, Committed, RedoLogAt>;
+                                    PathLost, PathBroken, AnswerKeys, Landed, Committed, RedoLogAt, HostHasLeft>;
 
 // Cuts texts that are beyond their limit.
 Bytes encode(const ControlMessage& message, std::uint32_t epoch);

@@ -33,6 +33,10 @@ class ContributionSource {
   // Is called when the server says that a round of the network has failed before this host contributed.
   virtual void fail_round(std::uint32_t group, std::uint32_t tensor, std::uint32_t partition, std::uint32_t round,
                           const Error& why) = 0;
+  // Is called when the server loop `place` says that the ranks of this host have left, and that it has no contribution
+  // to this round.
+  virtual void end_round(std::uint32_t group, std::uint32_t tensor, std::uint32_t partition, std::uint32_t round,
+                         std::uint32_t place, const Error& why) = 0;
 
  protected:
   ~ContributionSource() = default;

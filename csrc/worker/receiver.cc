@@ -74,6 +74,11 @@ void Receiver::on_message(ServerConnection& server, std::span<const std::byte> m
     if (rooms_.contributions.source() == nullptr) return;
     rooms_.contributions.source()->fail_round(round->group, round->tensor, round->partition, round->round,
                                               Error(round->code, round->what, round->hint));
+  } else if (const auto* left = std::get_if<tensor::HostHasLeft>(&*decoded)) {
+    if (rooms_.contributions.source() == nullptr) return;
+    const auto place = static_cast<std::uint32_t>(rooms_.connections.place_of(server));
+    rooms_.contributions.source()->end_round(left->group, left->tensor, left->partition, left->round, place,
+                                             Error(left->code, left->what, left->hint));
   }
 }
 

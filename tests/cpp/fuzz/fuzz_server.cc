@@ -222,7 +222,7 @@ Bytes made_up(Job& job, Input& input) {
     return tensor::SlotCredit{tensor::SlotNumber(input.take<std::uint8_t>() % 12U), 0, 0, kPiece + kMaxHeader};
   };
   Bytes message;
-  switch (input.take<std::uint8_t>() % 10) {
+  switch (input.take<std::uint8_t>() % 11) {
     case 0: message = encode(tensor::Cancelled{{one}, {}, {}, {}}, kEpoch); break;
     case 1: message = encode(tensor::Cancelled{{}, {one, other}, {}, {0}}, kEpoch); break;
     case 2: message = encode(tensor::Cancelled{{}, {}, {one, other}, {}}, kEpoch); break;
@@ -232,6 +232,7 @@ Bytes made_up(Job& job, Input& input) {
     case 6: message = encode(tensor::PathBroken{input.take<std::uint8_t>()}, kEpoch); break;
     case 7: message = encode(tensor::PathLost{input.take<std::uint8_t>(), {one}}, kEpoch); break;
     case 8: message = encode(tensor::RoundFailed{0, 1, 0, 0, ErrorCode::kTimeout, "what", "hint"}, kEpoch); break;
+    case 9: message = encode(tensor::HostHasLeft{0, 1, 0, 0, ErrorCode::kPeerLost, "what", "hint"}, kEpoch); break;
     default: message = encode(tensor::Echo{input.take<std::uint16_t>()}, kEpoch);
   }
   for (auto changes = input.take<std::uint8_t>() % 16; changes > 8; --changes) {

@@ -59,8 +59,8 @@ class RoundEngineHostTest : public RoundEngineTest, public tensor::ContributionS
     made.priority = static_cast<std::int32_t>(worker);
     return made;
   }
-  tensor::PushHeader of_network(std::uint32_t worker, std::uint8_t flags) {
-    tensor::PushHeader made = header(worker, flags);
+  tensor::PushHeader of_network(std::uint32_t worker, std::uint8_t flags, std::uint32_t round = 0) {
+    tensor::PushHeader made = header(worker, flags, round);
     made.group = kGroup;
     return made;
   }
@@ -312,16 +312,70 @@ TEST_F(RoundEngineHostTest, ARankThatLeavesHasNotContributedAtItsRelay) {
   EXPECT_EQ(failures(2).size(), 1U);
 }
 
+// When nobody of that host is left the relay is asked, whose contribution may be on its way.
 TEST_F(RoundEngineHostTest, ARankThatLeavesMayHavePushedAtItsRelay) {
+  for (const bool is_on_its_way : {true, false}) {
+    const std::uint32_t round = is_on_its_way ? 0 : 1;
+    auto push = of_network(2, kPush | kPull, round);
+    push.kind = tensor::OperationKind::kSplit;
+    const std::uint32_t relay = hosts.relay(0, 0, tensor::relay_hash(tensor::spread_of(push.tensor, push.partition)));
+    if (is_on_its_way) {
+      post(2, push);
+      engine.gone().leave(1, "worker 1 has left");
+      engine.fail_lost();
+      EXPECT_TRUE(control(relay).sent<tensor::HostHasLeft>().empty());
+      engine.gone().leave(0, "worker 0 has left");
+      engine.fail_lost();
+      engine.fail_lost();
+      auto contribution = of_network(0, kPush | kPull);
+      contribution.kind = tensor::OperationKind::kSplit;
+      ASSERT_EQ(control(relay).sent<tensor::HostHasLeft>().size(), 1U);
+      post(relay, contribution);
+      EXPECT_TRUE(failures(2).empty());
+    } else {
+      post(2, push);  // a push may come later
+      const auto asked = control(relay).sent<tensor::HostHasLeft>();
+      ASSERT_EQ(asked.size(), 2U);
+      EXPECT_EQ(asked[1].round, round);
+      EXPECT_TRUE(failures(2).empty());
+      tensor::Cancel none = gives_up(0, false);
+      none.round = round;
+      none.what = asked[1].what;
+      engine.cancel(*sessions[relay], none);
+      ASSERT_EQ(failures(2).size(), 1U);
+      EXPECT_EQ(failures(2)[0].what, "worker 0 has left");
+    }
+    EXPECT_EQ(engine.open_rounds(), 0U);
+  }
+}
+
+TEST_F(RoundEngineHostTest, AHostWhoseRelayIsGoneCannotBeAsked) {
+  for (const std::uint32_t rank : {0U, 1U}) {
+    engine.gone().leave(rank, "worker " + std::to_string(rank) + " has left");
+    sessions[rank]->abandon(false);
+  }
   auto push = of_network(2, kPush | kPull);
   push.kind = tensor::OperationKind::kSplit;
   post(2, push);
-  engine.gone().leave(1, "worker 1 has left");
-  engine.fail_lost();
-  EXPECT_TRUE(failures(2).empty());
-  engine.gone().leave(0, "worker 0 has left");
-  engine.fail_lost();
-  EXPECT_EQ(failures(2).size(), 1U) << "nobody of that host is left";
+  EXPECT_EQ(failures(2).size(), 1U);
+  EXPECT_EQ(engine.open_rounds(), 0U);
+}
+
+// The server says that they have left, and has nothing of the host.
+TEST_F(RoundEngineHostTest, ARelayWhoseRanksHaveLeftGivesUpWhatTheyHaveNotPushed) {
+  const Error left(ErrorCode::kPeerLost, "worker 0 has left", "");
+  source->end_round(kGroup, 11, 0, 7, kPlace, left);
+  ASSERT_EQ(refused.size(), 1U) << "nobody has pushed";
+  EXPECT_EQ(refused[0], std::pair(kPlace, std::string("worker 0 has left")));
+  post(0, for_host(0, kPush | kPull));
+  source->end_round(kGroup, 11, 0, 0, kPlace, left);
+  EXPECT_EQ(refused.size(), 2U) << "one has pushed";
+  EXPECT_EQ(failures(0).size(), 1U);
+  for (std::uint32_t i = 0; i < 2; ++i) post(i, for_host(i, kPush | kPull, 1));
+  source->end_round(kGroup, 11, 0, 1, kPlace, left);
+  EXPECT_EQ(refused.size(), 2U) << "the contribution is on its way";
+  answer_with(42);
+  EXPECT_EQ(memory[1].back(), 42);
 }
 
 // It goes on for the others of its host while it can be reached.

@@ -37,7 +37,8 @@ std::vector<ControlMessage> samples() {
           Landed{{1, 0xffffffff}},
           Committed{{2}},
           Committed{},
-          RedoLogAt{1, 2, 3}};
+          RedoLogAt{1, 2, 3},
+          HostHasLeft{1, 2, 3, 4, ErrorCode::kPeerLost, "what", "hint"}};
 }
 
 TEST(ControlMessages, RoundTrip) {
@@ -97,6 +98,7 @@ TEST(ControlMessages, TypesKeepTheirNumbers) {
   EXPECT_EQ(type_of(Landed{}), std::byte{12});
   EXPECT_EQ(type_of(Committed{}), std::byte{13});
   EXPECT_EQ(type_of(RedoLogAt{}), std::byte{14});
+  EXPECT_EQ(type_of(HostHasLeft{}), std::byte{15});
 }
 
 TEST(ControlMessages, APathHasABoundedNumberOfStreams) {

@@ -29,7 +29,7 @@ TEST(PushHeader, GoldenBytes) {
   header.length = 0x18;
   header.answer_key = 0x19;
   header.answer_address = 0x1a;
-  constexpr std::uint8_t kGolden[64] = {19,   0,    4,    1,    15,   1,    3,    2,    7,    6,    5,    4,    0x0b,
+  constexpr std::uint8_t kGolden[64] = {20,   0,    4,    1,    15,   1,    3,    2,    7,    6,    5,    4,    0x0b,
                                         0x0a, 9,    8,    0x0f, 0x0e, 0x0d, 0x0c, 0x13, 0x12, 0x11, 0x10, 0x17, 0x16,
                                         0x15, 0x14, 0x24, 0x23, 0x22, 0x21, 0x18, 0,    0,    0,    0,    0,    0,
                                         0,    0x19, 0,    0,    0,    0,    0,    0,    0,    0x1a, 0,    0,    0,

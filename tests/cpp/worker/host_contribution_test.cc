@@ -30,6 +30,7 @@ struct GrowingSum final : tensor::ContributionSource {
   void deliver(std::uint32_t, const std::byte*) override {}
   void fail(std::uint32_t, const Error&, std::span<const std::uint32_t>) override {}
   void fail_round(std::uint32_t, std::uint32_t, std::uint32_t, std::uint32_t, const Error&) override {}
+  void end_round(std::uint32_t, std::uint32_t, std::uint32_t, std::uint32_t, std::uint32_t, const Error&) override {}
   int reads = 0;
 };
 

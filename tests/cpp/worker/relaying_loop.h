@@ -28,6 +28,7 @@ struct Ones final : tensor::ContributionSource {
     events.emplace_back(why.what());
   }
   void fail_round(std::uint32_t, std::uint32_t, std::uint32_t, std::uint32_t, const Error&) override {}
+  void end_round(std::uint32_t, std::uint32_t, std::uint32_t, std::uint32_t, std::uint32_t, const Error&) override {}
   std::vector<std::string> events;
 };
 

@@ -16,7 +16,9 @@ from typing import Any
 import harness
 import numpy as np
 import pytest
+from bodies.arrays import caught
 from harness import await_mark, mark
+from harness.freeze import frozen, thread_of
 
 ENV = {"BPS_TIMEOUT": str(60 * harness.PATIENCE), "BPS_SHUTDOWN_TIMEOUT": str(60 * harness.PATIENCE)}
 SOON_S = 20 * harness.PATIENCE  # a second on a quiet machine; who is not told waits for 60 s
@@ -345,6 +347,50 @@ def test_what_a_rank_has_answered_before_it_left_counts(transport):
         job.set_mark("left")
         job.kill("rank 0", signal.SIGCONT)
         assert job.outcomes()[0].value == [3.0], job.report()
+
+
+def uses_what_a_host_left(bps: Any) -> list[float | str]:
+    """Ranks 0 and 1, of one host, push and leave while the server in rank 2 is stopped, which hears of that at once."""
+    from bps_rdma import job
+
+    names = [f"t{number}" for number in range(48)]
+    bps.declare_many(dict.fromkeys(names, ((1000,), "float32")))
+    process, tensors = job.current().process, job.current().tensors
+    there = (name for name, tensor in zip(names, tensors.values(), strict=True) if process.servers_of(tensor) == [2])
+    both, one, none = itertools.islice(there, 3)
+    mine = np.full(1000, bps.rank() + 1, np.float32)
+    mark("declared")
+    await_mark("is stopped")
+    if bps.rank() < 2:
+        for name in (both, one)[: 2 - bps.rank()]:
+            bps.push(mine, name, average=False)
+        mark("pushed")
+        await_mark("pushed", 0, 1)  # who pushes after the other one has left is told so at once
+        return []
+    for _ in range(2):  # a call that comes after the scheduler has told this process of both
+        assert all("has left" in caught(lambda other=other: bps.new_group([other, 2], "x")) for other in (0, 1))
+    mark("knows")
+    await_mark("goes on")
+
+    def sum_of(name: str) -> float:
+        bps.push(mine, name, average=False)
+        return float(bps.pull(mine.copy(), name, average=False)[-1])
+
+    return [sum_of(both), *(caught(lambda name=name: sum_of(name)) for name in (one, none))]
+
+
+def test_what_the_ranks_of_a_host_pushed_before_they_left_counts():
+    """Their pushes ended at the relay of their host, before its contribution was at the server."""
+    env = ENV | {"BPS_PUSH_THREAD": "1", "BPS_SERVER_ENGINE_THREAD": "1"}
+    with harness.start(uses_what_a_host_left, **harness.on_hosts("aab"), env=env) as job:
+        job.await_marks("declared")
+        with frozen(thread_of(job.pid("rank 2"), "bps-loop-0")):
+            job.set_mark("is stopped")
+            job.await_marks("knows", [2])
+        job.set_mark("goes on")
+        total, *told = job.results()[2]
+    assert total == 6
+    assert all(re.match(r"PeerLostError: .*worker [01] .*has left the job", one) for one in told), told
 
 
 def drops_its_handle(bps: Any) -> np.ndarray | None:
