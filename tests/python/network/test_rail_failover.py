@@ -55,8 +55,7 @@ FAILURES: dict[str, tuple[Act, Act]] = {
 def test_an_interface_fails_and_comes_back(networks, start, failure):
     fail, mend = FAILURES[failure]
     lost, left = (FIRST, SECOND) if failure == "the first" else (SECOND, FIRST)
-    slowest = fails_and_comes_back(start(), lambda: fail(networks), lambda: mend(networks), lost, left, 30)
-    assert slowest < 5 * harness.PATIENCE, "about 0.7 s on a quiet machine"
+    fails_and_comes_back(start(), lambda: fail(networks), lambda: mend(networks), lost, left, 30)
 
 
 def test_an_interface_that_flaps(networks, start):

@@ -163,8 +163,11 @@ LOST, BACK = "a rail to .* is lost: .*; the other rails are used", "a connection
 
 def fails_and_comes_back(
     running: Running, fail: Callable[[], object], mend: Callable[[], object], lost: str, left: str, rounds: int
-) -> float:
-    """What must hold when the rail `lost` fails, and is mended some rounds later; what the slowest round took more."""
+) -> None:
+    """What must hold when the rail `lost` fails, and is mended some rounds later.
+
+    On a quiet machine no round takes a second more. One that waited for the heartbeat would be an error of the job.
+    """
     fail()
     running.until_all_say(LOST)
     lost_at = time.monotonic()
@@ -183,4 +186,3 @@ def fails_and_comes_back(
         assert used[lost] < used[left] / 10, "the other one carries everything"
         used = carried(result["log"], back_at)
         assert used[lost] > used[left] / 20, "it is used again"
-    return longest(results)
