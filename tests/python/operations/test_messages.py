@@ -86,13 +86,12 @@ def test_a_message_is_one_push_and_one_pull(count, partitions):
 # ---- Ranks that disagree
 
 
-def disagreeing(bps: Any, sent: tuple[int, str], expected: tuple[int, str], asynchronous: bool) -> tuple[str, float]:
+def disagreeing(bps: Any, sent: tuple[int, str], expected: tuple[int, str], asynchronous: bool) -> str:
     """What comes of one message that does not fit, between others that do."""
     rank = bps.rank()
     how: dict[str, Any] = {"name": "w"}
     for _ in range(2):
         bps.send(np.ones(5000), dst=1, **how) if rank == 0 else bps.recv(np.empty(5000), src=0, **how)
-    begin = time.monotonic()
     array = np.zeros(*(sent if rank == 0 else expected))
 
     def call() -> None:
@@ -104,7 +103,6 @@ def disagreeing(bps: Any, sent: tuple[int, str], expected: tuple[int, str], asyn
 
     with pytest.raises(bps.MismatchError) as error:
         call()
-    seconds = time.monotonic() - begin
     for count in (5000, sent[0], expected[0]):
         values = np.full(count, 3.0)
         if rank == 0:
@@ -112,7 +110,7 @@ def disagreeing(bps: Any, sent: tuple[int, str], expected: tuple[int, str], asyn
         else:
             assert np.array_equal(bps.recv(np.empty(count), src=0, **how), values)
     assert rank == 0 or not array.any() or sent[1] != expected[1], "what does not fit changes nothing"
-    return str(error.value), seconds
+    return str(error.value)
 
 
 async def awaited(handle: Any) -> None:
@@ -134,10 +132,9 @@ async def awaited(handle: Any) -> None:
 def test_both_ranks_are_told_what_does_not_fit(sent, expected, asynchronous, transport):
     env = SMALL_PARTITIONS | {"BPS_TRANSPORT": transport}
     found = harness.run(disagreeing, sent, expected, asynchronous, workers=2, env=env)
-    for text, seconds in found:
+    for text in found:
         assert f"send 0->1 'w': rank 0 sends {sent[0]} elements of {sent[1]}" in text
         assert f"rank 1 expects {expected[0]} elements of {expected[1]}" in text
-        assert seconds < 20
 
 
 def followed(bps: Any, sizes: list[tuple[int, int]], backwards: tuple[bool, bool]) -> list[str]:
