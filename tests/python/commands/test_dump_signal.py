@@ -29,11 +29,6 @@ def this_is_where_rank_1_hangs() -> None:
     await_mark("go on")
 
 
-def dumps(job: harness.Job, member: str) -> list[dict[str, Any]]:
-    lines = [line for line in job.log(member).splitlines() if line.startswith("bps DUMP ")]
-    return [json.loads(line.removeprefix("bps DUMP ")) for line in lines]
-
-
 def test_ranks_and_servers_tell_what_they_wait_for(transport):
     with harness.start(hangs_in_python, workers=2, servers=1, env=harness.over(transport)) as job:
         job.await_marks("running")
@@ -41,19 +36,19 @@ def test_ranks_and_servers_tell_what_they_wait_for(transport):
         def waits() -> bool:
             job.kill("rank 0", signal.SIGUSR1)
             time.sleep(0.1)
-            return any(dump["operations"] for dump in dumps(job, "rank 0"))
+            return any(dump["operations"] for dump in job.dumps("rank 0"))
 
         harness.eventually(waits)
         for member in ("rank 1", "server 0"):
             job.kill(member, signal.SIGUSR1)
-            harness.eventually(lambda member=member: dumps(job, member))
+            harness.eventually(lambda member=member: job.dumps(member))
         job.set_mark("go on")
         assert job.results() == [2, 2]
         assert "hangs_in_python" in job.log("rank 0")
         assert "this_is_where_rank_1_hangs" in job.log("rank 1")
-        (operation,) = next(dump for dump in dumps(job, "rank 0") if dump["operations"])["operations"]
+        (operation,) = next(dump for dump in job.dumps("rank 0") if dump["operations"])["operations"]
         assert operation["operation"] == "push_pull of 'late', round 0"
-        (open_round,) = dumps(job, "server 0")[0]["rounds"]
+        (open_round,) = job.dumps("server 0")[0]["rounds"]
         assert (open_round["waits_for"], open_round["missing"]) == ("pushes", [1])
 
 
@@ -73,10 +68,10 @@ def test_the_scheduler_tells_who_is_missing_and_goes_on():
         def waits() -> bool:
             job.kill("scheduler", signal.SIGUSR1)
             time.sleep(0.1)
-            return any(dump["calls"] for dump in dumps(job, "scheduler"))
+            return any(dump["calls"] for dump in job.dumps("scheduler"))
 
         harness.eventually(waits)
-        dump = dumps(job, "scheduler")[-1]
+        dump = job.dumps("scheduler")[-1]
         assert (dump["role"], dump["phase"]) == ("scheduler", "running")
         assert dump["calls"] == [{"what": "barrier of group 0", "ranks": [0], "missing": [1]}]
         assert {(one["rank"], one["server_rank"]) for one in dump["members"]} == {(-1, 0), (0, -1), (1, -1)}
@@ -143,4 +138,4 @@ def lives_and_forks(bps: Any) -> int:
 def test_lives_of_one_process_and_a_forked_child():
     with harness.start(lives_and_forks, workers=2, init=False) as job:
         assert job.results() == [7, 7]
-        assert not dumps(job, "rank 0")
+        assert not job.dumps("rank 0")

@@ -114,8 +114,7 @@ def test_the_late_rank_is_named(tmp_path):
 def misses_rank_1(job: harness.Job, round_: int) -> bool:
     """Whether SIGUSR1 has shown rank 0 waiting for rank 1 in that round."""
     job.kill("rank 0", signal.SIGUSR1)
-    dumps = [line for line in job.log("rank 0").splitlines() if line.startswith("bps DUMP ")]
-    rounds = [one for line in dumps for one in json.loads(line.removeprefix("bps DUMP "))["rounds"]]
+    rounds = [one for dump in job.dumps("rank 0") for one in dump["rounds"]]
     return any(one["round"] == round_ and one["missing"] == [1] for one in rounds)
 
 

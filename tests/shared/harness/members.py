@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -84,6 +85,12 @@ class Members:
     def log(self, member: str) -> str:
         """What the member has printed so far."""
         return self.processes[member].output()
+
+    def dumps(self, member: str) -> list[dict[str, Any]]:
+        """What the member has told so far because of SIGUSR1. It may be writing a line at this moment."""
+        whole, _, _ = self.log(member).rpartition("\n")
+        head = "bps DUMP "
+        return [json.loads(line.removeprefix(head)) for line in whole.splitlines() if line.startswith(head)]
 
     def eventually(
         self,
