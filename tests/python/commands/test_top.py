@@ -14,7 +14,6 @@ import struct
 import subprocess
 import sys
 import termios
-import time
 from typing import Any
 
 import harness
@@ -24,15 +23,18 @@ from harness import await_mark, mark
 COMMAND = [sys.executable, "-P", "-m", "bps_rdma", "top"]
 ROUNDS = 70  # more than the servers keep
 COUNT = 1 << 18
+NAMES = ("rank 0", "rank 1", "server 0")
 
 
 def one_is_always_late(bps: Any) -> float:
     """Rank 1 pushes when the other has pushed; then it does not come at all, and in the end they go on."""
     array = np.ones(COUNT, np.float32)
-    for _ in range(ROUNDS):
+    for number in range(ROUNDS):
         if bps.rank() == 1:
-            time.sleep(0.02)
-        bps.push_pull(array, name="x")
+            await_mark(f"pushed {number}", 0)
+        bps.push(array, name="x")  # returns when the server has it
+        mark(f"pushed {number}")
+        bps.pull(array, name="x")
     mark("ready")
     if bps.rank() == 1:
         await_mark("go on")
@@ -68,8 +70,7 @@ def test_the_late_rank_is_marked_and_the_open_round_says_whom_it_waits_for():
         assert seen["server 0"]["round_waits_for"] == [1]
         assert (seen["rank 0"]["is_slowest"], seen["rank 1"]["is_slowest"]) == (False, True)
         assert (seen["rank 0"]["state"], seen["rank 1"]["awaited_by"]) == ("waiting", 1)
-        assert seen["rank 1"]["last_percent"] > 75  # it slept; the other may have been slower once
-        assert seen["rank 0"]["last_percent"] + seen["rank 1"]["last_percent"] == 100
+        assert (seen["rank 0"]["last_percent"], seen["rank 1"]["last_percent"]) == (0, 100)
         assert seen["rank 0"]["credits"] > 0  # over TCP, servers need slots
         assert seen["server 0"]["credits"] is None
         job.set_mark("go on")
@@ -79,14 +80,19 @@ def test_the_late_rank_is_marked_and_the_open_round_says_whom_it_waits_for():
 def test_bytes_in_both_directions():
     with harness.start(goes_on, workers=2, servers=1, env={"BPS_TRANSPORT": "tcp"}) as job:
         job.await_marks("ready")
-        seen = top(job)
+        job.eventually(lambda: top(job), what="as much in both directions", until=is_balanced)
         job.set_mark("end")
         job.results()
-    for name in ("rank 0", "rank 1", "server 0"):
-        sent, received = seen[name]["sent_bytes_per_s"], seen[name]["received_bytes_per_s"]
-        assert 0.5 < sent / received < 2, (name, sent, received)  # looks at processes are not at one moment
-    ranks = seen["rank 0"]["received_bytes_per_s"] + seen["rank 1"]["received_bytes_per_s"]
-    assert 0.3 < ranks / seen["server 0"]["sent_bytes_per_s"] < 3
+
+
+def is_balanced(seen: dict[str, Any]) -> bool:
+    """Whether all have carried as much as they should. On a busy machine a look may see less than two rounds of one."""
+    both = [(seen[name]["sent_bytes_per_s"], seen[name]["received_bytes_per_s"]) for name in NAMES]
+    ranks, server = both[:2], both[2]
+    if not all(sent > 0 and received > 0 for sent, received in both):
+        return False
+    is_even = all(0.5 < sent / received < 2 for sent, received in both)
+    return is_even and 0.3 < sum(received for _, received in ranks) / server[0] < 3
 
 
 def test_the_live_view():
