@@ -145,6 +145,5 @@ def test_a_loop_goes_on_with_fewer_workers_when_a_node_is_lost(two_nodes, tmp_pa
 
 def remove_when_marked(cluster: Any, nodes: list[Any], mark: Path) -> None:
     """Ends the node whose worker has set the mark."""
-    harness.eventually(mark.exists, 120)
-    wanted = mark.read_text()
+    wanted = harness.eventually(lambda: mark.exists() and mark.read_text(), 120)  # it is there before its text
     cluster.remove_node(next(node for node in nodes if node.node_id == wanted), allow_graceful=False)
