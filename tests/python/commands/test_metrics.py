@@ -64,9 +64,14 @@ def embedded() -> tuple[list[str], list[dict[str, int]]]:
     port = harness.free_ports(2)
     with harness.start(pushes, env={"BPS_METRICS_PORT": str(port), "BPS_TRANSPORT": "tcp"}) as job:
         job.await_marks("pushed")
-        texts = [fetch(port + rank)[2] for rank in range(2)]
+        # A server has the end of its last writes a moment after the other rank has their bytes.
+        texts = [job.eventually(lambda rank=rank: fetch(port + rank)[2], until=has_no_round) for rank in range(2)]
         job.set_mark("looked")
         return texts, job.results()
+
+
+def has_no_round(text: str) -> bool:
+    return value(samples(text), "bps_open_rounds") == 0
 
 
 def test_each_rank_serves_at_the_port_plus_its_local_rank(embedded):
