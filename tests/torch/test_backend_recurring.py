@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
+import functools
 import gc
-import threading
 import weakref
 from datetime import timedelta
 from typing import Any
@@ -204,19 +204,10 @@ def test_threads_with_tensors_of_their_own(bps: Any) -> None:
     tensors = [torch.empty(4, dtype=torch.float32 if n else torch.float64) for n in range(2)]
     for tensor in tensors:
         reduced(tensor, rank, size)  # in one order on all ranks, which gives the operations their names
-    failed: list[BaseException] = []
 
     def often(tensor: torch.Tensor) -> None:
-        try:
-            for _ in range(200):
-                reduced(tensor, rank, size)
-        except BaseException as error:
-            failed.append(error)
+        for _ in range(200):
+            reduced(tensor, rank, size)
 
-    threads = [threading.Thread(target=often, args=(tensor,)) for tensor in tensors]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failed
+    harness.in_threads(*(functools.partial(often, tensor) for tensor in tensors))
     dist.destroy_process_group()

@@ -103,9 +103,7 @@ def receives_from_any_and_is_interrupted(bps: Any) -> None:
 
 def test_an_interrupted_receive_takes_no_message():
     with harness.start(receives_from_any_and_is_interrupted, workers=2, init=False) as job:
-        job.await_marks("waiting", [0])
-        job.await_call("rank 0")
-        job.kill("rank 0", signal.SIGINT)
+        job.interrupt("waiting")
         job.results()
 
 

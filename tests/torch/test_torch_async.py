@@ -371,9 +371,7 @@ def is_interrupted(bps: Any) -> set[float]:
 def test_what_ctrl_c_has_left_tells_nobody_that_the_view_has_ended() -> None:
     env = FAST | ASYNC | {"BPS_STALENESS": "0", "BPS_MIN_WORKERS": "2"}
     with harness.start(is_interrupted, workers=3, servers=1, env=env) as job:
-        job.await_marks("steps", [0])
-        job.await_call("rank 0")
-        job.kill("rank 0", signal.SIGINT)
+        job.interrupt("steps")
         job.await_marks("interrupted", [0])
         job.kill("rank 1")
         job.set_mark("lost")

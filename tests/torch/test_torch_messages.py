@@ -163,7 +163,5 @@ def waits_for_many(bps: Any) -> None:
 
 def test_many_sums_are_given_up():
     with harness.start(waits_for_many, workers=2) as job:
-        job.await_marks("waiting", [0])
-        job.await_call("rank 0")
-        job.kill("rank 0", signal.SIGINT)
+        job.interrupt("waiting")
         job.results()

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-import threading
+import functools
 from typing import Any
 
 import harness
@@ -256,7 +256,6 @@ def test_every_call_has_a_deadline_of_its_own() -> None:
 def test_calls_from_several_threads(bps: Any) -> None:
     """Several threads, each with tensors and names of its own. Handles that are dropped change nothing for others."""
     rank, size = bps.rank(), bps.size()
-    wrong: list[Any] = []
 
     def run(number: int) -> None:
         for step in range(20):
@@ -265,15 +264,9 @@ def test_calls_from_several_threads(bps: Any) -> None:
             bps_torch.all_gather_async(torch.ones(300), f"dropped too {number}")
             found = bps_torch.push_pull(own, f"kept {number}", average=False)
             expected = float(sum(range(size)) + size * (number + step))
-            if not torch.equal(found, torch.full((500,), expected)):
-                wrong.append((number, step, found[0]))
+            assert torch.equal(found, torch.full((500,), expected)), (number, step, found[0])
 
-    running = [threading.Thread(target=run, args=(number,)) for number in range(4)]
-    for one in running:
-        one.start()
-    for one in running:
-        one.join()
-    assert not wrong
+    harness.in_threads(*(functools.partial(run, number) for number in range(4)))
 
 
 def lost(bps: Any, call: str) -> str:

@@ -29,16 +29,21 @@ def this_is_where_rank_1_hangs() -> None:
     await_mark("go on")
 
 
+def until_it_tells(job: harness.Job, member: str, what: str) -> None:
+    """Asks a member again and again, until it has told of that."""
+
+    def tells() -> bool:
+        job.kill(member, signal.SIGUSR1)
+        time.sleep(0.1)
+        return any(dump[what] for dump in job.dumps(member))
+
+    harness.eventually(tells)
+
+
 def test_ranks_and_servers_tell_what_they_wait_for(transport):
     with harness.start(hangs_in_python, workers=2, servers=1, env=harness.over(transport)) as job:
         job.await_marks("running")
-
-        def waits() -> bool:
-            job.kill("rank 0", signal.SIGUSR1)
-            time.sleep(0.1)
-            return any(dump["operations"] for dump in job.dumps("rank 0"))
-
-        harness.eventually(waits)
+        until_it_tells(job, "rank 0", "operations")
         for member in ("rank 1", "server 0"):
             job.kill(member, signal.SIGUSR1)
             harness.eventually(lambda member=member: job.dumps(member))
@@ -64,13 +69,7 @@ def one_is_late(bps: Any) -> bool:
 def test_the_scheduler_tells_who_is_missing_and_goes_on():
     with harness.start(one_is_late, workers=2, servers=1) as job:
         job.await_marks("running")
-
-        def waits() -> bool:
-            job.kill("scheduler", signal.SIGUSR1)
-            time.sleep(0.1)
-            return any(dump["calls"] for dump in job.dumps("scheduler"))
-
-        harness.eventually(waits)
+        until_it_tells(job, "scheduler", "calls")
         dump = job.dumps("scheduler")[-1]
         assert (dump["role"], dump["phase"]) == ("scheduler", "running")
         assert dump["calls"] == [{"what": "barrier of group 0", "ranks": [0], "missing": [1]}]

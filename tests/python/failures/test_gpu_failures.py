@@ -100,9 +100,7 @@ def interrupted(bps: Any) -> bool:
 
 def test_ctrl_c(transport):
     with harness.start(interrupted, workers=2, env=on_gpu(transport)) as job:
-        job.await_marks("ready", ranks=[0])
-        job.await_call("rank 0")
-        job.kill("rank 0", signal.SIGINT)
+        job.interrupt("ready")
         assert job.results() == [True, True]
 
 

@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import signal
-import threading
 import weakref
 from typing import Any
 
@@ -188,26 +188,16 @@ def test_handles_that_nobody_waits_for(transport: str) -> None:
 
 def use_threads(bps: Any, steps: int) -> int:
     """Two threads with names of their own, and one that only begins later."""
-    failures = []
 
     def work(name: str) -> None:
-        try:
-            for step in range(steps):
-                array = np.full(COUNT, step + bps.rank(), np.float32)
-                bps.push_pull_inplace(array, name=name, average=False)
-                assert array.min() == array.max() == 2 * step + 1, (name, step, array[0])
-                if name == "first" and step % 10 == 0:
-                    mark(f"step-{step}")
-        except BaseException as error:
-            failures.append(repr(error))
-            raise
+        for step in range(steps):
+            array = np.full(COUNT, step + bps.rank(), np.float32)
+            bps.push_pull_inplace(array, name=name, average=False)
+            assert array.min() == array.max() == 2 * step + 1, (name, step, array[0])
+            if name == "first" and step % 10 == 0:
+                mark(f"step-{step}")
 
-    threads = [threading.Thread(target=work, args=(name,)) for name in ("first", "second", "third")]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures, failures
+    harness.in_threads(*(functools.partial(work, name) for name in ("first", "second", "third")))
     return bps.size()
 
 

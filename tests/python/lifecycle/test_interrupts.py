@@ -61,9 +61,7 @@ def test_ctrl_c_in_init(present, servers):
     env = ENV | {"DMLC_NUM_WORKER": "2", "WORLD_SIZE": "2"}
     options = {"workers": 1, "servers": servers, "env": env, "rank_env": rank_env, "init": False}
     with harness.start(starts_and_is_interrupted, **options) as job:
-        job.await_marks("ready")
-        job.await_call("rank 0")
-        sent = job.kill("rank 0", signal.SIGINT)
+        sent = job.interrupt("ready")
         kind, came, clean, initialised = job.outcomes()[0].value
     assert kind == "interrupted"
     assert came - sent < SOON_S
@@ -116,9 +114,7 @@ def test_ctrl_c_while_waiting(where):
         if where == "declare":
             job.kill("scheduler", signal.SIGSTOP)
             job.set_mark("scheduler is stopped")
-            job.await_marks("declares", ranks=[0])
-        job.await_call("rank 0")
-        sent = job.kill("rank 0", signal.SIGINT)
+        sent = job.interrupt("declares" if where == "declare" else "ready")
         job.await_marks("interrupted", ranks=[0])
         if where == "declare":
             job.kill("scheduler", signal.SIGCONT)
@@ -188,9 +184,7 @@ def leaves_and_is_interrupted(bps: Any) -> tuple[str, float, bool]:
 def test_ctrl_c_in_shutdown(servers):
     env = ENV | {"BPS_SHUTDOWN_TIMEOUT": "60"}
     with harness.start(leaves_and_is_interrupted, workers=2, servers=servers, env=env, init=False) as job:
-        job.await_marks("ready", ranks=[0])
-        job.await_call("rank 0")
-        sent = job.kill("rank 0", signal.SIGINT)
+        sent = job.interrupt("ready")
         job.wait("rank 0")
         job.set_mark("go on")
         kind, came, clean = job.outcomes()[0].value
@@ -227,9 +221,7 @@ def is_terminated_in_init(bps: Any, ending: str) -> tuple[str, float, bool]:
 def test_a_handler_that_shuts_down_during_init(ending):
     env = ENV | {"WORLD_SIZE": "2"}
     with harness.start(is_terminated_in_init, ending, workers=1, env=env, init=False) as job:
-        job.await_marks("ready")
-        job.await_call("rank 0")
-        sent = job.kill("rank 0", signal.SIGTERM)
+        sent = job.interrupt("ready", signum=signal.SIGTERM)
         kind, came, clean = job.outcomes()[0].value
     assert kind == ending
     assert came - sent < SOON_S

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
 import os
 import signal
@@ -15,7 +16,7 @@ from typing import Any
 import harness
 import numpy as np
 import pytest
-from harness import await_mark, mark
+from harness import await_mark, in_threads, mark
 from reference.values import pushed, summed
 
 import bps_rdma
@@ -205,12 +206,9 @@ def interrupted(bps: Any) -> float:
 
 
 def test_ctrl_c_interrupts_a_wait():
-    import signal
 
     with harness.start(interrupted, workers=2) as job:
-        job.await_marks("waiting", [0])
-        job.await_call("rank 0")
-        sent = job.kill("rank 0", signal.SIGINT)
+        sent = job.interrupt("waiting")
         assert job.results()[0] - sent < 20 * harness.PATIENCE  # the operation's own deadline is after 100 s
 
 
@@ -253,27 +251,18 @@ def test_finished_arrays_are_released(bps: Any) -> None:
 @harness.on_ranks("servers", "transport", workers=2)
 def test_many_threads_start_operations_at_once(bps: Any) -> None:
     rank, size = bps.rank(), bps.size()
-    failures: list[BaseException] = []
     sys.setswitchinterval(1e-5)  # threads take turns in the middle of everything
 
     def work(thread: int) -> None:
-        try:
-            for round_ in range(100):
-                handles = []
-                for index in range(4):
-                    values = pushed(200 + index, "int64", rank, round_, thread)
-                    handles.append(bps.push_pull_async(values, False, f"{thread} {index}"))
-                for index, result in enumerate(bps.wait(handles)):
-                    assert np.array_equal(result, summed(200 + index, "int64", range(size), round_, thread))
-        except BaseException as error:
-            failures.append(error)
+        for round_ in range(100):
+            handles = []
+            for index in range(4):
+                values = pushed(200 + index, "int64", rank, round_, thread)
+                handles.append(bps.push_pull_async(values, False, f"{thread} {index}"))
+            for index, result in enumerate(bps.wait(handles)):
+                assert np.array_equal(result, summed(200 + index, "int64", range(size), round_, thread))
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures, failures
+    in_threads(*(functools.partial(work, thread) for thread in range(8)))
 
 
 @harness.on_ranks(workers=2, env={"BPS_SHUTDOWN_TIMEOUT": "60"})

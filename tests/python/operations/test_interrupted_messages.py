@@ -77,15 +77,20 @@ def started(start: Callable[[], Any], point: int) -> bool:
 
 
 @pytest.mark.parametrize("count", SIZES)
-@pytest.mark.parametrize("way", ["recv", "recv_any"])
+@pytest.mark.parametrize("way", ["recv", "recv_any", "recv_async"])
 @harness.on_ranks(workers=2, env=ENV)
 def test_who_receives_is_interrupted(bps: Any, way: str, count: int) -> None:
+    """Where it only starts, nobody has the handle, and so the memory is the caller's again at once."""
+
     def receive(array: Any) -> Any:
         return bps.recv_any(array) if way == "recv_any" else bps.recv(array, src=1)
 
     def receives(point: int) -> bool:
         given_up = np.full(count, -1.0)
-        goes_on = interrupted(point, lambda: receive(given_up))
+        if way == "recv_async":
+            goes_on = started(lambda: bps.recv_async(given_up, src=1), point)
+        else:
+            goes_on = interrupted(point, lambda: receive(given_up))
         kept = given_up.copy()
         found = all_received(bps, count, receive)
         assert np.array_equal(given_up, kept), f"the memory was not the caller's again, at point {point}"
@@ -102,11 +107,15 @@ def test_who_receives_is_interrupted(bps: Any, way: str, count: int) -> None:
 
 
 @pytest.mark.parametrize("count", SIZES)
+@pytest.mark.parametrize("way", ["send", "send_async"])
 @harness.on_ranks(workers=2, env=ENV)
-def test_who_sends_is_interrupted(bps: Any, count: int) -> None:
+def test_who_sends_is_interrupted(bps: Any, way: str, count: int) -> None:
     def sends(point: int) -> bool:
         given_up = np.full(count, 1.0)
-        goes_on = interrupted(point, lambda: bps.send(given_up, dst=1))
+        if way == "send_async":
+            goes_on = started(lambda: bps.send_async(given_up, dst=1), point)
+        else:
+            goes_on = interrupted(point, lambda: bps.send(given_up, dst=1))
         given_up.fill(-7)
         bps.send(np.full(count, LAST), dst=1)
         return goes_on
@@ -147,44 +156,6 @@ def test_who_exchanges_is_interrupted(bps: Any, way: str, count: int) -> None:
                     return
 
     at_each_point(bps, interrupted_exchange, exchanges)
-
-
-@pytest.mark.parametrize("count", SIZES)
-@harness.on_ranks(workers=2, env=ENV)
-def test_who_starts_to_receive_is_interrupted(bps: Any, count: int) -> None:
-    """Nobody has the handle, so nobody knows when the memory would be the caller's again: it is so at once."""
-
-    def receives(point: int) -> bool:
-        given_up = np.full(count, -1.0)
-        goes_on = started(lambda: bps.recv_async(given_up, src=1), point)
-        kept = given_up.copy()
-        found = all_received(bps, count, lambda array: bps.recv(array, src=1))
-        assert np.array_equal(given_up, kept), f"the memory was not the caller's again, at point {point}"
-        assert found in ([LAST], [1.0, LAST]), (point, found)
-        return goes_on
-
-    def sends() -> None:
-        for value in (1.0, LAST):
-            unless_interrupted(bps, lambda: bps.send(np.full(count, value), dst=0))  # noqa: B023  called at once
-
-    at_each_point(bps, receives, sends)
-
-
-@pytest.mark.parametrize("count", SIZES)
-@harness.on_ranks(workers=2, env=ENV)
-def test_who_starts_to_send_is_interrupted(bps: Any, count: int) -> None:
-    def sends(point: int) -> bool:
-        given_up = np.full(count, 1.0)
-        goes_on = started(lambda: bps.send_async(given_up, dst=1), point)
-        given_up.fill(-7)
-        bps.send(np.full(count, LAST), dst=1)
-        return goes_on
-
-    def receives() -> None:
-        found = all_received(bps, count, lambda array: bps.recv(array, src=0))
-        assert found in ([LAST], [1.0, LAST]), found
-
-    at_each_point(bps, sends, receives)
 
 
 @pytest.mark.parametrize("count", SIZES)
@@ -371,7 +342,5 @@ def waits_for_many(bps: Any) -> None:
 
 def test_many_sums_are_given_up():
     with harness.start(waits_for_many, workers=2, env=ENV) as job:
-        job.await_marks("waiting", [0])
-        job.await_call("rank 0")
-        job.kill("rank 0", signal.SIGINT)
+        job.interrupt("waiting")
         job.results()

@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import signal
-import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -384,9 +384,7 @@ def interrupted(bps: Any, count: int) -> float:
 @pytest.mark.parametrize("count", [3, 5000])
 def test_ctrl_c_interrupts_a_wait(count):
     with harness.start(interrupted, count, workers=2) as job:
-        job.await_marks("waiting", [0])
-        job.await_call("rank 0")
-        sent = job.kill("rank 0", signal.SIGINT)
+        sent = job.interrupt("waiting")
         assert job.results()[0] - sent < 20 * harness.PATIENCE
 
 
@@ -394,22 +392,13 @@ def test_ctrl_c_interrupts_a_wait(count):
 def test_threads_send_at_the_same_time(bps: Any) -> None:
     """Each thread has messages of its own name; those of one name from several threads stay whole."""
     rank = bps.rank()
-    failed: list[BaseException] = []
 
     def talk(name: str) -> None:
-        try:
-            for number in range(50):
-                values = np.full(2000, float(number))
-                if rank == 0:
-                    bps.send(values, name, dst=1)
-                else:
-                    assert np.array_equal(bps.recv(np.empty(2000), name, src=0), values)
-        except BaseException as error:
-            failed.append(error)
+        for number in range(50):
+            values = np.full(2000, float(number))
+            if rank == 0:
+                bps.send(values, name, dst=1)
+            else:
+                assert np.array_equal(bps.recv(np.empty(2000), name, src=0), values)
 
-    threads = [threading.Thread(target=talk, args=(f"thread {number}",)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failed
+    harness.in_threads(*(functools.partial(talk, f"thread {number}") for number in range(4)))

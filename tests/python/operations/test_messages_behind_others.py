@@ -144,7 +144,5 @@ def interrupted_behind_another(bps: Any) -> None:
 
 def test_nothing_is_written_after_an_interrupt():
     with harness.start(interrupted_behind_another, workers=2, env=ENV) as job:
-        job.await_marks("waiting", [0])
-        job.await_call("rank 0")
-        job.kill("rank 0", signal.SIGINT)
+        job.interrupt("waiting")
         job.results()

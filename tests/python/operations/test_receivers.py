@@ -16,7 +16,7 @@ from unittest import mock
 import harness
 import numpy as np
 import pytest
-from harness import await_mark, mark
+from harness import await_mark, in_threads, mark
 from interrupts import interrupted
 
 from bps_rdma.operations import point_to_point
@@ -33,25 +33,6 @@ SIZES = pytest.mark.parametrize("count", [3, 5000])  # elements: in the notice, 
 def recv_any_async(array: Any) -> ReceiveFromAny:
     """What the torch backend starts for irecv() from any rank."""
     return point_to_point.receive_from_any(part_of(array, True), Subject(), How())
-
-
-def in_threads(*calls: Any) -> None:
-    """Makes all calls at once; raises what one of them has raised."""
-    failed: list[BaseException] = []
-
-    def run(call: Any) -> None:
-        try:
-            call()
-        except BaseException as error:
-            failed.append(error)
-
-    threads = [threading.Thread(target=run, args=(call,)) for call in calls]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failed:
-        raise failed[0]
 
 
 @SIZES

@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
+import functools
 import random
-import threading
 from typing import Any
 
+import harness
 import numpy as np
 from reference.values import NUMPY_DTYPES, pushed, summed
 
@@ -107,36 +108,27 @@ def pushes_and_pulls(bps: Any) -> None:
 def mixed_kinds(bps: Any) -> None:
     """All operations at once from several threads, each name with one kind; then one name changes its kind."""
     rank, size = bps.rank(), bps.size()
-    failures: list[BaseException] = []
 
     def loop(index: int) -> None:
-        try:
-            for round_ in range(60):
-                count = 500 + 100 * index
-                expected = summed(count, "int64", range(size), round_, index)
-                mine = pushed(count, "int64", rank, round_, index)
-                begin, end = bps.shard_bounds(count, size, rank)
-                if index == 0:
-                    assert np.array_equal(bps.push_pull(mine, False, "a"), expected)
-                elif index == 1:
-                    assert np.array_equal(bps.reduce_scatter(mine, False, "b"), expected[begin:end])
-                elif index == 2:
-                    bps.broadcast(mine, round_ % size, "c")
-                    assert np.array_equal(mine, pushed(count, "int64", round_ % size, round_, index))
-                elif index == 3:
-                    bps.push(mine, "d", False)
-                    assert np.array_equal(bps.pull(mine, "d", False), expected)
-                else:
-                    bps.barrier()
-        except BaseException as error:
-            failures.append(error)
+        for round_ in range(60):
+            count = 500 + 100 * index
+            expected = summed(count, "int64", range(size), round_, index)
+            mine = pushed(count, "int64", rank, round_, index)
+            begin, end = bps.shard_bounds(count, size, rank)
+            if index == 0:
+                assert np.array_equal(bps.push_pull(mine, False, "a"), expected)
+            elif index == 1:
+                assert np.array_equal(bps.reduce_scatter(mine, False, "b"), expected[begin:end])
+            elif index == 2:
+                bps.broadcast(mine, round_ % size, "c")
+                assert np.array_equal(mine, pushed(count, "int64", round_ % size, round_, index))
+            elif index == 3:
+                bps.push(mine, "d", False)
+                assert np.array_equal(bps.pull(mine, "d", False), expected)
+            else:
+                bps.barrier()
 
-    threads = [threading.Thread(target=loop, args=(index,)) for index in range(5)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures, failures
+    harness.in_threads(*(functools.partial(loop, index) for index in range(5)))
     for round_ in range(5):
         expected = summed(500, "int64", range(size), round_)
         mine = pushed(500, "int64", rank, round_)

@@ -118,6 +118,12 @@ class Job(Members):
         """Waits until the call that a rank is about to make, as it has told by a mark, waits for something itself."""
         self.eventually(lambda: is_blocked(self.pid(member)), what=f"a call of {member} that waits", of=[member])
 
+    def interrupt(self, mark: str, rank: int = 0, signum: int = signal.SIGINT) -> float:
+        """Sends a rank a signal when the call waits that it makes after this mark; says when, as kill() does."""
+        self.await_marks(mark, [rank])
+        self.await_call(f"rank {rank}")
+        return self.kill(f"rank {rank}", signum)
+
     def set_mark(self, mark: str) -> None:
         """For ranks that wait with `await_mark(mark)`."""
         (self.folder / f"mark-test-{mark}").touch()
