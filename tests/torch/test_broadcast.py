@@ -10,15 +10,12 @@ from typing import Any
 import harness
 import pytest
 import torch
+from bodies.losses import SOON_S, check_the_others_are_told, without_rank_1
 from harness import await_mark, mark
 
 import bps_rdma.torch as bps_torch
 
 pytestmark = pytest.mark.timeout(300)
-
-# Sooner than BPS_TIMEOUT, which is that of the harness, and than silence is taken for a loss.
-SOON_S = 20 * harness.PATIENCE
-SILENT = {"BPS_HEARTBEAT_TIMEOUT": str(60 * harness.PATIENCE)}
 
 DTYPES = [
     torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.uint8, torch.int32, torch.int64,
@@ -379,25 +376,8 @@ def test_ranks_that_name_different_roots(bps: Any) -> None:
 def blocked(bps: Any) -> tuple[str, float]:
     model = {"x": torch.zeros(1000)}
     bps_torch.broadcast_parameters(model)
-    mark("ready")
-    if bps.rank() == 1:
-        await_mark("never", timeout=60)
-    try:
-        bps_torch.broadcast_parameters(model)
-    except bps.BpsError as error:
-        came = time.monotonic()
-        bps.shutdown()
-        return f"{type(error).__name__} {error}", came
-    return "nothing", 0.0
+    return without_rank_1(bps, lambda: bps_torch.broadcast_parameters(model))
 
 
 def test_a_killed_rank_is_named_soon():
-    with harness.start(blocked, workers=3, env=SILENT) as job:
-        job.await_marks("ready")
-        killed = job.kill("rank 1")
-        outcomes = job.outcomes(but=[1])
-    for rank in (0, 2):
-        text, came = outcomes[rank].value
-        assert text.startswith("PeerLostError"), text
-        assert "worker 1" in text
-        assert came - killed < SOON_S
+    check_the_others_are_told(blocked)

@@ -9,16 +9,12 @@ from typing import Any
 import harness
 import pytest
 import torch
-from harness import await_mark, mark
+from bodies.losses import SOON_S, check_the_others_are_told, without_rank_1
 from sharded_model import Model, assert_same, assert_same_models, backward, train
 
 from bps_rdma.torch import ShardedOptimizer
 
 pytestmark = pytest.mark.timeout(300)
-
-# Sooner than BPS_TIMEOUT, which is that of the harness, and than silence is taken for a loss.
-SOON_S = 20 * harness.PATIENCE
-SILENT = {"BPS_HEARTBEAT_TIMEOUT": str(60 * harness.PATIENCE)}
 
 
 # ---- Wrong input
@@ -144,27 +140,11 @@ def dies_while_stepping(bps: Any) -> tuple[str, float]:
     sharded = ShardedOptimizer(model.parameters(), torch.optim.Adam)
     train(model, sharded, range(2))
     backward(model, 0)
-    mark("ready")
-    if bps.rank() == 1:
-        await_mark("never", timeout=60)
-    with pytest.raises(bps.BpsError) as raised:
-        sharded.step()
-    came = time.monotonic()
-    bps.shutdown()
-    return f"{raised.type.__name__} {raised.value}", came
+    return without_rank_1(bps, sharded.step)
 
 
 def test_a_rank_that_dies_during_a_step_is_named_soon():
-    with harness.start(dies_while_stepping, workers=3, env=SILENT) as job:
-        job.await_marks("ready")
-        killed = job.kill("rank 1")
-        outcomes = job.outcomes(but=[1])
-    for rank in (0, 2):
-        assert outcomes[rank].value is not None, outcomes[rank].error
-        text, came = outcomes[rank].value
-        assert text.startswith("PeerLostError"), text
-        assert "worker 1" in text
-        assert came - killed < SOON_S
+    check_the_others_are_told(dies_while_stepping)
 
 
 @harness.on_ranks(workers=2)

@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import multiprocessing
 import os
 import signal
 import socket
 import struct
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import harness
@@ -134,24 +134,10 @@ def garbage(port: int) -> None:
             one.sendall(os.urandom(100))
 
 
-@contextlib.contextmanager
-def flood(pool: Daemon) -> Iterator[None]:
-    fork = multiprocessing.get_context("fork")
-    processes = [fork.Process(target=how, args=(pool.port,), daemon=True) for how in (silent, garbage)]
-    try:
-        for process in processes:
-            process.start()
-        yield
-    finally:
-        for process in processes:
-            process.kill()
-            process.join()
-
-
 def test_a_flood_of_strangers_keeps_no_user_out_and_ends_no_job(pool, make_job):
     before = make_job(pool, "alice")
     before.await_steps()
-    with flood(pool):
+    with harness.beside(*(functools.partial(how, pool.port) for how in (silent, garbage))):
         harness.eventually(lambda: descriptors(pool) > 100, what="a flood")
         during = make_job(pool, "bob")
         during.await_steps()

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import collections
-import contextlib
+import functools
 import multiprocessing
 import os
 import select
@@ -354,18 +354,9 @@ def short_connections(port: int) -> None:
         connection.close()
 
 
-@contextlib.contextmanager
 def flood(port: int, how: Callable[[int], None]) -> Any:
     """Three processes that do nothing else."""
-    processes = [multiprocessing.get_context("fork").Process(target=how, args=(port,), daemon=True) for _ in range(3)]
-    try:
-        for process in processes:
-            process.start()
-        yield
-    finally:
-        for process in processes:
-            process.kill()
-            process.join()
+    return harness.beside(*[functools.partial(how, port)] * 3)
 
 
 @pytest.mark.long

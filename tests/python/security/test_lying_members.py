@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import multiprocessing
 import socket
 import struct
@@ -133,19 +134,10 @@ def flood(*sources: tuple[socket.socket, bytes]) -> Iterator[None]:
     """Sends the same bytes by each connection again and again, and reads what comes back. Within it that has begun."""
     context = multiprocessing.get_context("fork")
     begun = [context.Event() for _ in sources]
-    processes = [
-        context.Process(target=repeat, args=(*source, event), daemon=True)
-        for source, event in zip(sources, begun, strict=True)
-    ]
-    try:
-        for process in processes:
-            process.start()
+    calls = (functools.partial(repeat, *source, event) for source, event in zip(sources, begun, strict=True))
+    with harness.beside(*calls):
         assert all(event.wait(60) for event in begun)
         yield
-    finally:
-        for process in processes:
-            process.kill()
-            process.join()
 
 
 def repeat(connection: socket.socket, said: bytes, begun: Event) -> None:

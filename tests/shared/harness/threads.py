@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls that threads of one process make."""
+"""Calls that threads of a process make, or processes beside it."""
 
 from __future__ import annotations
 
+import contextlib
+import multiprocessing
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 
 def in_threads(*calls: Callable[[], object]) -> None:
@@ -24,3 +26,18 @@ def in_threads(*calls: Callable[[], object]) -> None:
         thread.join()
     if failed:
         raise failed[0]
+
+
+@contextlib.contextmanager
+def beside(*calls: Callable[[], object]) -> Iterator[None]:
+    """Makes these calls, which do not end, in processes forked from this one, until the block ends."""
+    fork = multiprocessing.get_context("fork")
+    processes = [fork.Process(target=call, daemon=True) for call in calls]
+    try:
+        for process in processes:
+            process.start()
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
