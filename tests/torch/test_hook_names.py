@@ -51,7 +51,7 @@ def otherwise_cut(_: Any, what: str) -> str:
 
 @pytest.mark.parametrize("what", ["sizes", "order"])
 def test_ranks_whose_buckets_differ_are_told_which(what):
-    for said in harness.run(otherwise_cut, what, workers=2, init=False, env={"BPS_TIMEOUT": "3"}):
+    for said in harness.run(otherwise_cut, what, workers=2, init=False, env={"BPS_TIMEOUT": str(3 * harness.PATIENCE)}):
         assert "ddp bucket 0" in said
 
 

@@ -167,7 +167,7 @@ def waits_too_long(bps: Any, elements: int) -> None:
 # More partitions than the servers' slots: some have not been sent when the deadline passes.
 @pytest.mark.long
 def test_after_a_deadline_nothing_is_lost_or_added_twice() -> None:
-    env = ASYNC | {"BPS_STALENESS": "1", "BPS_TIMEOUT": "3", "BPS_TRANSPORT": "tcp"}
+    env = ASYNC | {"BPS_STALENESS": "1", "BPS_TIMEOUT": str(3 * harness.PATIENCE), "BPS_TRANSPORT": "tcp"}
     small = harness.cut_at(16384)
     with harness.start(waits_too_long, 200_000, workers=2, env=env | small) as job:
         job.await_marks("told", [0])
@@ -188,7 +188,7 @@ def meets_too_late(bps: Any) -> None:
 
 
 def test_a_synchronous_step_that_failed_comes_with_the_next_one() -> None:
-    env = ASYNC | {"BPS_STALENESS": "0", "BPS_TIMEOUT": "3"}
+    env = ASYNC | {"BPS_STALENESS": "0", "BPS_TIMEOUT": str(3 * harness.PATIENCE)}
     with harness.start(meets_too_late, workers=2, env=env) as job:
         job.await_marks("told", [0])
         job.set_mark("rank 0 was told")

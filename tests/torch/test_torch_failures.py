@@ -99,7 +99,7 @@ def disagreeing(bps: Any, what: str) -> tuple[str, str]:
 @pytest.mark.parametrize("least", ["0", "1"])
 @pytest.mark.parametrize("what", ["ddp", "optimizer"])
 def test_ranks_that_disagree_about_shapes(what, least):
-    env = {"BPS_TIMEOUT": "5", "BPS_SHUTDOWN_TIMEOUT": "1", "BPS_MIN_WORKERS": least}
+    env = {"BPS_TIMEOUT": str(5 * harness.PATIENCE), "BPS_SHUTDOWN_TIMEOUT": "1", "BPS_MIN_WORKERS": least}
     found = harness.run(disagreeing, what, workers=2, env=env)
     assert all(kind for kind, _ in found), found
     assert any("1.weight" in text or "1.bias" in text for _, text in found), found
