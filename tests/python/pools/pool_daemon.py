@@ -157,7 +157,7 @@ def write_private(path: Path, text: str) -> None:
 
 
 def await_no_server(pool: Daemon, within: float = 60) -> float:
-    """Returns when the pool has no server, and after how many seconds."""
+    """Returns when the pool has no server, which it may not have heard of yet, and after how many seconds."""
     begin = time.monotonic()
     harness.eventually(lambda: not pool.servers(), within, f"the end of servers; {pool.command.output()}")
     return time.monotonic() - begin

@@ -29,8 +29,8 @@ def test_two_jobs_at_once_have_a_server_each(pool, make_job):
         assert f"a server of {pool.name} has 1 core and 256 MiB for this job" in text
         assert "rank 1 has summed with 1 servers" in text
     await_no_server(pool)
+    harness.eventually(lambda: pool.shown_to("alice")["jobs_taken"] == 0, what="that the pool has heard of it")
     assert "ended with status 0" in pool.command.output()
-    assert pool.shown_to("alice")["jobs_taken"] == 0
 
 
 def test_each_server_keeps_to_cores_memory_and_secret_of_its_own(make_pool, make_job):
@@ -154,7 +154,7 @@ lent.begin(lent.given_to(job), os.environ)
     assert done.returncode == 0, done.stderr
     harness.eventually(lambda: "starts with 1 core" in pool.command.output())
     await_no_server(pool)
-    (ended,) = pool.shown_to("alice")["ended"]
+    (ended,) = harness.eventually(lambda: pool.shown_to("alice")["ended"], what="that the pool has heard of it")
     assert ended["why"] == "ended with status 1"
 
 
