@@ -163,14 +163,18 @@ class Rank {
   std::uint32_t latest_ = 0;
 };
 
+van::Scheduler start_scheduler() {
+  return {{.address = "127.0.0.1",
+           .ports = {0},
+           .workers = kRanks,
+           .servers = kRanks,
+           .heartbeat_timeout_s = 60,
+           .on_lost = nullptr},
+          transport::Credentials::from("job", kSecret)};
+}
+
 void run_job(const std::vector<std::string>& hosts) {
-  van::Scheduler scheduler({.address = "127.0.0.1",
-                            .ports = {0},
-                            .workers = kRanks,
-                            .servers = kRanks,
-                            .heartbeat_timeout_s = 60,
-                            .on_lost = nullptr},
-                           transport::Credentials::from("job", kSecret));
+  van::Scheduler scheduler = start_scheduler();
   std::atomic<std::uint32_t> ready{0};
   std::atomic<std::uint32_t> stop_at{0};                  // the step after which all end; 0: not yet
   std::array<std::atomic<std::uint32_t>, kRanks> done{};  // steps, by rank
@@ -228,13 +232,7 @@ TEST(Shift, SumsStayRightWhereRanksOfAHostSumFirst) {
 // others, for ever.
 TEST(Shift, ACallWhoseDeadlinePassesMeanwhileIsOneOfAllRanks) {
   std::atomic<std::uint32_t> failed{0};
-  van::Scheduler scheduler({.address = "127.0.0.1",
-                            .ports = {0},
-                            .workers = kRanks,
-                            .servers = kRanks,
-                            .heartbeat_timeout_s = 60,
-                            .on_lost = nullptr},
-                           transport::Credentials::from("job", kSecret));
+  van::Scheduler scheduler = start_scheduler();
   std::atomic<bool> is_called_off{false};
   const auto rank_main = [&](std::uint32_t rank) {
     const auto process = start_rank(rank, scheduler.port(), std::string(1, static_cast<char>('a' + rank)));

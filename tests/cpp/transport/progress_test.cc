@@ -8,6 +8,7 @@
 #include <functional>
 #include <set>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "core/ring.h"
@@ -68,17 +69,25 @@ class ProgressTest : public ::testing::Test {
   std::unique_ptr<Reactor> reactor;
 };
 
+// On a busy machine the thread may be late to sleep, or its timer wakes it just then.
 TEST_F(ProgressTest, ACallerWorksOnTheSpotAndTheThreadSleepsOn) {
   start({});
-  settle();
-  const auto before = reactor->counters().wakeups.get();
-  for (int i = 1; i <= 100; ++i) {
-    put(i);
-    EXPECT_EQ(reactor->progress()->progress_until([&] { return adder.done.load() == i; }, kLong), Outcome::kDone);
-  }
-  EXPECT_EQ(adder.sum, 5050);
-  EXPECT_EQ(adder.workers, std::set{std::this_thread::get_id()});
-  EXPECT_LE(reactor->counters().wakeups.get(), before + 1) << "its timer, at most";
+  const auto does_it_alone = [&] {
+    settle();
+    const long first = adder.done;
+    const auto before = reactor->counters().wakeups.get();
+    bool alone = true;
+    for (long i = 1; i <= 100; ++i) {
+      put(1);
+      const auto is_done = [&] { return adder.done.load() == first + i; };
+      alone &= reactor->progress()->progress_until(is_done, kLong) == Outcome::kDone;
+      if (!comes_to(first + i)) return false;
+    }
+    const bool by_me =
+        reactor->call([&] { return std::exchange(adder.workers, {}); }) == std::set{std::this_thread::get_id()};
+    return alone && by_me && reactor->counters().wakeups.get() <= before + 2;  // for its timer, and the call
+  };
+  EXPECT_TRUE(eventually(does_it_alone, 20));
 }
 
 TEST_F(ProgressTest, ANudgeWakesTheThreadAlsoAfterACallerHasLeft) {

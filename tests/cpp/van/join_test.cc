@@ -2,6 +2,7 @@
 #include <sys/socket.h>
 
 #include "core/clock.h"
+#include "reserved_port.h"
 #include "transport/listener.h"
 #include "van/messages.h"
 #include "van/van_fixture.h"
@@ -132,9 +133,8 @@ TEST(Join, TheNextJobMayHaveThePortAtOnce) {
 }
 
 TEST(Join, TheSchedulerMayComeLater) {
-  Fd placeholder = transport::Listener::listen_tcp("127.0.0.1", 0);
-  const std::uint16_t port = transport::Listener::port_of(placeholder.get());
-  placeholder.reset();
+  const ReservedPort reserved;
+  const std::uint16_t port = reserved.number();
   TestNode node({port});
   std::unique_ptr<Scheduler> scheduler;
   together({[&] { node.join(0, 0, 1, 1); },
