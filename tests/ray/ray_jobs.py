@@ -38,7 +38,7 @@ def nothing_left() -> Iterator[None]:
     def left() -> list[str]:
         return [text for pid, text in processes().items() if pid not in before] + sorted(shared_memory_files() - shared)
 
-    eventually(left, 5, "the end of all", until=lambda found: not found)
+    eventually(left, what="the end of all", until=lambda found: not found)
 
 
 def await_nodes(cluster: Any) -> None:

@@ -139,7 +139,7 @@ def test_a_job_leaves_no_verbs_objects():
 
 def comes_back_to(expected: dict[str, int]) -> None:
     """The device has these objects, soon: the kernel frees a queue pair after its owner has gone."""
-    harness.eventually(lambda: fabric.resources() == expected, 10, f"the device's objects as before, {expected},")
+    harness.eventually(lambda: fabric.resources() == expected, what=f"the device's objects as before, {expected},")
 
 
 def test_killed_processes_leave_no_verbs_objects():

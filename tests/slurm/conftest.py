@@ -20,5 +20,5 @@ def slurm() -> Iterator[Slurm]:
     yield it
     run("scancel", "--user=root")
     with contextlib.suppress(harness.WaitedInVainError):
-        harness.eventually(lambda: not it.left(), 10)
+        harness.eventually(lambda: not it.left())
     assert it.left() == []

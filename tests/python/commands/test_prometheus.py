@@ -132,7 +132,7 @@ def ask(address: str, query: str) -> list[Any]:
 
 
 def soon(address: str, query: str) -> list[Any]:
-    return harness.eventually(lambda: ask(address, query), 20, f"an answer to {query}")
+    return harness.eventually(lambda: ask(address, query), what=f"an answer to {query}")
 
 
 def test_a_prometheus_answers_every_query_of_the_dashboard(tmp_path):

@@ -113,7 +113,7 @@ def test_a_late_gpu_meets_the_deadline(bps: Any) -> None:
         bps.push_pull_inplace(array, name="x", timeout=1 + bps.rank())
     if kernel is not None:
         kernel.let_go()
-        harness.eventually(lambda: bool((array.read() == 3).all()), 10, "the kernel")
+        harness.eventually(lambda: bool((array.read() == 3).all()), what="the kernel")
     assert is_quiet(array)
     bps.barrier()
     array.write(5)
@@ -148,7 +148,7 @@ def test_no_own_part_is_copied_after_an_error(bps: Any) -> None:
     with pytest.raises(bps.DeadlineError):
         bps.all_gather(part, "x", out=out, timeout=1)
     kernel.let_go()
-    harness.eventually(lambda: bool((part.read() == 3).all()), 10, "the kernel")
+    harness.eventually(lambda: bool((part.read() == 3).all()), what="the kernel")
     assert is_quiet(out)
     assert (out.read() == 0).all()
 

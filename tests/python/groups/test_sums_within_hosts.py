@@ -204,7 +204,7 @@ def gives_up(bps: Any, first: int, late: int) -> dict[str, Any]:
     array.fill(1)
     found["next"] = caught(lambda: bps.push_pull_inplace(array, False, "x")) or changed(array, bps.size())
     bps.barrier()
-    harness.eventually(lambda: bps.metrics()["total"]["open_rounds"] == 0, 5, "the end of all rounds")
+    harness.eventually(lambda: bps.metrics()["total"]["open_rounds"] == 0, what="the end of all rounds")
     return found
 
 

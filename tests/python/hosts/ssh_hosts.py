@@ -156,9 +156,11 @@ class Hosts:
     def clean(self) -> None:
         """Fails unless the processes of jobs end on every host, and their folders are gone."""
         for host in self._running:
-            harness.eventually(lambda host=host: not self.jobs_on(host), 10, f"the end of jobs on {host}: {host}")  # type: ignore[misc]
+            harness.eventually(lambda host=host: not self.jobs_on(host), what=f"the end of jobs on {host}: {host}")  # type: ignore[misc]
 
-        harness.eventually(lambda: not list(self.scratch.glob("*/bps-run-*")), 10, "the removal of the folders of jobs")
+        harness.eventually(
+            lambda: not list(self.scratch.glob("*/bps-run-*")), what="the removal of the folders of jobs"
+        )
 
     def inside_launcher(self, *words: str) -> list[str]:
         """A command in the launcher's network, which knows the names of the hosts."""

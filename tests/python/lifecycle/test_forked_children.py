@@ -106,7 +106,7 @@ def stay_until_it_is_told() -> None:
     """A child that outlives its parent: until the other rank has heard of the end, or for long."""
     folder = Path(os.environ["BPS_TEST_FOLDER"])
     try:
-        harness.eventually(lambda: is_marked("told", 0) or not folder.exists(), 20)
+        harness.eventually(lambda: is_marked("told", 0) or not folder.exists())
     except harness.WaitedInVainError:
         mark("has ended")
 

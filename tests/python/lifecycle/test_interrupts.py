@@ -35,7 +35,7 @@ def open_things() -> tuple[int, int]:
 
 def comes_back_to(before: tuple[int, int]) -> bool:
     """That is all that is open, soon: the kernel lists a thread for a moment after it has been joined."""
-    return harness.eventually(lambda: open_things() == before, 5, f"threads and descriptors as before, {before},")
+    return harness.eventually(lambda: open_things() == before, what=f"threads and descriptors as before, {before},")
 
 
 # ---- Ctrl-C

@@ -53,7 +53,7 @@ def settled(before: dict[str, int], limits: dict[str, int]) -> dict[str, int]:
         return all(grown[name] <= limit for name, limit in limits.items())
 
     with contextlib.suppress(harness.WaitedInVainError):  # which the test looks at
-        harness.eventually(is_small, 10)
+        harness.eventually(is_small)
     return grown
 
 

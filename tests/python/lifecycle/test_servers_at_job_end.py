@@ -18,7 +18,7 @@ def sum_until_the_view_ends(bps: Any) -> None:
     array = np.ones(10, np.float32)
     bps.push_pull_inplace(array, name="a", average=False)
     mark("ready")
-    harness.eventually(lambda: job.current().process.view_ended, 20, "the end of the view")
+    harness.eventually(lambda: job.current().process.view_ended, what="the end of the view")
 
 
 def test_a_server_that_awaits_the_next_view_ends_well_with_the_job():

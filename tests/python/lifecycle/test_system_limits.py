@@ -217,7 +217,7 @@ def comes_back_to(before: tuple[list[int], int]) -> bool:
     def is_back() -> bool:
         return descriptors() == files and in_folder("/proc/self/task") <= threads
 
-    return harness.eventually(is_back, 5, f"threads and descriptors as before, {before},")
+    return harness.eventually(is_back, what=f"threads and descriptors as before, {before},")
 
 
 def cannot_start(bps: Any) -> list[Any]:

@@ -22,7 +22,7 @@ async def awaited(handle: Any) -> Any:
 
 
 def polled(handle: Any) -> Any:
-    harness.eventually(handle.done, 10, "a handle is done")
+    harness.eventually(handle.done, what="a handle is done")
     return handle.wait()
 
 

@@ -77,14 +77,14 @@ def test_a_message_that_is_given_back_wakes_the_next_one(bps: Any, count: int) -
     def interrupted_once(receiver: ReceiveFromAny, message: Any) -> None:
         if threading.get_ident() == main and not interruptions:
             interruptions.append(message)
-            harness.eventually(lambda: harness.is_blocked(second.native_id or 0), 10, "the second one waits again")
+            harness.eventually(lambda: harness.is_blocked(second.native_id or 0), what="the second one waits again")
             raise KeyboardInterrupt
         deliver(receiver, message)
 
     def let_the_message_come() -> None:
-        harness.eventually(lambda: harness.is_blocked(os.getpid()), 10, "the first one waits")
+        harness.eventually(lambda: harness.is_blocked(os.getpid()), what="the first one waits")
         second.start()
-        harness.eventually(lambda: harness.is_blocked(second.native_id or 0), 10, "the second one waits")
+        harness.eventually(lambda: harness.is_blocked(second.native_id or 0), what="the second one waits")
         mark("both wait")
 
     third = threading.Thread(target=let_the_message_come)
@@ -140,7 +140,7 @@ def send_until_an_interrupt(bps: Any, count: int) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def interrupt() -> None:
-        harness.eventually(lambda: harness.is_blocked(os.getpid()), 10, "the main thread waits")
+        harness.eventually(lambda: harness.is_blocked(os.getpid()), what="the main thread waits")
         os.kill(os.getpid(), signal.SIGINT)
 
     thread = threading.Thread(target=interrupt)
@@ -186,7 +186,7 @@ def test_a_dropped_handle_keeps_its_place(bps: Any, behind_any: bool, count: int
         mark("gave up")
         bps.recv_async(first, src=1)
         assert np.all(bps.recv_async(second, src=1).wait() == 2)
-        harness.eventually(lambda: np.all(first == 1), 10, "the first message has come, too")
+        harness.eventually(lambda: np.all(first == 1), what="the first message has come, too")
     else:
         await_mark("gave up", 0)
         for number in (1.0, 2.0):

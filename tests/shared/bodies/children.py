@@ -21,7 +21,7 @@ def status_of(pid: int) -> int:
         return bool(found)
 
     try:
-        harness.eventually(has_ended, 10, "the end of the child")
+        harness.eventually(has_ended, what="the end of the child")
     except harness.WaitedInVainError:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
