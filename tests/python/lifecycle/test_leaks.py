@@ -121,7 +121,7 @@ def cycles(bps: Any, count: int, alone: bool) -> dict[str, int]:
     before = footprint()
     for _ in range(count):
         cycle()
-    return growth(before, footprint())
+    return settled(before, {"descriptors": 0, "threads": 0})  # the kernel counts a thread for a moment after its end
 
 
 @pytest.mark.parametrize(("workers", "count"), [(1, 200), (2, 30)])
