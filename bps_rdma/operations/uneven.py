@@ -61,8 +61,9 @@ class UnevenGather(StepwiseHandle):
         told = np.frombuffer(self._text(shape[0]), np.uint8)
         self._told = np.zeros((self._members.size, _SIZE.size), np.uint8)
         self._half: Any = start.all_gather(told, self._told, options._replace(name=f"{self._name}, sizes"))
-        self._has_sizes = False
-        self._begun: list[Any] = []  # of the parts
+        self._begun: list[Any] = []  # of the parts, in their order
+        self._whole: Any = None  # the result, once its memory is there
+        self._has_parts = False  # all of them have begun
         if of_thread.begun is not None:
             of_thread.begun.append(self)
         if not options.awaited:
@@ -86,7 +87,8 @@ class UnevenGather(StepwiseHandle):
             if not self._over:
                 self._error = UnknownHandleError("this all_gather was given up", "gather once more")
                 self._over = True
-                give_up_one(self._half)
+                for handle in (self._half, *self._begun):
+                    give_up_one(handle)
 
     def blocker(self) -> Blocker:
         """What has to end before done() can change."""
@@ -97,42 +99,49 @@ class UnevenGather(StepwiseHandle):
             if not waits and not self._half.done():
                 return False
             try:
-                if self._has_sizes:
-                    self._result = self._half.wait()
-                    self._over = True
-                else:
+                if not self._half.taken:
                     self._half.wait()
-                    self._has_sizes = True
+                if self._has_parts:
+                    self._result, self._over = self._whole, True
+                else:
                     outer, of_thread.begun = of_thread.begun, self._begun
                     try:
                         self._half = self._begin_parts()
                     finally:
                         of_thread.begun = outer
+                    self._has_parts = True
             except Exception as error:
                 self._error, self._over = error, True
         return True
 
     def _begin_parts(self) -> Any:
+        """Begins them. What a signal handler raises may leave this at any point: it then goes on with those left."""
         if current().epoch != self._epoch:
             raise RoundAbortedError("the view has ended in which this all_gather began", "repeat the step")
         rows = [self._rows_of(place) for place in range(self._members.size)]
-        whole = self._whole(sum(rows))
-        flat, width = arrays.flat(whole), math.prod(self._rest)
+        if self._whole is None:
+            self._whole = self._memory_of(sum(rows))
+        flat, width = arrays.flat(self._whole), math.prod(self._rest)
         place = self._members.ranks.index(self._own)
         if len(set(rows)) == 1:
-            name = f"{self._name}, {rows[0]} * {width} {self._dtype}"
-            return start.all_gather(arrays.flat(self._array), flat, self._options._replace(name=name), whole)
-        handles, begin = [], 0
+            if not self._begun:
+                name = f"{self._name}, {rows[0]} * {width} {self._dtype}"
+                start.all_gather(arrays.flat(self._array), flat, self._options._replace(name=name))
+            return self._begun[0]
+        begin = begun = 0
         for other, count in enumerate(rows):
             part = flat[begin * width : (begin + count) * width]
             begin += count
-            if other == place:
-                self._copy(part, self._array)
-            if count * width > 0:
+            if count * width == 0:
+                continue
+            if len(self._begun) == begun:
+                if other == place:
+                    self._copy(part, self._array)
                 root = self._members.ranks[other]
                 name = f"{self._name}, {count} * {width} {self._dtype} of rank {root}"
-                handles.append(start.broadcast(part, root, self._options._replace(name=name)))
-        return Together(handles, lambda: whole)
+                start.broadcast(part, root, self._options._replace(name=name))
+            begun += 1
+        return Together(list(self._begun), lambda: None)
 
     def _rows_of(self, place: int) -> int:
         told = self._told[place].tobytes()
@@ -146,7 +155,7 @@ class UnevenGather(StepwiseHandle):
             "pass arrays that differ in their first dimension only",
         )
 
-    def _whole(self, rows: int) -> Any:
+    def _memory_of(self, rows: int) -> Any:
         if self._out is None:
             return arrays.empty_flat(self._array, (rows, *self._rest))
         found = self._describe(self._out, True)

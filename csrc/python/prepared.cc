@@ -9,6 +9,7 @@
 #include "core/interrupt.h"
 #include "node/process.h"
 #include "python/blocks.h"
+#include "python/errors.h"
 #include "python/hooks.h"
 #include "python/interruptible.h"
 #include "python/pending.h"
@@ -140,8 +141,8 @@ bool Prepared::launch_or_follow(bool awaited) {
 }
 
 py::object Prepared::finish() {
-  state_ = State::kIdle;
   rethrow(*prepared_.current);
+  state_ = State::kIdle;
   return description_.result;
 }
 
@@ -149,11 +150,11 @@ py::object Prepared::call() {
   begin();
   try {
     if (!launch_or_follow(true) || prepared_.current->is_suspended()) settle(*prepared_.current, true);
+    return finish();
   } catch (...) {
     state_ = State::kIdle;
     throw;
   }
-  return finish();
 }
 
 void Prepared::start() {
@@ -181,8 +182,15 @@ py::object Prepared::wait() {
   }
   const auto operation = prepared_.current;
   settle(*operation, false);
-  check_started();  // another thread may have waited for it meanwhile
-  return finish();
+  check_started();          // another thread may have waited for it meanwhile
+  state_ = State::kInCall;  // what makes the error may be code of Python: other threads may come by
+  try {
+    return finish();
+  } catch (const Error& error) {
+    // What a signal handler raised is no result: the error comes at the next wait.
+    state_ = set_python_error(error) ? State::kIdle : State::kStarted;
+    throw py::error_already_set();
+  }
 }
 
 bool Prepared::done() const {

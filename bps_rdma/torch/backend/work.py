@@ -66,7 +66,7 @@ class BpsWork(dist.Work):
         self._stream = self._device.current() if self._device is not None else None  # in which to finish
         self._finished: Any = None  # event
         self._lock = threading.Lock()  # one thread at a time may wait for a handle, which gives its result once
-        self._waited = False  # for the handles, which give their results once
+        self._errors: list[Exception] = []  # of the handles that were waited for
         self._over = False
         self._error: Exception | None = None
         self._told = False  # somebody knows of the error
@@ -115,9 +115,8 @@ class BpsWork(dist.Work):
                 return
             try:
                 with keeping:
-                    if not self._waited:
-                        settle(self._handles, (), self._pace)
-                        self._waited = True
+                    _wait_for(self._handles, self._errors)
+                    _raise_first(self._errors, self._pace)
                     if not finishes:
                         return
                     self._finish()
@@ -263,20 +262,30 @@ def settle(
     handles: Sequence[AnyHandle | PythonHandle[Any]], finishes: Sequence[Finish], pace: Pace | None = None
 ) -> None:
     """Waits for all operations, then does what remains to be done. Raises the first error once all are over."""
-    failed: Exception | None = None
-    for handle in handles:
-        try:
-            handle.wait()
-        except Exception as error:
-            told = _failed(error, pace)
-            failed = failed or told
-    if failed is not None:
-        raise failed
+    errors: list[Exception] = []
+    _wait_for(handles, errors)
+    _raise_first(errors, pace)
     try:
         for finish in finishes:
             finish()
     except DeadlineError as error:  # what remained were the operations themselves
         raise _failed(error, pace) from None
+
+
+def _wait_for(handles: Sequence[AnyHandle | PythonHandle[Any]], errors: list[Exception]) -> None:
+    """Waits for all operations that were not waited for before: a signal handler may have raised something then."""
+    for handle in handles:
+        try:
+            if not handle.taken:
+                handle.wait()
+        except Exception as error:
+            errors.append(error)  # before Python lets a signal handler run
+
+
+def _raise_first(errors: Sequence[Exception], pace: Pace | None) -> None:
+    told = [_failed(error, pace) for error in errors]
+    if told:
+        raise told[0]
 
 
 def _failed(error: Exception, pace: Pace | None) -> Exception:

@@ -54,7 +54,7 @@ def all_received(bps: Any, count: int, receive: Callable[[Any], Any]) -> list[fl
     raise AssertionError(f"the last one has not come: {found}")
 
 
-def at_each_point(bps: Any, of_first: Callable[[int], bool], of_second: Callable[[], Any]) -> None:
+def at_each_point(bps: Any, of_first: Callable[[int], bool], of_second: Callable[[], Any], least: int = 10) -> None:
     """Calls both on their ranks until the first one says that it was not interrupted any more."""
     point, goes_on = 0, True
     while goes_on:
@@ -64,7 +64,7 @@ def at_each_point(bps: Any, of_first: Callable[[int], bool], of_second: Callable
             of_second()
         goes_on = bool(bps.broadcast(np.array([goes_on]), "goes on")[0])
         point += 1
-    assert point > 10
+    assert point > least
 
 
 def started(start: Callable[[], Any], point: int) -> bool:
@@ -159,7 +159,7 @@ def test_who_exchanges_is_interrupted(bps: Any, way: str, count: int) -> None:
 
 
 @pytest.mark.parametrize("count", SIZES)
-@pytest.mark.parametrize("way", ["recv_async", "all_to_all_async"])
+@pytest.mark.parametrize("way", ["recv_async", "all_to_all_async", "all_gather_async"])
 @harness.on_ranks(workers=2, env=ENV)
 def test_who_waits_for_a_handle_is_interrupted(bps: Any, way: str, count: int) -> None:
     """It is waited for once more, and gives its message."""
@@ -168,6 +168,9 @@ def test_who_waits_for_a_handle_is_interrupted(bps: Any, way: str, count: int) -
         array = np.full(2 * count, -1.0)
         if way == "all_to_all_async":
             return array, bps.all_to_all_async(np.full(2 * count, value), out=array)
+        if way == "all_gather_async":
+            own = np.full(count + 1 if bps.rank() == 1 else count - 1, value)
+            return array, bps.all_gather_async(own, "parts", uneven=True, out=array)
         if bps.rank() == 0:
             return array, bps.recv_async(array, src=1)
         array.fill(value)
@@ -215,6 +218,44 @@ def test_who_waits_for_a_message_that_fails_is_interrupted(bps: Any) -> None:
 
     points = iter(range(1000))
     at_each_point(bps, waits, fails)
+
+
+FAIL: dict[str, Callable[..., Any]] = {
+    "push_pull_async": lambda bps, array, name: bps.push_pull_async(array, name),
+    "prepare": lambda bps, array, name: bps.prepare("push_pull", array, name=name).start(),
+    "push_pull_many_async": lambda bps, array, name: bps.push_pull_many_async({name: array}),
+    "all_gather_async": lambda bps, array, name: bps.all_gather_async(array, name, uneven=True),
+}
+
+
+@pytest.mark.parametrize("kind", FAIL)
+@harness.on_ranks(workers=2, env=ENV)
+def test_who_waits_for_a_collective_that_fails_is_interrupted(bps: Any, kind: str) -> None:
+    """The error comes when it is waited for once more."""
+
+    def waits(point: int) -> bool:
+        await_mark(f"gave up {point}", 1)
+        handle = FAIL[kind](bps, np.ones(5000), f"fails {point}")
+        error = functools.partial(pytest.raises, bps.PeerLostError, match="interrupted")
+
+        def wait() -> None:
+            with error():
+                handle.wait()
+
+        goes_on = interrupted(point, wait)
+        if goes_on:
+            with error():
+                handle.wait()
+        return goes_on
+
+    def fails() -> None:
+        point = next(points)
+        start = FAIL["push_pull_async" if kind == "prepare" else kind]  # what is prepared cannot be given up
+        give_up([start(bps, np.ones(5000), f"fails {point}")])
+        mark(f"gave up {point}")
+
+    points = iter(range(1000))
+    at_each_point(bps, waits, fails, least=1)
 
 
 @pytest.mark.parametrize("count", SIZES)

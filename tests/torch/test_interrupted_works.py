@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who is interrupted while it waits for a work waits for it once more, and is told what became of the collective."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import harness
+import pytest
+import torch
+import torch.distributed as dist
+from harness import await_mark, mark
+from interrupts import interrupted
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def all_reduces(tensor: torch.Tensor) -> Any:
+    return dist.all_reduce(tensor, async_op=True)
+
+
+def all_reduces_several(tensor: torch.Tensor) -> Any:
+    return dist.group.WORLD.allreduce_coalesced(list(tensor.chunk(3)))
+
+
+STARTS = [all_reduces, all_reduces_several]
+
+
+@pytest.mark.parametrize("start", STARTS)
+@harness.on_ranks(workers=2, init=False)
+def test_it_succeeds(bps: Any, start: Callable[[torch.Tensor], Any]) -> None:
+    dist.init_process_group("bps", timeout=timedelta(seconds=20 * harness.PATIENCE))
+    goes_on, point = torch.ones(1), 0
+    while goes_on:
+        tensor = torch.full((6000,), float(point))
+        work = start(tensor)
+        if dist.get_rank() == 0:
+            goes_on.fill_(interrupted(point, work.wait))
+        work.wait()
+        assert tensor.eq(2 * point).all()
+        dist.broadcast(goes_on, 0)
+        point += 1
+    assert point > 5
+    dist.destroy_process_group()
+
+
+@harness.on_ranks(workers=2, init=False)
+def test_it_fails(bps: Any) -> None:
+    dist.init_process_group("bps", timeout=timedelta(seconds=20 * harness.PATIENCE))
+    goes_on, point = torch.ones(1), 0
+    while goes_on:
+        if dist.get_rank() == 0:
+            await_mark(f"differs {point}", 1)
+            work = all_reduces(torch.ones(6000))
+            goes_on.fill_(interrupted(point, lambda: fails(bps, work)))  # noqa: B023  called at once
+            for _ in range(2):
+                fails(bps, work)
+        else:
+            work = dist.all_reduce(torch.ones(6000), op=dist.ReduceOp.MAX, async_op=True)
+            mark(f"differs {point}")
+            fails(bps, work)
+        dist.broadcast(goes_on, 0)
+        point += 1
+    assert point > 5
+    dist.destroy_process_group()
+
+
+def fails(bps: Any, work: Any) -> None:
+    with pytest.raises(bps.MismatchError):
+        work.wait()
