@@ -403,7 +403,8 @@ class Together(StepwiseHandle):
     def _advance(self, *, waits: bool) -> bool:  # done() does not call it
         for part in self._parts:
             try:
-                part.wait()
+                if not part.taken:  # a signal handler may have raised something after it was waited for
+                    part.wait()
             except Exception as error:  # the first is raised, once all are over
                 self._error = self._error or error
         if self._error is None:

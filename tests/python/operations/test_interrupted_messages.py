@@ -22,6 +22,7 @@ from interrupts import interrupted
 
 from bps_rdma.operations.begun import give_up
 from bps_rdma.operations.messages import Message
+from bps_rdma.operations.progress import Progress
 
 pytestmark = pytest.mark.timeout(400)
 ENV = {"BPS_TIMEOUT": str(20 * harness.PATIENCE)}
@@ -159,7 +160,7 @@ def test_who_exchanges_is_interrupted(bps: Any, way: str, count: int) -> None:
 
 
 @pytest.mark.parametrize("count", SIZES)
-@pytest.mark.parametrize("way", ["recv_async", "all_to_all_async", "all_gather_async"])
+@pytest.mark.parametrize("way", ["recv_async", "all_to_all_async", "all_gather_async", "push_pull_many_async"])
 @harness.on_ranks(workers=2, env=ENV)
 def test_who_waits_for_a_handle_is_interrupted(bps: Any, way: str, count: int) -> None:
     """It is waited for once more, and gives its message."""
@@ -171,13 +172,17 @@ def test_who_waits_for_a_handle_is_interrupted(bps: Any, way: str, count: int) -
         if way == "all_gather_async":
             own = np.full(count + 1 if bps.rank() == 1 else count - 1, value)
             return array, bps.all_gather_async(own, "parts", uneven=True, out=array)
+        if way == "push_pull_many_async":
+            array.fill(value if bps.rank() == 1 else 0)
+            return array, bps.push_pull_many_async(np.split(array, 2), inplace=True, average=False)
         if bps.rank() == 0:
             return array, bps.recv_async(array, src=1)
         array.fill(value)
         return array, bps.send_async(array, dst=0)
 
     def waits(point: int) -> bool:
-        array, handle = start(float(point))
+        with mock.patch.object(Progress, "add"):  # its thread would make the steps
+            array, handle = start(float(point))
         goes_on = interrupted(point, handle.wait)
         if goes_on:
             handle.wait()
