@@ -3,16 +3,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
+from unittest import mock
 
 import harness
 import pytest
+import simulated
 import torch
 import torch.distributed as dist
 from harness import await_mark, mark
 from interrupts import interrupted
+
+import bps_rdma.torch
+from bps_rdma.torch.transfer.operation import StagedOperation
+from bps_rdma.torch.transfer.pipeline import CopyPipeline
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -70,3 +78,60 @@ def test_it_fails(bps: Any) -> None:
 def fails(bps: Any, work: Any) -> None:
     with pytest.raises(bps.MismatchError):
         work.wait()
+
+
+@pytest.mark.parametrize("count", [3, 5000])
+@pytest.mark.parametrize("way", ["one", "any"])
+@harness.on_ranks(workers=2, init=False)
+def test_who_starts_to_receive(bps: Any, way: str, count: int) -> None:
+    """Nobody has the work, so nobody knows when the memory would be the caller's again: it is so at once."""
+    dist.init_process_group("bps", timeout=timedelta(seconds=20 * harness.PATIENCE))
+    goes_on, point = torch.ones(1), 0
+    while goes_on:
+        if dist.get_rank() == 0:
+            given_up, works = torch.full((count,), -1.0), list[Any]()
+            start = functools.partial(dist.irecv, given_up, 1 if way == "one" else None)
+            goes_on.fill_(interrupted(point, lambda: works.append(start())))  # noqa: B023  called at once
+            for work in works:
+                work.wait()
+            kept, found = given_up.clone(), [float(given_up[0])] if works else []
+            while 2 not in found:
+                tensor = torch.zeros(count)
+                with contextlib.suppress(bps.PeerLostError):  # the sender was told that its message was given up
+                    dist.recv(tensor, 1)
+                    assert tensor.eq(tensor[0]).all()
+                    found.append(float(tensor[0]))
+            assert found in ([2], [1, 2]), point
+            assert given_up.equal(kept), f"the memory was not the caller's again, at point {point}"
+        else:
+            for value in (1.0, 2.0):
+                with contextlib.suppress(bps.PeerLostError):
+                    dist.send(torch.full((count,), value), 0)
+        dist.broadcast(goes_on, 0)
+        point += 1
+    assert point > 20
+    dist.destroy_process_group()
+
+
+@harness.on_ranks(workers=2, env={"BPS_SHUTDOWN_TIMEOUT": str(harness.PATIENCE)})
+def test_who_starts_what_is_staged(bps: Any) -> None:
+    """The other rank does not come, so that what goes on would copy to the tensor later."""
+    simulated.install(immediate=True)
+    bps_rdma.torch.push_pull_inplace(torch.ones(5000))  # makes the pipeline
+    begun = list[StagedOperation]()
+    start = CopyPipeline.start
+
+    def note(pipeline: CopyPipeline, operation: StagedOperation) -> None:
+        begun.append(operation)
+        start(pipeline, operation)
+
+    goes_on, point = bps.rank() == 0, 0
+    with mock.patch.object(CopyPipeline, "start", note):
+        while goes_on:
+            begin = functools.partial(bps_rdma.torch.push_pull_async_inplace, name=f"given up {point}")
+            goes_on = interrupted(point, functools.partial(begin, torch.ones(5000)))
+            assert all(operation.done() == goes_on for operation in begun), point
+            begun.clear()
+            point += 1
+    assert point > 20 or bps.rank() == 1
+    bps.barrier()

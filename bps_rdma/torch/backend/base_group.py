@@ -110,7 +110,7 @@ class BaseGroup(c10d.ProcessGroup):  # type: ignore[misc]
     def _call_of_message(self) -> Call:
         """The way to call where torch passes no options: dist.send() waits next, and calls what isend() calls."""
         self._pace.check()
-        caller = sys._getframe(1).f_back  # isend() or irecv(), or who calls the group itself
+        caller = sys._getframe(2).f_back  # behind whole(): isend() or irecv(), or who calls the group itself
         waits = caller is not None and caller.f_back is not None and caller.f_back.f_code in _WAIT
         return Call(self._seconds, awaited=waits and not profiling())
 

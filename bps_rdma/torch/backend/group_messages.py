@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
+from bps_rdma.operations.begun import whole
 from bps_rdma.torch.backend.base_group import BaseGroup, Tensor, c10d_core, only, root_of, rooted
 from bps_rdma.torch.backend.work import BpsWork, ReceivedWork, done, kept, settle
 
@@ -66,6 +67,7 @@ class GroupMessages(BaseGroup):
         pending = self._collectives.messages.scatter(tensor, parts, root_of(opts), call)
         return self._work("scatter", pending, [tensor], parts, call)
 
+    @whole
     def send(self, tensors: list[Tensor], dstRank: int, tag: int = 0) -> Any:  # noqa: N803  torch's name
         """Sends a tensor to one rank."""
         tensor = only(tensors)
@@ -78,6 +80,7 @@ class GroupMessages(BaseGroup):
             return done()
         return kept(BpsWork("send", pending.handles, pending.finishes, [tensor], [tensor]))
 
+    @whole
     def recv(self, tensors: list[Tensor], srcRank: int, tag: int = 0) -> Any:  # noqa: N803  torch's name
         """Receives a tensor from one rank."""
         tensor = only(tensors)
@@ -90,6 +93,7 @@ class GroupMessages(BaseGroup):
             return done()
         return kept(ReceivedWork("recv", pending.handles, pending.finishes, [tensor], [tensor], lambda: srcRank))
 
+    @whole
     def recv_anysource(self, tensors: list[Tensor], tag: int = 0) -> Any:
         """Receives a tensor from any rank."""
         tensor = only(tensors)

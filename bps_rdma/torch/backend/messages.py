@@ -17,6 +17,7 @@ from bps_rdma import Group, _core
 from bps_rdma.errors import BpsError, DeadlineError, InvalidTensorError
 from bps_rdma.handle import PythonHandle
 from bps_rdma.operations import point_to_point
+from bps_rdma.operations.begun import of_thread
 from bps_rdma.operations.exchanges import exchange
 from bps_rdma.operations.lanes import Content, Part, part_of
 from bps_rdma.operations.messages import How, completed
@@ -227,10 +228,9 @@ def _moved(start: Callable[[How], PythonHandle[Any]], finishes: Sequence[Finish]
 
     Nothing touches the caller's memory then after what a signal handler raises in that call.
     """
-    how = How(0, call.seconds)
     if call.awaited:
-        return Pending((), [partial(completed, start, how), *finishes])
-    return Pending((start(how),), finishes)
+        return Pending((), [partial(completed, start, How(0, call.seconds)), *finishes])
+    return Pending((start(How(0, call.seconds, False, of_thread.begun)),), finishes)
 
 
 def _source(tensor: torch.Tensor) -> Part:
