@@ -54,6 +54,7 @@ Settings = TypedDict(
         "rdma_retry_cnt": int,
         "rdma_qps": int,
         "rdma_memory": Literal["watched", "staged", "trusted"],
+        "ibverbs_lib": str | os.PathLike[str],
         "partition_bytes": int,
         "min_partition_bytes": int,
         "scheduling_credit": int,

@@ -68,6 +68,7 @@ struct RdmaSettings {
   unsigned retry_count = 0;
   unsigned data_queue_pairs = 0;
   std::string callers_memory;  // watched, staged, trusted
+  std::string verbs_library;
 };
 
 struct WorkerSettings {

@@ -164,6 +164,8 @@ constexpr Setting kTable[] = {
      "how the device uses memory that bps_rdma has not allocated. watched: directly where the kernel tells when it is "
      "given back, otherwise by copies; staged: by copies; trusted: directly, and a program that gives memory back gets "
      "wrong sums; see docs/rdma.md"},
+    {"BPS_IBVERBS_LIB", "", "libibverbs.so.1", kText, rdma<&RdmaSettings::verbs_library>,
+     "the library of verbs: a name, or a path"},
     // Workers
     {"BPS_PARTITION_BYTES", "BYTEPS_PARTITION_BYTES", "524288", whole(8, kGiB),
      worker<&WorkerSettings::partition_bytes>,

@@ -45,12 +45,13 @@ struct Found {
 
 // Makes the choice that init() would make, with an address of this host in place of the route to a scheduler.
 Found find(const Settings& settings) {
-  Found found{transport::rdma::rdma_report(), {}, {}};
+  Found found;
   const std::string& interfaces = settings.transport.interface;
   const std::string host = node::local_address(settings.transport.node_host, interfaces, settings.job.root_uri);
   found.selection = transport::rdma::find_rdma(
       transport::rdma::RdmaOptions::from(settings.rdma),
       {.index = std::nullopt, .address = node::numeric_address(host), .interfaces = node::interface_names(interfaces)});
+  found.report = transport::rdma::rdma_report();  // after the settings have named the library
   found.tcp = node::find_tcp_rails(settings.transport, settings.job.root_uri);
   return found;
 }

@@ -16,6 +16,9 @@ struct RdmaLibraries {
   std::string cm;
 };
 
-const RdmaLibraries& rdma_libraries();
+inline constexpr const char* kVerbsLibrary = "libibverbs.so.1";  // the name of its ABI version
+
+// The name counts in the first call of the process.
+const RdmaLibraries& rdma_libraries(const std::string& verbs = kVerbsLibrary);
 
 }  // namespace bps::transport::rdma

@@ -21,7 +21,8 @@ RdmaOptions RdmaOptions::from(const RdmaSettings& settings) {
           .timeout = settings.timeout,
           .retry_count = settings.retry_count,
           .data_queue_pairs = settings.data_queue_pairs,
-          .callers_memory = rule_for_memory(settings.callers_memory)};
+          .callers_memory = rule_for_memory(settings.callers_memory),
+          .verbs_library = settings.verbs_library};
 }
 
 std::string describe(const Rail& rail) {

@@ -23,6 +23,7 @@ struct RdmaOptions {
   unsigned retry_count = 7;
   unsigned data_queue_pairs = 2;
   CallersMemory callers_memory = CallersMemory::kWatched;
+  std::string verbs_library = "libibverbs.so.1";
 
   // Throws kInvalidArgument.
   static RdmaOptions from(const RdmaSettings& settings);

@@ -45,10 +45,10 @@ void protect_in_forks(void* verbs) {
   if (protect != nullptr && (status == nullptr || status() != kUnneeded)) protect();
 }
 
-Handles open_libraries() {
+Handles open_libraries(const std::string& verbs) {
   Handles handles;
   // These are the names of the ABI versions; the names without a number come with the development files only.
-  handles.verbs = ::dlopen("libibverbs.so.1", RTLD_NOW | RTLD_LOCAL);
+  handles.verbs = ::dlopen(verbs.c_str(), RTLD_NOW | RTLD_LOCAL);
   handles.cm = handles.verbs == nullptr ? nullptr : ::dlopen("librdmacm.so.1", RTLD_NOW | RTLD_LOCAL);
   RdmaLibraries& found = handles.libraries;
   if (handles.cm == nullptr) {
@@ -69,8 +69,8 @@ Handles open_libraries() {
   return handles;
 }
 
-const Handles& handles() {
-  static const Handles opened = open_libraries();
+const Handles& handles(const std::string& verbs = kVerbsLibrary) {
+  static const Handles opened = open_libraries(verbs);
   return opened;
 }
 
@@ -82,8 +82,8 @@ F* real(void* library, const char* name) {
 
 }  // namespace
 
-const RdmaLibraries& rdma_libraries() {
-  return handles().libraries;
+const RdmaLibraries& rdma_libraries(const std::string& verbs) {
+  return handles(verbs).libraries;
 }
 
 }  // namespace bps::transport::rdma
@@ -123,6 +123,9 @@ BPS_VERBS(nullptr, ibv_mr*, ibv_reg_mr, (ibv_pd * pd, void* address, size_t leng
 BPS_VERBS(nullptr, ibv_mr*, ibv_reg_mr_iova2,
           (ibv_pd * pd, void* address, size_t length, uint64_t iova, unsigned int access),
           (pd, address, length, iova, access))
+BPS_VERBS(nullptr, ibv_mr*, ibv_reg_dmabuf_mr,
+          (ibv_pd * pd, uint64_t offset, size_t length, uint64_t iova, int fd, int access),
+          (pd, offset, length, iova, fd, access))
 BPS_VERBS(ENOSYS, int, ibv_dereg_mr, (ibv_mr * region), (region))
 BPS_VERBS(nullptr, ibv_comp_channel*, ibv_create_comp_channel, (ibv_context * device), (device))
 BPS_VERBS(ENOSYS, int, ibv_destroy_comp_channel, (ibv_comp_channel * channel), (channel))
