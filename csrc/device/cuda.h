@@ -25,8 +25,15 @@ constexpr unsigned kStreamNonBlocking = 1;  // such a stream does not wait for t
 constexpr unsigned kEventDisableTiming = 2;
 constexpr unsigned kHostPortable = 1;   // the memory is pinned for every context of the process
 constexpr unsigned kHostDeviceMap = 2;  // and has an address of the device
-constexpr int kPointerMemoryType = 2;   // this and the next are attributes of a pointer
+constexpr int kPointerMemoryType = 2;   // this and the next two are attributes of a pointer
+constexpr int kPointerBuffer = 7;       // the number of its allocation, which no other one of the process ever has
 constexpr int kPointerOrdinal = 9;
+constexpr int kDeviceRdmaFlushes = 117;  // this and the next are attributes of a device
+constexpr int kDeviceRdmaOrdering = 118;
+constexpr int kFlushByHost = 1;      // a bit: cuFlushGPUDirectRDMAWrites can be called
+constexpr int kOrderedForAll = 200;  // every device sees what RDMA devices write, without a flush
+constexpr int kFlushCurrent = 0;     // the memory of the current context's device
+constexpr int kDmaBuf = 1;           // the kind of a handle
 constexpr unsigned kMemoryOfDevice = 2;
 constexpr int kCaptureNone = 0;
 constexpr int kCaptureRelaxed = 2;  // captures of other threads forbid this thread nothing
@@ -38,7 +45,12 @@ constexpr int kCaptureRelaxed = 2;  // captures of other threads forbid this thr
   X(cuDevicePrimaryCtxRetain, (Context * context, Ordinal device))                             \
   X(cuCtxPushCurrent_v2, (Context context))                                                    \
   X(cuCtxPopCurrent_v2, (Context * context))                                                   \
+  X(cuDeviceGetAttribute, (int* value, int attribute, Ordinal device))                         \
   X(cuPointerGetAttribute, (void* value, int attribute, Address pointer))                      \
+  X(cuMemGetAddressRange_v2, (Address * begin, std::size_t* size, Address pointer))            \
+  X(cuMemGetHandleForAddressRange,                                                             \
+    (void* handle, Address begin, std::size_t size, int kind, unsigned long long flags))       \
+  X(cuFlushGPUDirectRDMAWrites, (int target, int scope))                                       \
   X(cuStreamCreateWithPriority, (Stream * stream, unsigned flags, int priority))               \
   X(cuStreamDestroy_v2, (Stream stream))                                                       \
   X(cuStreamQuery, (Stream stream))                                                            \

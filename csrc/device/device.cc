@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "device/device.h"
 
-#include "core/error.h"
-
 namespace bps::device {
 namespace {
 
@@ -19,7 +17,14 @@ void Ready::give_back() {
 }
 
 Device::Device(const Driver& driver, cuda::Ordinal ordinal) : driver_(driver), ordinal_(ordinal) {
-  driver_.check(driver_.call().cuDevicePrimaryCtxRetain(&context_, ordinal), "GPU " + std::to_string(ordinal));
+  const cuda::Functions& call = driver_.call();
+  driver_.check(call.cuDevicePrimaryCtxRetain(&context_, ordinal), "GPU " + std::to_string(ordinal));
+  const auto attribute = [&](int which) {
+    int value = 0;
+    return call.cuDeviceGetAttribute(&value, which, ordinal) == cuda::kSuccess ? value : 0;
+  };
+  is_ordered_ = attribute(cuda::kDeviceRdmaOrdering) >= cuda::kOrderedForAll;
+  can_flush_ = (attribute(cuda::kDeviceRdmaFlushes) & cuda::kFlushByHost) != 0;
 }
 
 std::optional<cuda::Ordinal> Device::owner_of(const Driver& driver, const void* memory) {
@@ -87,6 +92,64 @@ void Device::pin(std::span<std::byte> memory) const {
 void Device::unpin(std::span<std::byte> memory) const noexcept {
   const Current current(*this);
   (void)driver_.call().cuMemHostUnregister(memory.data());
+}
+
+// ---- For RDMA devices
+
+std::optional<std::uint64_t> Device::identity_of(const std::byte* at) const {
+  const Current current(*this);
+  unsigned long long identity = 0;
+  const auto address = reinterpret_cast<cuda::Address>(at);
+  if (driver_.call().cuPointerGetAttribute(&identity, cuda::kPointerBuffer, address) != cuda::kSuccess) {
+    return std::nullopt;
+  }
+  return identity;
+}
+
+Device::Block Device::block_of(const std::byte* at) const {
+  const Current current(*this);
+  const auto address = reinterpret_cast<cuda::Address>(at);
+  unsigned long long identity = 0;
+  cuda::Address begin = 0;
+  std::size_t size = 0;
+  const cuda::Functions& call = driver_.call();
+  driver_.check(call.cuPointerGetAttribute(&identity, cuda::kPointerBuffer, address), "an allocation has no number");
+  if (identity == 0) throw Error(ErrorCode::kTransport, "an allocation has no number", "allocate it by cudaMalloc");
+  driver_.check(call.cuMemGetAddressRange_v2(&begin, &size, address), "an allocation has no bounds");
+  return {{const_cast<std::byte*>(at) - (address - begin), size}, identity};
+}
+
+Fd Device::export_pages(std::span<std::byte> pages) const {
+  const Current current(*this);
+  int made = -1;
+  driver_.check(driver_.call().cuMemGetHandleForAddressRange(&made, reinterpret_cast<cuda::Address>(pages.data()),
+                                                             pages.size(), cuda::kDmaBuf, 0),
+                "cannot make a dma-buf of " + std::to_string(pages.size()) + " bytes");
+  return Fd(made);
+}
+
+bool Device::can_see_rdma_writes() const {
+  return is_ordered_ || can_flush_;
+}
+
+cuda::Result Device::flush_rdma_writes() const {
+  if (is_ordered_) return cuda::kSuccess;
+  const Current current(*this);
+  return driver_.call().cuFlushGPUDirectRDMAWrites(cuda::kFlushCurrent, cuda::kOrderedForAll);
+}
+
+// ---- Errors
+
+Error Device::failure(cuda::Result result) const {
+  return {ErrorCode::kTransport, "GPU " + std::to_string(ordinal_) + " has failed: " + driver_.describe(result),
+          "see the kernel log (dmesg) and nvidia-smi for the state of the GPU; this process cannot use it any more"};
+}
+
+Error Device::refusal(const std::string& what, cuda::Result result) const {
+  const bool captures = cuda::is_of_capture(result);
+  return {captures ? ErrorCode::kInvalidArgument : ErrorCode::kTransport,
+          "GPU " + std::to_string(ordinal_) + " has refused " + what + ": " + driver_.describe(result),
+          captures ? kEndCapture : "see the kernel log (dmesg) and nvidia-smi for the state of the GPU"};
 }
 
 }  // namespace bps::device

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Knows one GPU: which memory is its own, what a caller's stream has reached, and host memory for its copy engines.
+// Knows one GPU: which memory is its own, what a caller's stream has reached, host memory for its copy engines, and
+// what RDMA devices need to read and write its memory themselves (GPUDirect).
 //
 // All of it works in the device's primary context, which torch and CuPy use as well. A thread that calls the driver
 // holds a Current meanwhile, because work for one loop may be done by several threads in turn.
 //
 // Any thread may use it. A device lives as long as the process; in a forked child its points are left alone. The
-// constructor, owner_of() and pin() throw kTransport; record() also throws kInvalidArgument.
+// constructor, owner_of(), pin(), block_of() and export_pages() throw kTransport; record() also throws
+// kInvalidArgument.
 #pragma once
 
 #include <atomic>
@@ -15,9 +17,12 @@
 #include <mutex>
 #include <optional>
 #include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
+#include "core/error.h"
+#include "core/fd.h"
 #include "core/fork.h"
 #include "device/driver.h"
 
@@ -92,6 +97,29 @@ class Device {
   // Ignores errors: after one of the device all its calls fail.
   void unpin(std::span<std::byte> memory) const noexcept;
 
+  // ---- For RDMA devices
+  // Names an allocation of the driver. An identity is never used twice, also where an address is.
+  struct Block {
+    std::span<std::byte> bytes;
+    std::uint64_t identity = 0;
+  };
+  // Returns the identity of the allocation at this address; nothing where there is none.
+  std::optional<std::uint64_t> identity_of(const std::byte* at) const;
+  Block block_of(const std::byte* at) const;
+  // Makes a dma-buf of whole pages of an allocation.
+  Fd export_pages(std::span<std::byte> pages) const;
+  // Returns false for a device whose kernels may never see what an RDMA device has written.
+  bool can_see_rdma_writes() const;
+  // Makes kernels of every device that start from now on see what RDMA devices have written to this one's memory. Does
+  // nothing where they see it anyway.
+  cuda::Result flush_rdma_writes() const;
+
+  // ---- Errors
+  // Makes the error of a device that has failed.
+  Error failure(cuda::Result result) const;
+  // Makes the error for one call that the driver has refused. The device may well work. `what` is as in "a copy".
+  Error refusal(const std::string& what, cuda::Result result) const;
+
   const Driver& driver() const { return driver_; }
   cuda::Ordinal ordinal() const { return ordinal_; }
 
@@ -103,7 +131,9 @@ class Device {
   const cuda::Ordinal ordinal_;
   const std::uint32_t forks_ = fork_count();
   cuda::Context context_ = nullptr;  // never released: it is the process's
-  std::mutex mutex_;                 // guards the next two
+  bool is_ordered_ = false;          // kernels see the writes of RDMA devices without a flush
+  bool can_flush_ = false;
+  std::mutex mutex_;  // guards the next two
   std::vector<std::unique_ptr<Ready::Point>> points_;
   std::vector<Ready::Point*> free_;
 };

@@ -22,6 +22,12 @@ struct RemoteSpan {
   std::uint64_t length = 0;
 };
 
+// Describes memory of a device of this process, such as a GPU, which no processor touches.
+struct ForeignMemory {
+  std::span<std::byte> bytes;  // at the addresses that the device has for them; with a descriptor, whole pages
+  int dma_buf = -1;  // a descriptor of these pages; -1: the kernel finds them by their addresses (peer memory)
+};
+
 // Holds memory of this process that a transport has registered. It stays registered for as long as the object lives.
 class Region {
  public:
@@ -36,6 +42,8 @@ class Region {
     return {rail == 0 || other_keys_.empty() ? key_ : other_keys_[rail - 1], origin_ + offset, length};
   }
   std::uint64_t key() const { return key_; }
+  // Returns true for memory that no processor may touch.
+  bool is_foreign() const { return is_foreign_; }
   // Takes the watch of memory that is the caller's, and that a device uses directly.
   void watch_by(std::unique_ptr<MemoryWatch> watch) { watch_ = std::move(watch); }
   const MemoryWatch* watch() const { return watch_.get(); }
@@ -47,6 +55,7 @@ class Region {
  protected:
   std::uint64_t key_ = 0;
   std::uint64_t origin_ = 0;  // a NIC counts from the virtual address, the others from zero
+  bool is_foreign_ = false;
   std::vector<std::uint64_t> other_keys_;
 
  private:

@@ -75,6 +75,10 @@ class Transport {
   virtual Kind kind() const = 0;
   virtual RegionPtr register_memory(std::span<std::byte> bytes) = 0;
   virtual CallersMemory callers_memory() const { return CallersMemory::kInPlace; }
+  // Returns true when register_foreign() may succeed.
+  virtual bool takes_foreign() const { return false; }
+  // Registers memory of another device. It needs the descriptor only meanwhile.
+  virtual RegionPtr register_foreign(const ForeignMemory& /*memory*/) { return nullptr; }
   // Returns how many connections it takes to use each rail of this process, and of the peer that published `address`.
   virtual std::size_t rail_pairs(std::span<const std::byte> /*address*/) const { return 1; }
 

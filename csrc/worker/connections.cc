@@ -41,6 +41,10 @@ void Connections::forget_memory(std::uint64_t identity) {
   for (const auto& memory : memory_) memory->regions.forget(identity);
 }
 
+void Connections::drop_freed_of_devices() {
+  for (const auto& memory : memory_) memory->device_regions.drop_freed();
+}
+
 std::uint64_t Connections::registered_bytes() const {
   std::uint64_t bytes = 0;
   for (const auto& memory : memory_) bytes += memory->registered_bytes();

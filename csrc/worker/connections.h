@@ -38,6 +38,8 @@ class Connections {
 
   bool have_own_server() const { return has_own_server_; }
   void forget_memory(std::uint64_t identity);
+  // Lets go of allocations of GPUs that have been freed.
+  void drop_freed_of_devices();
   std::uint64_t registered_bytes() const;
 
   // Makes the end of the view the cause of the losses that follow.

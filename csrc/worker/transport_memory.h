@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Keeps the memory that a worker loop has registered with one transport: the callers' blocks, and staging buffers.
+// Keeps the memory that a worker loop has registered with one transport: the callers' blocks, those of GPUs, and
+// staging buffers.
 //
 // Payloads and answers take a staging buffer where the tensor's memory cannot be used, or not yet (choose_route() tells
 // when), and where they are encoded. A partition is copied, or encoded, into it before the push and out of it after the
@@ -20,6 +21,7 @@
 #include "device/device.h"
 #include "transport/region_cache.h"
 #include "transport/shm/shared_memory.h"
+#include "worker/device_regions.h"
 
 namespace bps::worker {
 
@@ -56,6 +58,7 @@ class TransportMemory {
  public:
   TransportMemory(transport::Transport& transport, std::size_t buffer_bytes, std::size_t staging_budget)
       : regions(transport, kCachedRegions),
+        device_regions(transport),
         transport_(transport),
         buffer_bytes_(buffer_bytes),
         most_buffers_(std::max<std::size_t>(2, buffer_bytes == 0 ? 0 : staging_budget / buffer_bytes)) {}
@@ -112,10 +115,11 @@ class TransportMemory {
 
   // Counts callers' blocks and staging buffers. Walks through the blocks.
   std::uint64_t registered_bytes() const {
-    return regions.bytes() + (buffers_.size() + (spare_ ? 1 : 0)) * buffer_bytes_;
+    return regions.bytes() + device_regions.bytes() + (buffers_.size() + (spare_ ? 1 : 0)) * buffer_bytes_;
   }
 
   transport::RegionCache regions;
+  DeviceRegions device_regions;
 
  private:
   static constexpr std::size_t kCachedRegions = 4096;  // an entry is a table row, except on a NIC

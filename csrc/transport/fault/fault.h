@@ -40,6 +40,8 @@ class FaultTransport final : public Transport {
   Kind kind() const override { return inner_->kind(); }
   RegionPtr register_memory(std::span<std::byte> bytes) override { return inner_->register_memory(bytes); }
   CallersMemory callers_memory() const override { return inner_->callers_memory(); }
+  bool takes_foreign() const override { return inner_->takes_foreign(); }
+  RegionPtr register_foreign(const ForeignMemory& memory) override { return inner_->register_foreign(memory); }
   std::size_t rail_pairs(std::span<const std::byte> address) const override { return inner_->rail_pairs(address); }
   std::unique_ptr<ControlEndpoint> connect_control(const ConnectRequest& request) override;
   std::unique_ptr<DataEndpoint> connect_data(const ConnectRequest& request) override;

@@ -12,6 +12,7 @@
 namespace bps::transport::rdma {
 namespace {
 
+constexpr unsigned kForPeers = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
 constexpr std::uint32_t kFirstSendQueue = 2048;  // both grow with the queue pairs
 constexpr std::uint32_t kFirstReceiveQueue = kSharedReceives + 1024;
 
@@ -85,11 +86,20 @@ Mr Context::register_own(std::span<std::byte> bytes) {
 Mr Context::register_for_peers(std::span<std::byte> bytes) {
   // Relaxed ordering is safe, because bytes are looked at only after the completion that announces them; it is asked
   // for where the library knows it, and may be ignored.
-  constexpr unsigned kAccess = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
-  Mr region(ibv_reg_mr(pd_.get(), bytes.data(), bytes.size(), kAccess | IBV_ACCESS_RELAXED_ORDERING));
+  Mr region(ibv_reg_mr(pd_.get(), bytes.data(), bytes.size(), kForPeers | IBV_ACCESS_RELAXED_ORDERING));
   if (!region && (errno == ENOSYS || errno == EINVAL || errno == EOPNOTSUPP)) {
-    region.reset(ibv_reg_mr(pd_.get(), bytes.data(), bytes.size(), kAccess));
+    region.reset(ibv_reg_mr(pd_.get(), bytes.data(), bytes.size(), kForPeers));
   }
+  if (!region) fail_registration(bytes.size(), rail_);
+  return region;
+}
+
+// Does not ask for relaxed ordering: a device's kernels see these bytes by rules of their own.
+Mr Context::register_for_peers(const ForeignMemory& memory) {
+  const auto& [bytes, dma_buf] = memory;
+  const auto address = reinterpret_cast<std::uint64_t>(bytes.data());
+  Mr region(dma_buf < 0 ? ibv_reg_mr(pd_.get(), bytes.data(), bytes.size(), kForPeers)
+                        : ibv_reg_dmabuf_mr(pd_.get(), 0, bytes.size(), address, dma_buf, int{kForPeers}));
   if (!region) fail_registration(bytes.size(), rail_);
   return region;
 }

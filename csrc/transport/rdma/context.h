@@ -12,6 +12,7 @@
 #include <span>
 #include <string>
 
+#include "transport/memory.h"
 #include "transport/rdma/completion_queue.h"
 #include "transport/rdma/rail.h"
 #include "transport/rdma/retired_queue_pairs.h"
@@ -29,6 +30,7 @@ class Context {
   // Registers memory of our own, for headers and messages. Peers cannot reach it.
   Mr register_own(std::span<std::byte> bytes);
   Mr register_for_peers(std::span<std::byte> bytes);
+  Mr register_for_peers(const ForeignMemory& memory);
 
   ibv_context* device() const { return device_.get(); }
   ibv_pd* pd() const { return pd_.get(); }

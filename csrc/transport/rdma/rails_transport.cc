@@ -7,10 +7,18 @@
 
 namespace bps::transport::rdma {
 
-RegionPtr RailsTransport::register_memory(std::span<std::byte> bytes) {
+std::vector<std::shared_ptr<Registrations>> RailsTransport::registrations() const {
   std::vector<std::shared_ptr<Registrations>> all;
   for (const auto& transport : transports_) all.push_back(transport->registrations());
-  return std::make_shared<RdmaRegion>(bytes, all);
+  return all;
+}
+
+RegionPtr RailsTransport::register_memory(std::span<std::byte> bytes) {
+  return std::make_shared<RdmaRegion>(bytes, registrations());
+}
+
+RegionPtr RailsTransport::register_foreign(const ForeignMemory& memory) {
+  return std::make_shared<RdmaRegion>(memory, registrations());
 }
 
 std::size_t RailsTransport::rail_pairs(std::span<const std::byte> address) const {

@@ -20,6 +20,8 @@ class RailsTransport final : public Transport {
   Kind kind() const override { return Kind::kRdma; }
   RegionPtr register_memory(std::span<std::byte> bytes) override;
   CallersMemory callers_memory() const override { return transports_.front()->callers_memory(); }
+  bool takes_foreign() const override { return true; }
+  RegionPtr register_foreign(const ForeignMemory& memory) override;
   std::size_t rail_pairs(std::span<const std::byte> address) const override;
   bool fails_over() const override { return true; }
   std::unique_ptr<ControlEndpoint> connect_control(const ConnectRequest& request) override;
@@ -34,6 +36,7 @@ class RailsTransport final : public Transport {
   void disarm() override {}
 
  private:
+  std::vector<std::shared_ptr<Registrations>> registrations() const;
   RdmaTransport& by(const Endpoint& endpoint) { return *transports_[endpoint.rails.here]; }
   RdmaTransport& by(const IncomingConnection& incoming);
 

@@ -60,7 +60,10 @@ bool RdmaData::build(const WriteOp& op) {
     request.num_sge = static_cast<int>(used);
     request.opcode = last ? IBV_WR_RDMA_WRITE_WITH_IMM : IBV_WR_RDMA_WRITE;
     request.imm_data = to_wire(op.immediate);
-    request.send_flags = size <= connection.queue_pair().inline_limit() ? unsigned{IBV_SEND_INLINE} : 0U;
+    // The processor reads what is sent inline, which it cannot where the memory is another device's.
+    const bool is_readable = payload == 0 || !source->is_foreign();
+    const bool is_inline = is_readable && size <= connection.queue_pair().inline_limit();
+    request.send_flags = is_inline ? unsigned{IBV_SEND_INLINE} : 0U;
     request.wr.rdma.remote_addr = op.target.address + offset;
     request.wr.rdma.rkey = static_cast<std::uint32_t>(op.target.key);
     ++posted_;

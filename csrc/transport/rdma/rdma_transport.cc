@@ -34,6 +34,10 @@ RegionPtr RdmaTransport::register_memory(std::span<std::byte> bytes) {
   return std::make_shared<RdmaRegion>(bytes, std::span(&registrations_, 1));
 }
 
+RegionPtr RdmaTransport::register_foreign(const ForeignMemory& memory) {
+  return std::make_shared<RdmaRegion>(memory, std::span(&registrations_, 1));
+}
+
 std::size_t RdmaTransport::rail_pairs(std::span<const std::byte> address) const {
   const auto listener = codec::decode<ListenerAddress>(address);
   return listener ? listener->entries.size() : 1;

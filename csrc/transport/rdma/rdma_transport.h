@@ -28,6 +28,8 @@ class RdmaTransport final : public Transport {
   Kind kind() const override { return Kind::kRdma; }
   RegionPtr register_memory(std::span<std::byte> bytes) override;
   CallersMemory callers_memory() const override { return callers_memory_; }
+  bool takes_foreign() const override { return true; }
+  RegionPtr register_foreign(const ForeignMemory& memory) override;
   const std::shared_ptr<Registrations>& registrations() const { return registrations_; }
   std::size_t rail_pairs(std::span<const std::byte> address) const override;
   bool fails_over() const override { return true; }

@@ -2,11 +2,12 @@
 #include "transport/rdma/registrations.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace bps::transport::rdma {
 
-Registration* Registrations::add(std::span<std::byte> bytes) {
-  auto made = std::make_unique<Registration>(Registration{context_->register_for_peers(bytes)});
+Registration* Registrations::add(Mr memory) {
+  auto made = std::make_unique<Registration>(Registration{std::move(memory)});
   all_.insert(made.get());
   return made.release();
 }
@@ -23,20 +24,31 @@ void Registrations::drop_all() {
 }
 
 RdmaRegion::RdmaRegion(std::span<std::byte> bytes, std::span<const std::shared_ptr<Registrations>> by) : Region(bytes) {
+  add(bytes, by);
+}
+
+RdmaRegion::RdmaRegion(const ForeignMemory& memory, std::span<const std::shared_ptr<Registrations>> by)
+    : Region(memory.bytes) {
+  is_foreign_ = true;
+  add(memory, by);
+}
+
+template <typename Memory>
+void RdmaRegion::add(const Memory& memory, std::span<const std::shared_ptr<Registrations>> by) {
   if (std::ranges::none_of(by, &Registrations::has_device,
                            [](const auto& one) -> const Registrations& { return *one; })) {
     throw Error(ErrorCode::kTransport, "cannot register memory: the RDMA device is gone", kRestartJob);
   }
   of_rails_.reserve(by.size());
   for (const auto& registrations : by) {
-    const std::uint32_t key = of_rails_.emplace_back(bytes, registrations).key();
+    const std::uint32_t key = of_rails_.emplace_back(memory, registrations).key();
     if (of_rails_.size() == 1) {
       key_ = key;
     } else {
       other_keys_.push_back(key);
     }
   }
-  origin_ = reinterpret_cast<std::uint64_t>(bytes.data());
+  origin_ = reinterpret_cast<std::uint64_t>(bytes().data());
 }
 
 }  // namespace bps::transport::rdma

@@ -26,13 +26,18 @@ class Registrations {
   explicit Registrations(Context& context) : context_(&context) {}
   ~Registrations() { drop_all(); }
 
-  Registration* add(std::span<std::byte> bytes);
+  template <typename Memory>
+  Registration* add(const Memory& memory) {
+    return add(context_->register_for_peers(memory));
+  }
   void release(Registration* registration);
   // Gives all memory back, because the device goes. Regions that are left name nothing any more.
   void drop_all();
   bool has_device() const { return context_ != nullptr; }
 
  private:
+  Registration* add(Mr memory);
+
   Context* context_;  // null once the device is gone
   std::unordered_set<Registration*> all_;
 };
@@ -41,15 +46,17 @@ class RdmaRegion final : public Region {
  public:
   // `by` has the registrations of each rail. A rail whose device is gone has none. Throws when no rail is left.
   RdmaRegion(std::span<std::byte> bytes, std::span<const std::shared_ptr<Registrations>> by);
+  RdmaRegion(const ForeignMemory& memory, std::span<const std::shared_ptr<Registrations>> by);
 
   std::uint32_t local_key(std::size_t rail) const { return of_rails_[rail].local_key; }
   Registration* registration(std::size_t rail) const { return of_rails_[rail].registration; }
 
  private:
   struct OfRail {
-    OfRail(std::span<std::byte> bytes, std::shared_ptr<Registrations> by)
+    template <typename Memory>
+    OfRail(const Memory& memory, std::shared_ptr<Registrations> by)
         : registrations(std::move(by)),
-          registration(registrations->has_device() ? registrations->add(bytes) : nullptr),
+          registration(registrations->has_device() ? registrations->add(memory) : nullptr),
           local_key(registration == nullptr ? 0 : registration->memory->lkey) {}
     OfRail(OfRail&& other) noexcept
         : registrations(std::move(other.registrations)),
@@ -66,6 +73,9 @@ class RdmaRegion final : public Region {
     Registration* registration;
     std::uint32_t local_key;
   };
+  template <typename Memory>
+  void add(const Memory& memory, std::span<const std::shared_ptr<Registrations>> by);
+
   std::vector<OfRail> of_rails_;
 };
 

@@ -46,8 +46,16 @@ constexpr Result kAlreadyRegistered = 712;
 constexpr Result kNotPermitted = 800;
 constexpr Result kCaptureUnsupported = 900;
 
-std::mutex mutex;                                                          // guards the next three, and `refused`
-std::map<std::uintptr_t, std::pair<std::byte*, std::size_t>> allocations;  // address of the device -> where it lies
+struct Allocation {
+  std::byte* lies;
+  std::size_t size;
+  int file;
+  unsigned long long number;  // no other one has it
+};
+
+std::mutex mutex;                                  // guards the next four, and `refused`
+std::map<std::uintptr_t, Allocation> allocations;  // by address of the device
+unsigned long long last_number = 0;
 std::map<std::uintptr_t, std::size_t> pinned;
 std::set<Stream> streams;
 std::atomic<unsigned> most_delay{0};
@@ -59,6 +67,7 @@ std::string refused;  // the function; the next two say which call, and how
 int refused_after = 0;
 Result refused_with = kSuccess;
 std::atomic<int> events{0};
+std::atomic<int> flushes{0};
 OpaqueContext only_context;
 thread_local std::vector<Context> contexts;
 thread_local bool in_host_function = false;
@@ -70,7 +79,15 @@ std::byte* find(std::uintptr_t at, std::size_t size) {
   auto next = allocations.upper_bound(at);
   if (next == allocations.begin()) return elsewhere;
   const auto& [begin, block] = *std::prev(next);
-  return at + size <= begin + block.second ? block.first + (at - begin) : elsewhere;
+  return at + size <= begin + block.size ? block.lies + (at - begin) : elsewhere;
+}
+
+// Returns the allocation that has this byte, and its address; the caller holds the mutex.
+const std::pair<const std::uintptr_t, Allocation>* allocation_at(std::uintptr_t at) {
+  auto next = allocations.upper_bound(at);
+  if (next == allocations.begin()) return nullptr;
+  --next;
+  return at < next->first + next->second.size ? &*next : nullptr;
 }
 
 bool is_pinned(const void* memory, std::size_t size) {
@@ -190,6 +207,40 @@ Result cuPointerGetAttribute(void* value, int attribute, Address pointer) {
   if (find(pointer, 0) == nullptr) return kInvalidValue;
   if (attribute == kPointerMemoryType) *static_cast<unsigned*>(value) = kMemoryOfDevice;
   if (attribute == kPointerOrdinal) *static_cast<Ordinal*>(value) = 0;
+  if (attribute == kPointerBuffer) {
+    const std::lock_guard lock(mutex);
+    const auto* const found = allocation_at(pointer);
+    *static_cast<unsigned long long*>(value) = found == nullptr ? 0 : found->second.number;
+  }
+  return kSuccess;
+}
+Result cuMemGetAddressRange_v2(Address* begin, std::size_t* size, Address pointer) {
+  if (const Result result = usable(); result != kSuccess) return result;
+  const std::lock_guard lock(mutex);
+  const auto* const found = allocation_at(pointer);
+  if (found == nullptr) return kInvalidValue;
+  *begin = found->first;
+  *size = found->second.size;
+  return kSuccess;
+}
+// Refuses what is not whole pages of one allocation.
+Result cuMemGetHandleForAddressRange(void* handle, Address begin, std::size_t size, int kind,
+                                     unsigned long long flags) {
+  if (const Result result = usable(); result != kSuccess) return result;
+  const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+  const std::lock_guard lock(mutex);
+  const auto* const found = allocation_at(begin);
+  if (found == nullptr || found->first != begin || begin % page != 0 || size % page != 0 || kind != kDmaBuf ||
+      flags != 0 || size != (found->second.size + page - 1) / page * page) {
+    return kInvalidValue;
+  }
+  *static_cast<int*>(handle) = ::dup(found->second.file);
+  return kSuccess;
+}
+Result cuFlushGPUDirectRDMAWrites(int target, int scope) {
+  if (const Result result = usable(); result != kSuccess) return result;
+  if (target != kFlushCurrent || scope != kOrderedForAll) return kInvalidValue;
+  ++flushes;
   return kSuccess;
 }
 Result cuStreamCreateWithPriority(Stream* stream, unsigned flags, int) {
@@ -333,7 +384,9 @@ Result cuDeviceGetPCIBusId(char* address, int size, Ordinal device) {
   return kSuccess;
 }
 Result cuDeviceGetAttribute(int* value, int attribute, Ordinal device) {
-  *value = attribute == 124 && device != 0 ? 1 : 0;  // all but the first one have dma-buf
+  *value = attribute == 124 && device != 0 ? 1 : 0;  // all but the first one say that they have dma-buf
+  const char* const flushes_as = std::getenv("FAKE_CUDA_FLUSHES");
+  if (attribute == kDeviceRdmaFlushes) *value = flushes_as != nullptr ? std::atoi(flushes_as) : kFlushByHost;
   return kSuccess;
 }
 Result cuDeviceCanAccessPeer(int* can, Ordinal, Ordinal) {
@@ -349,20 +402,21 @@ Result cuDeviceGetP2PAttribute(int* value, int attribute, Ordinal one, Ordinal o
 
 void* fake_allocate(std::size_t size) {
   const int file = ::memfd_create("fake_cuda", MFD_CLOEXEC);
-  if (file < 0 || ::ftruncate(file, static_cast<off_t>(size)) != 0) return nullptr;
+  const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+  if (file < 0 || ::ftruncate(file, static_cast<off_t>((size + page - 1) / page * page)) != 0) return nullptr;
   void* lies = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
   void* shown = ::mmap(nullptr, size, PROT_NONE, MAP_SHARED, file, 0);
-  ::close(file);
   if (lies == MAP_FAILED || shown == MAP_FAILED) return nullptr;
   const std::lock_guard lock(mutex);
-  allocations[reinterpret_cast<std::uintptr_t>(shown)] = {static_cast<std::byte*>(lies), size};
+  allocations[reinterpret_cast<std::uintptr_t>(shown)] = {static_cast<std::byte*>(lies), size, file, ++last_number};
   return shown;
 }
 void fake_free(void* memory) {
   const std::lock_guard lock(mutex);
   const auto found = allocations.find(reinterpret_cast<std::uintptr_t>(memory));
-  ::munmap(found->second.first, found->second.second);
-  ::munmap(memory, found->second.second);
+  ::munmap(found->second.lies, found->second.size);
+  ::munmap(memory, found->second.size);
+  ::close(found->second.file);
   allocations.erase(found);
 }
 void fake_own_everything(void) {
@@ -424,6 +478,9 @@ int fake_streams(void) {
 }
 int fake_events(void) {
   return events;
+}
+int fake_flushes(void) {
+  return flushes;
 }
 int fake_pinned(void) {
   const std::lock_guard lock(mutex);

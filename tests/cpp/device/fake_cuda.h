@@ -41,4 +41,6 @@ int fake_busy(void);
 int fake_streams(void);
 int fake_events(void);
 int fake_pinned(void);
+// Counts the calls that wait for what RDMA devices have written.
+int fake_flushes(void);
 }
