@@ -74,6 +74,7 @@ Settings = TypedDict(
         "gpu_host_sum": Flag,
         "device_route": Flag,
         "cuda_lib": str | os.PathLike[str],
+        "gpudirect": Flag,
         "server_engine_thread": int,
         "server_window": int,
         "server_memory": int,

@@ -92,6 +92,7 @@ struct WorkerSettings {
   bool gpu_host_sum = false;  // this and the next two are read by the Python face
   bool device_route = false;
   std::string cuda_library;
+  bool gpudirect = false;
 };
 
 struct ServerSettings {

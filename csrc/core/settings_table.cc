@@ -221,6 +221,9 @@ constexpr Setting kTable[] = {
      "GPU"},
     {"BPS_CUDA_LIB", "", "libcuda.so.1", kText, worker<&WorkerSettings::cuda_library>,
      "the library of CUDA's driver, for BPS_DEVICE_ROUTE: a name, or a path"},
+    {"BPS_GPUDIRECT", "", "0", kFlag, worker<&WorkerSettings::gpudirect>,
+     "1: with BPS_DEVICE_ROUTE, RDMA devices read and write the memory of GPUs themselves where they can; off because "
+     "it has not run on a real GPU and card; see docs/choose.md"},
     // Servers
     {"BPS_SERVER_ENGINE_THREAD", "BYTEPS_SERVER_ENGINE_THREAD", "0", whole(0, 64), server<&ServerSettings::loops>,
      "threads of a server that sum (server loops); 0: on a dedicated server one per core and at most 4, in a worker as "

@@ -65,6 +65,7 @@ worker::WorkerLoopOptions loop_options(const WorkerSettings& settings) {
   worker::WorkerLoopOptions made;
   made.largest_partition = settings.partition_bytes;
   made.staging_bytes = settings.staging_bytes;
+  made.gpudirect = settings.gpudirect;
   const std::uint64_t credit = settings.scheduling_credit;
   made.scheduling_credit = credit < kLeastCreditInBytes ? credit * settings.partition_bytes : credit;
   return made;

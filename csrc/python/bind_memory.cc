@@ -75,7 +75,7 @@ std::optional<Memory> describe_on_device(const std::string& library, py::object 
                 .nbytes = nbytes,
                 .elements = elements,
                 .dtype = dtype,
-                .block = {},
+                .block = {{pointer(address), nbytes}, 0},
                 .keep = std::move(keep),
                 .device = device,
                 .stream = stream};

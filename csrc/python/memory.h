@@ -17,7 +17,7 @@ struct Memory {
   std::uint64_t nbytes = 0;
   std::uint64_t elements = 0;
   Dtype dtype{};
-  transport::Allocation block;  // the allocation around the array, which is registered as a whole; none for a GPU's
+  transport::Allocation block;  // the allocation around the array, which is registered as a whole; or a GPU's array
   pybind11::object keep;        // the array, which must live while its memory is in use
   device::Device* device = nullptr;  // the device whose memory it is; null: the host's
   std::uintptr_t stream = 0;         // the stream of the device in which the array is made and used

@@ -60,7 +60,7 @@ bool compresses_to(const ServerConnection& server, const Tensor& tensor) {
 }
 
 void enqueue(Transfer& transfer, ServerConnection& server, Connections& connections, Counters& counters) {
-  (is_of_device(transfer.route) ? server.fetching : server.queue).add(&transfer);
+  (is_copied_by_device(transfer.route) ? server.fetching : server.queue).add(&transfer);
   connections.note_work();
   if (counters.trace == nullptr || !counters.trace->wants(transfer.header->round)) return;
   const std::uint64_t now = counters.trace->now();
@@ -70,12 +70,13 @@ void enqueue(Transfer& transfer, ServerConnection& server, Connections& connecti
 }
 
 Admission::Admission(transport::Reactor& reactor, Connections& connections, Cancellation& cancellation,
-                     DeviceCopies& copies)
+                     DeviceCopies& copies, bool gpudirect)
     : reactor_(reactor),
       counters_(reactor.counters()),
       connections_(connections),
       cancellation_(cancellation),
       copies_(copies),
+      gpudirect_(gpudirect),
       submissions_(kSubmissions) {}
 
 void Admission::submit(const std::shared_ptr<Operation>& operation, bool watches_deadline) {
@@ -132,6 +133,7 @@ void Admission::admit(Portion& portion, ServerConnection& server) {
   } catch (const Error& error) {
     return cancellation_.abort(operation, error);
   }
+  if (portion.route == Route::kDeviceDirect) return copies_.gate.hold(portion, server);
   enqueue(portion, server, connections_, counters_);
 }
 
@@ -139,12 +141,15 @@ void Admission::prepare(Portion& portion, ServerConnection& server) {
   const transport::Reactor::SetUp set_up(&reactor_);
   const bool sums_itself = connections_.have_own_server();
   RouteFacts facts = facts_of(portion, server, sums_itself ? kLargestStagedBesideOwnServer : kLargestStagedIfCheap);
-  if (!facts.is_encoded && !facts.is_on_device) facts.is_registered = register_memory(portion, server);
+  if (!facts.is_encoded) {
+    facts.is_registered = facts.is_on_device ? register_on_device(portion, server) : register_memory(portion, server);
+  }
   if (facts.is_registered) facts.reach = reach_of(portion, server);
   const Chosen chosen = choose_route(facts);
   portion.route = chosen.route;
   portion.finality = chosen.finality;
   if (portion.route == Route::kInPlace) return;
+  if (portion.route == Route::kDeviceDirect) return copies_.gate.prepare(portion.operation->on_device->device);
   if (portion.route == Route::kStagedIfCheap) {
     return server.memory.reserve(std::min(server.memory.in_use() + portion.parts.size(), kMostStagedIfCheap));
   }
@@ -168,6 +173,26 @@ bool Admission::register_memory(Portion& portion, ServerConnection& server) {
     portion.output = is_same ? portion.input : regions.find(request.output_allocation);
   }
   return (!sends || portion.input != nullptr) && (!receives || portion.output != nullptr);
+}
+
+// Returns true when RDMA devices may use all of the memory directly. The own part of an all_gather that lies apart from
+// its result has to be copied there, which the route for copies does.
+bool Admission::register_on_device(Portion& portion, ServerConnection& server) const {
+  if (!gpudirect_ || !server.needs_slots() || !server.memory.transport().takes_foreign()) return false;
+  const Request& request = portion.operation->request;
+  const auto lies_apart = [&](const Part& part) { return is_own_part_beside(portion, portion.extent_of(part)); };
+  if (request.kind == tensor::OperationKind::kAllGather && std::ranges::any_of(portion.parts, lies_apart)) return false;
+  const device::Device& device = portion.operation->on_device->device;
+  const auto find = [&](std::span<std::byte> bytes, transport::RegionPtr& region) {
+    if (bytes.empty()) return true;
+    region = server.memory.device_regions.find(device, bytes);
+    return region != nullptr;
+  };
+  if (find(request.input_allocation.bytes, portion.input) && find(request.output_allocation.bytes, portion.output)) {
+    return portion.input != nullptr || portion.output != nullptr;
+  }
+  portion.input.reset();
+  return false;
 }
 
 void Admission::add_buffer(ServerConnection& server) {

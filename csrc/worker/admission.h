@@ -27,7 +27,9 @@ void enqueue(Transfer& transfer, ServerConnection& server, Connections& connecti
 
 class Admission {
  public:
-  Admission(transport::Reactor& reactor, Connections& connections, Cancellation& cancellation, DeviceCopies& copies);
+  // `gpudirect`: RDMA devices use the memory of GPUs themselves where they can.
+  Admission(transport::Reactor& reactor, Connections& connections, Cancellation& cancellation, DeviceCopies& copies,
+            bool gpudirect);
 
   struct Submission {
     std::shared_ptr<Operation> operation;
@@ -55,12 +57,14 @@ class Admission {
   void admit(Portion& portion, ServerConnection& server);
   void prepare(Portion& portion, ServerConnection& server);
   bool register_memory(Portion& portion, ServerConnection& server);
+  bool register_on_device(Portion& portion, ServerConnection& server) const;
 
   transport::Reactor& reactor_;
   Counters& counters_;
   Connections& connections_;
   Cancellation& cancellation_;
   DeviceCopies& copies_;
+  const bool gpudirect_;
   std::optional<Error> ended_;
   MpscRing<Submission> submissions_;
   std::vector<bool> meets_;  // by place: memory of set_pace(), kept so that it allocates nothing

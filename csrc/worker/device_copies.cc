@@ -20,27 +20,12 @@ bool is_ending(const Transfer& transfer) {
   return transfer.cancelled || transfer.operation->is_failing();
 }
 
-Error failure_of(const device::Device& device, device::cuda::Result result) {
-  return {ErrorCode::kTransport,
-          "GPU " + std::to_string(device.ordinal()) + " has failed: " + device.driver().describe(result),
-          "see the kernel log (dmesg) and nvidia-smi for the state of the GPU; this process cannot use it any more"};
-}
+}  // namespace
 
-// Makes the error for one call that the driver has refused. The device may well work.
-Error refusal_of(const device::Device& device, device::cuda::Result result) {
-  const bool captures = device::cuda::is_of_capture(result);
-  return {captures ? ErrorCode::kInvalidArgument : ErrorCode::kTransport,
-          "GPU " + std::to_string(device.ordinal()) + " has refused a copy: " + device.driver().describe(result),
-          captures ? device::kEndCapture : "see the kernel log (dmesg) and nvidia-smi for the state of the GPU"};
-}
-
-// Returns true for the own bytes of an all_gather that lie elsewhere than in its result: the buffer's go there, too.
 bool is_own_part_beside(const Transfer& transfer, const tensor::Extent& extent) {
   return transfer.operation->request.kind == tensor::OperationKind::kAllGather && extent.has_payload() &&
          transfer.output_bytes + extent.output_offset != transfer.input_bytes + extent.input_offset;
 }
-
-}  // namespace
 
 void DeviceCopies::Copies::add(StagingBuffer* buffer, Transfer& transfer, ServerConnection* server,
                                std::uint32_t entry) {
@@ -83,7 +68,7 @@ DeviceCopies::Gpu& DeviceCopies::gpu_of(const Transfer& transfer) {
 }
 
 bool DeviceCopies::step() {
-  bool found = false;
+  bool found = gate.step();
   is_blocked_ = false;
   for (const auto& gpu : gpus_) found |= finish(*gpu);
   for (ServerConnection* server : connections_.all()) {
@@ -181,7 +166,7 @@ device::cuda::Result DeviceCopies::wait_for_call(Gpu& gpu, const DeviceArrays& a
 void DeviceCopies::refuse(const Gpu& gpu, Operation& operation, device::cuda::Result result) {
   const device::cuda::Result state = gpu.out.stream.state();
   const bool works = state == kSuccess || state == kNotReady;
-  cancellation_.abort(operation, works ? refusal_of(gpu.device, result) : failure_of(gpu.device, result));
+  cancellation_.abort(operation, works ? gpu.device.refusal("a copy", result) : gpu.device.failure(result));
 }
 
 // Takes a buffer as Sender::take_buffer() does: beyond the budget only when waiting for a free one could last for ever.
@@ -250,6 +235,7 @@ bool DeviceCopies::take_answer(std::uint32_t index) {
 // ---- Sleep, failures, the end
 
 bool DeviceCopies::arm() {
+  if (!gate.arm()) return false;
   for (const auto& gpu : gpus_) {
     for (Copies* copies : {&gpu->out, &gpu->in}) {
       if (copies->empty()) continue;
@@ -262,12 +248,13 @@ bool DeviceCopies::arm() {
 }
 
 void DeviceCopies::check() {
+  gate.check();
   for (const auto& gpu : gpus_) {
     if (!gpu->is_copying()) continue;
     const device::Device::Current current(gpu->device);
     for (Copies* copies : {&gpu->out, &gpu->in}) {
       const device::cuda::Result result = copies->stream.settle();
-      if (result != kSuccess && result != kNotReady) fail(*gpu, failure_of(gpu->device, result));
+      if (result != kSuccess && result != kNotReady) fail(*gpu, gpu->device.failure(result));
     }
   }
 }
@@ -287,6 +274,7 @@ void DeviceCopies::fail(Gpu& gpu, const Error& why) {
 }
 
 void DeviceCopies::end() {
+  gate.end();
   const auto is_copying = [this] {
     return std::ranges::any_of(gpus_, [](const auto& gpu) { return gpu->is_copying(); });
   };

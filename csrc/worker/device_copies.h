@@ -23,21 +23,29 @@
 #include "transport/reactor.h"
 #include "worker/cancellation.h"
 #include "worker/connections.h"
+#include "worker/device_gate.h"
 #include "worker/partitions_in_flight.h"
 
 namespace bps::worker {
+
+// Returns true for the own bytes of an all_gather that lie elsewhere than in its result. They have to go there, too.
+bool is_own_part_beside(const Transfer& transfer, const tensor::Extent& extent);
 
 class DeviceCopies {
  public:
   DeviceCopies(transport::Reactor& reactor, Connections& connections, PartitionsInFlight& partitions,
                Cancellation& cancellation)
-      : reactor_(reactor), connections_(connections), partitions_(partitions), cancellation_(cancellation) {}
+      : gate(reactor, connections, cancellation),
+        reactor_(reactor),
+        connections_(connections),
+        partitions_(partitions),
+        cancellation_(cancellation) {}
 
   // Makes the streams, and pins the buffers by which this server is reached. It is set-up, when an operation is
   // admitted, and throws.
   void prepare(const Portion& portion, ServerConnection& server);
   // Returns true when some device has been used.
-  bool is_used() const { return !gpus_.empty(); }
+  bool is_used() const { return !gpus_.empty() || gate.is_used(); }
   // Looks which copies have ended, and starts others. Returns true when it did something.
   bool step();
   // Returns true while a copy waits for a staging buffer.
@@ -55,15 +63,18 @@ class DeviceCopies {
   // Waits for a while for what is under way, when the loop ends and nothing is sent any more.
   void end();
 
-  // Calls `look` with each transfer to this server of which a copy from a device is under way.
+  // Calls `look` with each transfer to this server of which a copy from a device is under way, or that the gate holds.
   template <typename F>
   void for_each_fetching(const ServerConnection& server, F look) const {
+    gate.for_each_held(server, look);
     for (const auto& gpu : gpus_) {
       for (const StagingBuffer* one = gpu->out.first; one != nullptr; one = one->next) {
         if (one->copy.server == &server) look(*one->copy.transfer);
       }
     }
   }
+
+  DeviceGate gate;  // for what is not copied
 
  private:
   struct Ended {

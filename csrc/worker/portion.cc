@@ -83,8 +83,20 @@ bool Portion::suspend(std::uint32_t partition, const Landed& landed, bool failed
 // Runs on the loop's thread, which registered it. It is not a part of finish(), which runs once for each partition.
 [[gnu::noinline]] void Portion::release_memory() {
   if (output && lies_in_place() && !output->is_current()) operation->completion.mark_given_back();
+  if (output && route == Route::kDeviceDirect) show_to_device();
   input.reset();
   output.reset();
+}
+
+// Makes the GPU see what RDMA devices have written to its memory. Also where the operation fails: nothing changes there
+// when the caller has been told.
+void Portion::show_to_device() {
+  const device::Device& device = operation->on_device->device;
+  const device::cuda::Result result = device.flush_rdma_writes();
+  if (result == device::cuda::kSuccess) return;
+  const Error why = device.refusal("to wait for what an RDMA device has written", result);
+  (void)operation->fail(why.code(), why.what(), why.hint());
+  operation->completion.mark_incomplete();
 }
 
 void Portion::finish(std::uint32_t count, bool answered, Counters& counters) {

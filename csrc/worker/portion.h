@@ -33,6 +33,7 @@ class Portion final : public Transfer {
   // Returns true when a server, or a NIC, may have written to the caller's memory.
   bool lies_in_place() const { return route == Route::kInPlace || route == Route::kStagedIfCheap; }
   void release_memory();
+  void show_to_device();
 };
 
 }  // namespace bps::worker

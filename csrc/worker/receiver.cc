@@ -37,7 +37,7 @@ void Receiver::on_landed(ServerConnection& server, InFlight& entry, std::uint32_
 bool Receiver::take_answer(ServerConnection& server, std::uint32_t immediate) {
   const std::uint32_t index = InFlightTable::index_of(immediate);
   InFlight& entry = rooms_.partitions.table[index];
-  const bool is_copied = is_of_device(entry.transfer->route);
+  const bool is_copied = is_copied_by_device(entry.transfer->route);
   switch (is_copied ? rooms_.copies.decode(entry) : rooms_.partitions.take_answer(entry)) {
     case Status::kOk: return !is_copied || !rooms_.copies.take_answer(index);  // the end of the copy completes it
     case Status::kCodec: rooms_.cancellation.fail(index, codec_failure()); return false;

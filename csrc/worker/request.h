@@ -25,7 +25,7 @@ struct Request {
   bool again = false;           // for kAccumulate: sends the latest addition again, whatever servers have of it
   std::byte* input = nullptr;   // with kReduceScatter the whole tensor; with kAllGather the rank's shard
   std::byte* output = nullptr;  // with kReduceScatter the rank's shard; with kAllGather the whole tensor
-  transport::Allocation input_allocation;  // the blocks around them, which are registered
+  transport::Allocation input_allocation;  // the blocks around them, which are registered; of a GPU the arrays
   transport::Allocation output_allocation;
   std::int32_t priority = 0;  // higher first
   double timeout_s = 300;

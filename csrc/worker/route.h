@@ -15,12 +15,18 @@ enum class Route : std::uint8_t {
   kStagedIfCheap,  // it could use the caller's memory; while a staging buffer is free, two copies take less time
   kStaged,         // payloads and answers travel through staging buffers
   kEncoded,        // as kStaged, and encoded by the tensor's codec
+  kDeviceDirect,   // as kInPlace, in the memory of a GPU, once that has reached the caller's call
   kDevice,         // as kStaged, and copied by the engines of a GPU
   kDeviceEncoded,  // as kDevice, and encoded by the tensor's codec in staging buffers
 };
 
-constexpr bool is_of_device(Route route) {
+// Returns true where the engines of a GPU copy.
+constexpr bool is_copied_by_device(Route route) {
   return route >= Route::kDevice;
+}
+// Returns true where no staging buffer is ever needed.
+constexpr bool is_in_place(Route route) {
+  return route == Route::kInPlace || route == Route::kDeviceDirect;
 }
 constexpr bool is_encoded(Route route) {
   return route == Route::kEncoded || route == Route::kDeviceEncoded;
@@ -73,7 +79,11 @@ struct Chosen {
 // as much of it as has come, which other members have, and so does one that the redo log tells of. Any other answer
 // goes to a buffer.
 constexpr Chosen choose_route(const RouteFacts& facts) {
-  if (facts.is_on_device) return {facts.is_encoded ? Route::kDeviceEncoded : Route::kDevice, Finality::kAnswer};
+  if (facts.is_on_device) {
+    if (facts.is_encoded) return {Route::kDeviceEncoded, Finality::kAnswer};
+    const bool is_direct = facts.is_registered && facts.reach == Reach::kNetwork;
+    return {is_direct ? Route::kDeviceDirect : Route::kDevice, Finality::kAnswer};
+  }
   if (facts.is_encoded) return {Route::kEncoded, Finality::kAnswer};  // nothing travels from or to the caller's memory
   const bool is_fenced = facts.reach >= Reach::kUnreadable;
   const bool is_logged = facts.survives_servers && is_fenced && facts.is_logged;

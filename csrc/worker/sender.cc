@@ -109,7 +109,7 @@ bool Sender::add(ServerConnection& server, Transfer& transfer) {
     return false;
   }
   StagingBuffer* staged = nullptr;
-  if (transfer.route != Route::kInPlace) {
+  if (!is_in_place(transfer.route)) {
     const std::optional<StagingBuffer*> found = stage(server, transfer, part, extent, yields);
     if (!found) {
       if (server.needs_slots()) (void)server.slots.grant(batch_.slots[n]);
@@ -148,7 +148,7 @@ std::optional<StagingBuffer*> Sender::stage(ServerConnection& server, Transfer& 
     transfer.encoded = std::exchange(encoded->next, nullptr);
     // If the device has copied no other partition yet, DeviceCopies queues the transfer again when it has.
     const bool is_last = transfer.next + 1 == transfer.parts.size();
-    if (is_of_device(transfer.route) && transfer.encoded == nullptr && !is_last) server.queue.remove(&transfer);
+    if (is_copied_by_device(transfer.route) && transfer.encoded == nullptr && !is_last) server.queue.remove(&transfer);
     return encoded;
   }
   const bool is_read_in_place = transfer.route == Route::kAnswersAside;
@@ -308,8 +308,8 @@ void Sender::take_back(ServerConnection& server, std::size_t from) {
   for (std::size_t i = batch_.size; i-- > from;) {
     const InFlight& entry = in_flight_[batch_.entries[i]];
     Transfer* transfer = entry.transfer;
-    const bool is_kept = is_encoded(transfer->route) || is_of_device(transfer->route);
-    const bool is_dry = is_of_device(transfer->route) && transfer->encoded == nullptr;
+    const bool is_kept = is_encoded(transfer->route) || is_copied_by_device(transfer->route);
+    const bool is_dry = is_copied_by_device(transfer->route) && transfer->encoded == nullptr;
     if (transfer->unsent() == 0 || is_dry) server.queue.add(transfer);
     --transfer->next;
     if (server.needs_slots()) (void)server.slots.grant(batch_.slots[i]);

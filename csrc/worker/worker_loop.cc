@@ -28,7 +28,7 @@ WorkerLoop::WorkerLoop(WorkerLoopOptions options, transport::Reactor& reactor)
       receiver_(options_.epoch, options_.name,
                 {connections_, partitions_, watch_, cancellation_, losses_, contributions_, copies_},
                 reactor.counters()),
-      admission_(reactor, connections_, cancellation_, copies_),
+      admission_(reactor, connections_, cancellation_, copies_, options_.gpudirect),
       sender_(partitions_.table, reactor.counters(), options_.epoch) {
   timers_.push_back(reactor.loop().every(kDeadlineCheck_s, [this] { check_deadlines(); }));
 }
@@ -193,6 +193,7 @@ void WorkerLoop::check_deadlines() {
   }
   losses_.end_due();
   copies_.check();
+  connections_.drop_freed_of_devices();
 }
 
 }  // namespace bps::worker

@@ -54,6 +54,7 @@ struct WorkerLoopOptions {
   std::uint64_t staging_bytes = 0;
   bool survives_servers = false;  // see tensor::kTwoPhase
   std::uint32_t epoch = 1;
+  bool gpudirect = false;          // RDMA devices use the memory of GPUs themselves where they can
   double silence_s = 10;           // how long a server that owes a reply may be silent before it counts as lost
   std::string name = "this rank";  // for errors that all ranks are told
 };

@@ -27,7 +27,7 @@ std::vector<RouteFacts> all_facts() {
       for (std::size_t i = 0; i < flags.size(); ++i) *flags[i] = (bits >> i & 1) != 0;
       facts.reach = static_cast<Reach>(reach);
       if ((facts.is_encoded || facts.is_on_device) && facts.survives_servers) continue;
-      if (facts.is_on_device && facts.is_registered) continue;
+      if (facts.is_on_device && facts.is_registered && (facts.is_encoded || facts.reach != Reach::kNetwork)) continue;
       if (!facts.is_registered && facts.reach > Reach::kUnreadable) continue;
       all.push_back(facts);
     }
@@ -36,7 +36,7 @@ std::vector<RouteFacts> all_facts() {
 }
 
 bool answers_go_over_inputs(Route route) {
-  return route == Route::kInPlace || route == Route::kStagedIfCheap;
+  return is_in_place(route) || route == Route::kStagedIfCheap;
 }
 
 TEST(Route, UsesTheCallersMemoryOnlyWhereThatIsSafe) {
@@ -78,6 +78,26 @@ TEST(Route, HasTheFinalityThatTheServerKeeps) {
   }
 }
 
+TEST(Route, TakesTheMemoryOfADeviceDirectlyOverANetworkOnly) {
+  for (RouteFacts facts : all_facts()) {
+    const Chosen chosen = choose_route(facts);
+    if (!facts.is_on_device) {
+      EXPECT_LT(chosen.route, Route::kDeviceDirect);
+      continue;
+    }
+    EXPECT_GE(chosen.route, Route::kDeviceDirect);
+    EXPECT_EQ(chosen.finality, Finality::kAnswer);
+    const bool is_direct = facts.is_registered && !facts.is_encoded && facts.reach == Reach::kNetwork;
+    EXPECT_EQ(chosen.route == Route::kDeviceDirect, is_direct);
+    EXPECT_NE(is_copied_by_device(chosen.route), is_in_place(chosen.route));
+    EXPECT_EQ(is_encoded(chosen.route), facts.is_encoded);
+    // A server on this host never gets at it, whatever is known of its memory.
+    facts.is_registered = true;
+    facts.reach = Reach::kMapped;
+    EXPECT_TRUE(is_copied_by_device(choose_route(facts).route));
+  }
+}
+
 // Whoever adds a fact or a route sees here how many cases change.
 TEST(Route, TakesEachRouteAsOftenAsEver) {
   std::map<std::pair<Route, Finality>, int> cases;
@@ -93,6 +113,7 @@ TEST(Route, TakesEachRouteAsOftenAsEver) {
       {{Route::kStaged, Finality::kAnswer}, 96},       {{Route::kStaged, Finality::kLogged}, 16},
       {{Route::kStaged, Finality::kCommit}, 64},       {{Route::kEncoded, Finality::kAnswer}, 144},
       {{Route::kDevice, Finality::kAnswer}, 48},       {{Route::kDeviceEncoded, Finality::kAnswer}, 48},
+      {{Route::kDeviceDirect, Finality::kAnswer}, 16},
   };
   EXPECT_EQ(cases, expected);
 }
