@@ -24,14 +24,24 @@ _CANARY = 0xCA
 
 def driver() -> str:
     """Path of the fake driver."""
-    sources = [_ROOT / "tests/cpp/device/fake_cuda.cc", _ROOT / "tests/cpp/device/fake_cuda.h"]
-    content = b"".join(path.read_bytes() for path in [*sources, _ROOT / "csrc/device/cuda.h"])
-    made = _ROOT / "build/ci" / f"fake_cuda-{hashlib.sha256(content).hexdigest()[:16]}.so"
+    return _compiled("fake_cuda", "tests/cpp/device/fake_cuda.h", "csrc/device/cuda.h")
+
+
+def verbs() -> str:
+    """Path of the library of verbs that can register this device's memory; see tests/cpp/device/fake_verbs.cc."""
+    return _compiled("fake_verbs", libraries=("-Wl,--no-as-needed", "-libverbs"))
+
+
+def _compiled(name: str, *headers: str, libraries: tuple[str, ...] = ()) -> str:
+    source = _ROOT / f"tests/cpp/device/{name}.cc"
+    content = b"".join(path.read_bytes() for path in [source, *(_ROOT / one for one in headers)])
+    made = _ROOT / "build/ci" / f"{name}-{hashlib.sha256(content).hexdigest()[:16]}.so"
     if not made.exists():
         made.parent.mkdir(parents=True, exist_ok=True)
         own = made.with_suffix(f".{os.getpid()}")
         words = ["c++", "-std=c++20", "-O1", "-shared", "-fPIC", "-pthread", f"-I{_ROOT / 'csrc'}"]
-        subprocess.run([*words, f"-I{_ROOT / 'tests/cpp'}", str(sources[0]), "-o", str(own)], check=True)
+        words += [f"-I{_ROOT / 'tests/cpp'}", str(source), "-o", str(own), *libraries]
+        subprocess.run(words, check=True)
         own.replace(made)
     return str(made)
 
@@ -39,6 +49,16 @@ def driver() -> str:
 def env() -> dict[str, str]:
     """The environment of a job whose ranks have this device."""
     return {"BPS_DEVICE_ROUTE": "1", "BPS_CUDA_LIB": driver()}
+
+
+def env_direct() -> dict[str, str]:
+    """The same, where RDMA devices reach it themselves."""
+    return env() | {"BPS_GPUDIRECT": "1", "BPS_IBVERBS_LIB": verbs()}
+
+
+def registered() -> int:
+    """How often this process has registered memory of the device with an RDMA device."""
+    return int(ctypes.CDLL(os.environ["BPS_IBVERBS_LIB"]).fake_registered())
 
 
 @functools.cache
