@@ -84,7 +84,8 @@ def examine(*, transfer: bool = True, timeout_s: float = 30.0) -> Findings:
     _look_at_devices(report)
     _look_at_choice(report, needed=wanted in {"rdma", "1", "ibverbs"})
     report.gpus = gpus.look(config.text("BPS_CUDA_LIB"))
-    look_at_gpus(report, by_core=config.text("BPS_DEVICE_ROUTE") == "1")
+    by_core = config.text("BPS_DEVICE_ROUTE") == "1"
+    look_at_gpus(report, by_core=by_core, direct=by_core and config.text("BPS_GPUDIRECT") == "1")
     if report.rdma["rails"]:
         _look_at_memory(report, config.text("BPS_RDMA_MEMORY"))
     if transfer:
@@ -148,8 +149,13 @@ def _look_at_choice(report: Findings, *, needed: bool) -> None:
 _NEAR = {"switch": "behind the same PCIe switch", "root": "at the same PCIe root", "node": "at the same NUMA node"}
 
 
-def look_at_gpus(report: Findings, *, by_core: bool) -> None:
-    """Says what was found of GPUs, and how their tensors travel; `by_core`: with BPS_DEVICE_ROUTE=1."""
+def look_at_gpus(report: Findings, *, by_core: bool, direct: bool = False) -> None:
+    """Says what was found of GPUs, and how their tensors travel.
+
+    Args:
+        by_core: with BPS_DEVICE_ROUTE=1.
+        direct: and with BPS_GPUDIRECT=1.
+    """
     found = report.gpus
     if not found.found:
         if found.on_bus == 0 and not (found.why_not and (by_core or found.kernel_driver)):
@@ -172,7 +178,8 @@ def look_at_gpus(report: Findings, *, by_core: bool) -> None:
         report.add("GPU to GPU", "ok", fact)
     able = sum(gpu.has_dma_buf for gpu in found.found)
     peermem = "nvidia_peermem is loaded" if found.has_peermem else "nvidia_peermem is not loaded"
-    report.add("GPUDirect", "ok", f"dma-buf on {able} of {len(found.found)} GPUs, {peermem}; bps_rdma uses neither yet")
+    use = "used to reach servers by RDMA" if direct else "not used without BPS_DEVICE_ROUTE=1 and BPS_GPUDIRECT=1"
+    report.add("GPUDirect", "ok", f"dma-buf on {able} of {len(found.found)} GPUs, {peermem}; {use}")
     who = "the core (BPS_DEVICE_ROUTE=1)" if by_core else "threads of Python (BPS_DEVICE_ROUTE=0)"
     report.add("CUDA tensors", "ok", f"copied to pinned memory of this machine and back, by {who}")
 

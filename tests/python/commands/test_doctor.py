@@ -125,6 +125,9 @@ def test_each_gpu_is_named_and_how_its_tensors_travel():
     assert "threads of Python (BPS_DEVICE_ROUTE=0)" in checks["CUDA tensors"]["fact"]
     _, checks = doctor(env=with_gpus(1, BPS_DEVICE_ROUTE="1"))
     assert "the core (BPS_DEVICE_ROUTE=1)" in checks["CUDA tensors"]["fact"]
+    assert checks["GPUDirect"]["fact"].endswith("; not used without BPS_DEVICE_ROUTE=1 and BPS_GPUDIRECT=1")
+    _, checks = doctor(env=with_gpus(1, BPS_DEVICE_ROUTE="1", BPS_GPUDIRECT="1"))
+    assert checks["GPUDirect"]["fact"].endswith("; used to reach servers by RDMA")
     assert "GPU to GPU" not in checks
 
 
