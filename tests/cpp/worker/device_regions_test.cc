@@ -31,7 +31,7 @@ class RecordingTransport final : public transport::local::SelfTransport {
   bool takes_foreign() const override { return true; }
   transport::RegionPtr register_foreign(const transport::ForeignMemory& memory) override {
     struct stat file{};
-    if (memory.dma_buf >= 0) EXPECT_EQ(::fstat(memory.dma_buf, &file), 0) << "the descriptor is open";
+    EXPECT_TRUE(memory.dma_buf < 0 || ::fstat(memory.dma_buf, &file) == 0) << "the descriptor is open";
     calls.push_back({memory.bytes, memory.dma_buf >= 0, static_cast<std::uint64_t>(file.st_size)});
     if (refuses) throw Error(ErrorCode::kTransport, "cannot register", "");
     return std::make_shared<transport::Region>(memory.bytes);
