@@ -13,6 +13,7 @@
 //   partitions_in_flight.h  what is under way
 //   cancellation.h          aborts
 //   device_copies.h         copies from GPUs and to them
+//   device_gate.h           arrays of GPUs that RDMA devices use themselves
 //   reply_watch.h           servers that owe something for too long
 //   server_losses.h         lost servers and paths
 //   relay_sender.h          what a relay sends for its host
