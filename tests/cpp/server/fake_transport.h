@@ -112,6 +112,10 @@ class FakeTransport final : public transport::Transport {
     if (out_of_memory) throw Error(ErrorCode::kTransport, "no memory", "add some");
     return std::make_shared<FakeRegion>(bytes, rails, by_address);
   }
+  bool takes_foreign() const override { return takes_foreign_memory; }
+  transport::RegionPtr register_foreign(const transport::ForeignMemory& memory) override {
+    return std::make_shared<FakeRegion>(memory.bytes, rails, by_address);
+  }
   std::unique_ptr<transport::ControlEndpoint> connect_control(const transport::ConnectRequest&) override {
     return nullptr;
   }
@@ -143,6 +147,7 @@ class FakeTransport final : public transport::Transport {
   bool by_address = false;  // remote addresses are pointers, as over RDMA
   bool in_order = false;
   bool out_of_memory = false;
+  bool takes_foreign_memory = false;
   std::vector<std::unique_ptr<FakeControl>> control_ends;  // in the order in which they were accepted
   std::vector<std::unique_ptr<FakeData>> data_ends;
 };
