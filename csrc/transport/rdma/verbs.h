@@ -8,6 +8,11 @@
 
 #include <memory>
 
+extern "C" {
+// Headers before rdma-core 34 lack it, and a library of that time answers with ENOSYS.
+ibv_mr* ibv_reg_dmabuf_mr(ibv_pd* pd, uint64_t offset, size_t length, uint64_t iova, int fd, int access);
+}
+
 namespace bps::transport::rdma {
 
 template <auto Release>
