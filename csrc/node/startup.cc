@@ -96,6 +96,10 @@ ProcessOptions::ProcessOptions(const Settings& all, const Startup& who)
                 "survive the loss of a server",
                 "unset one of them in all processes of the job");
   }
+  if (all.worker.gpudirect && !all.worker.device_route) {
+    throw Error(ErrorCode::kInvalidArgument, "BPS_GPUDIRECT=1 has no effect without BPS_DEVICE_ROUTE=1",
+                "set BPS_DEVICE_ROUTE=1, too, in all processes of the job");
+  }
   if (who.joint || may_serve) {
     // Every loop carries a worker loop and a server loop, so that what a rank sends to itself never changes threads.
     worker_loops = server_loops = loops();

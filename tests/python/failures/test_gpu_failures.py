@@ -158,6 +158,8 @@ def test_failover_is_not_promised(bps: Any) -> None:
     bps.shutdown()
     with pytest.raises(bps.InvalidArgumentError, match="BPS_SERVER_FAILOVER=1 and BPS_DEVICE_ROUTE=1"):
         bps.init(server_failover="1")
+    with pytest.raises(bps.InvalidArgumentError, match="BPS_GPUDIRECT=1 has no effect without BPS_DEVICE_ROUTE=1"):
+        bps.init(device_route=False, gpudirect=True)
 
 
 def hanging_gpu(bps: Any) -> float:
