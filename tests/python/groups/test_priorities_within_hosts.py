@@ -9,39 +9,90 @@ from __future__ import annotations
 import re
 import signal
 import time
+from pathlib import Path
 from typing import Any
 
 import harness
 import numpy as np
 import pytest
 from bodies.arrays import QUIET_S, changed, make
-from bodies.call_order import urgent_behind_bulk
 from bodies.hosts import SMALL_PARTITIONS, used
 from bodies.losses import FAST, SOON_S
 from harness import await_mark, mark
 
-PIECE = {"BYTEPS_PARTITION_BYTES": "8000", "BPS_MIN_PARTITION_BYTES": "8000", "BYTEPS_SERVER_ENGINE_THREAD": "1"}
+from bps_rdma.tools.trace import files
+
+PIECES, PIECE = 1000, 8000
+ONE_LOOP = harness.cut_at(PIECE) | {"BYTEPS_PUSH_THREAD": "1", "BYTEPS_SERVER_ENGINE_THREAD": "1"}
 # One piece at a time from the ranks to their relay; or as many as they like, which then wait there for the server.
-FROM_THE_RANKS, FROM_THE_RELAY = {"BYTEPS_SCHEDULING_CREDIT": "1"}, {"BPS_SERVER_WINDOW": "1"}
+HELD_UP = {"ranks": {"BYTEPS_SCHEDULING_CREDIT": "1"}, "relay": {"BPS_SERVER_WINDOW": "1"}}
+PRIORITIES = {"bulk": 0, "urgent": 10, "patient": -10}
 
 
-def overtaken(bps: Any, urgency: int) -> tuple[bool, int, bool, int]:
-    return *urgent_behind_bulk(bps, urgency), used(bps)
+def urgent_and_patient_behind_bulk(bps: Any, gathered: int) -> int:
+    """Starts a large tensor, and then a more urgent and a less urgent one, while nothing of the large one is summed.
+
+    The last rank starts when all others have. Before that, the ranks of the first host wait after the large one until
+    so many pieces of it wait at each of them, as the relay.
+    """
+    arrays = {name: np.ones(PIECES * PIECE // 4 if name == "bulk" else 100, np.float32) for name in PRIORITIES}
+    bps.declare_many(arrays)
+    bps.barrier()
+    if bps.rank() == 3:
+        await_mark("started", 0, 1, 2)
+    handles = []
+    for name, array in arrays.items():
+        handles.append(bps.push_pull_async(array, False, name, priority=PRIORITIES[name]))
+        if bps.rank() < 2:
+            harness.eventually(lambda: used(bps) >= gathered, what="that both ranks of a host push to their relay")
+    mark("started")
+    assert all(np.all(result == 4) for result in bps.wait(handles))
+    return used(bps)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("servers", [None, 1])
-@pytest.mark.parametrize("held_up", [FROM_THE_RANKS, FROM_THE_RELAY], ids=["ranks", "relay"])
-def test_an_urgent_tensor_overtakes_a_large_one_on_other_hosts(held_up, servers):
-    options = {"servers": servers, "env": PIECE | held_up, **harness.on_hosts("aabb")}
-    urgent, patient = (harness.run(overtaken, urgency, **options) for urgency in (10, -10))
-    for found in (urgent, patient):
-        assert all(right for _, _, right, _ in found)
-        assert sum(host_sums for *_, host_sums in found) > 1000, "the hosts did not sum first"
-    assert not any(bulk_was_over for bulk_was_over, *_ in urgent)
-    # A relay has half of the bulk, of which a rank counts its own pieces, and as a relay those of its host, too.
-    assert all(pieces >= 490 for _, pieces, *_ in patient), "a less urgent tensor overtook"
-    assert sum(pieces for _, pieces, *_ in urgent) < sum(pieces for _, pieces, *_ in patient)
+def queues(folder: Path) -> dict[tuple[Path, str, bool], dict[str, list[files.Span]]]:
+    """The pieces of each tensor by the process, the member that it sends them to, and whether that is the relay."""
+    found: dict[tuple[Path, str, bool], dict[str, list[files.Span]]] = {}
+    for trace in files.find(folder):  # what a trace had no room for is missing, and changes no order
+        for piece in trace.partitions:
+            queue = found.setdefault((trace.path, piece.args["server"], piece.args["for_host"]), {})
+            queue.setdefault(piece.tensor, []).append(piece)
+    return found
+
+
+def sent(piece: files.Span) -> float:
+    return piece.stages["sent"][0]
+
+
+@pytest.mark.parametrize(
+    ("held_up", "servers"),
+    [("ranks", 1), ("relay", 1), pytest.param("ranks", None, marks=pytest.mark.long)],
+)
+def test_an_urgent_tensor_overtakes_a_large_one_on_other_hosts(held_up, servers, tmp_path):
+    at_relay = held_up == "relay"
+    env = ONE_LOOP | HELD_UP[held_up]
+    env |= {"BPS_TRACE": str(tmp_path), "BPS_PLACEMENT": "dedicated" if servers else "embedded"}
+    options = {"servers": servers, "env": env, **harness.on_hosts("aabb")}
+    # A relay has half of the pieces, more or less.
+    host_sums = harness.run(urgent_and_patient_behind_bulk, PIECES // 3 if at_relay else 0, **options)
+    assert sum(host_sums) == 2 * (PIECES + 2), "the hosts did not sum first"
+    overtaken = waited_for = 0
+    for (*_, for_host), queue in queues(tmp_path).items():
+        bulk = queue.get("bulk", [])
+        for urgent in queue.get("urgent", []):
+            before = [one.name for one in bulk if urgent.begin < sent(one) < sent(urgent)]
+            assert not before, "they were sent while something more urgent was in the queue"
+            if for_host != at_relay:
+                overtaken += sum(one.begin < urgent.begin and sent(urgent) < sent(one) for one in bulk)
+        # Of a tensor for several servers over a network only a few pieces are under way. What is less urgent passes the
+        # others within a host (csrc/worker/pace.h), so it has nobody to wait for.
+        for patient in queue.get("patient", []) if servers == 1 else []:
+            after = [one.name for one in bulk if one.begin < sent(patient) < sent(one)]
+            assert not after, "they were in the queue when something less urgent was sent"
+            if for_host != at_relay:
+                waited_for += sum(patient.begin < sent(one) for one in bulk)
+    assert overtaken > 0, "nothing waited when the urgent tensor came"
+    assert waited_for > 0 or servers is None, "nothing waited when the patient tensor came"
 
 
 def rounds_until_a_server_is_lost(bps: Any, memory: str) -> tuple[str, float, str]:
