@@ -37,6 +37,29 @@ def test_buffers_of_the_first_rank_are_spread(bps: Any) -> None:
         assert bps.metrics()["total"]["operations"] == before
 
 
+@every_strategy(workers=2)
+def test_two_wrappers_of_one_parameter(bps: Any, strategy: str) -> None:
+    """Both would average its gradient where it lies: that is refused, unless one does so after the other."""
+
+    class Outer(nn.Module):
+        def __init__(self, inner: nn.Module) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner(x)
+
+    layer = nn.Linear(8, 4)
+    inner = DistributedDataParallel(layer, strategy=strategy)
+    ddp = DistributedDataParallel(Outer(inner), strategy=strategy)
+    if strategy == "naive":
+        ddp(torch.full((2, 8), float(bps.rank()))).sum().backward()
+        assert torch.equal(layer.weight.grad, torch.full((4, 8), bps.size() - 1.0))
+        return
+    with pytest.raises(bps_rdma.BpsError, match=r"(weight|bias)' .*averaged.*not both"):
+        ddp(torch.full((2, 8), float(bps.rank()))).sum().backward()
+
+
 @harness.on_ranks(workers=3)
 def test_buffers_of_every_kind(bps: Any) -> None:
     class Counting(nn.Module):
