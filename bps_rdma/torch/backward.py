@@ -103,11 +103,12 @@ def adds_to(parameters: Iterable[torch.nn.Parameter]) -> bool:
 def returned_of(parameters: Iterable[torch.nn.Parameter]) -> list[torch.nn.Parameter]:
     """Returns those whose gradients the running backward returns, as torch.autograd.grad() does.
 
-    To be called by a hook of a tensor that was computed from the parameters.
+    Within torch.func.grad() these are all: it returns gradients of the tensors that stand for parameters. To be called
+    by a hook of a tensor that was computed from the parameters, or from such tensors.
     """
-    if torch._C._functorch.peek_interpreter_stack() is not None:
-        return []
     trained = (each for each in parameters if each.requires_grad)
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return list(trained)
     return [each for each in trained if _is_returned(torch.autograd.graph.get_gradient_edge(each).node)]
 
 

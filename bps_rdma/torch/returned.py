@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stops an optimizer that is about to use gradients which DistributedDataParallel has not averaged.
 
-It averages what backward() adds to .grad. torch.autograd.grad() returns gradients instead. A script that puts these
-into .grad by itself would train every rank on its own samples, and nobody would notice.
+It averages what backward() adds to .grad. torch.autograd.grad() and torch.func.grad() return gradients instead. A
+script that puts these into .grad by itself would train every rank on its own samples, and nobody would notice.
 """
 
 from __future__ import annotations
@@ -70,7 +70,8 @@ class ReturnedGradients:
         if members_of(self._group).size > 1 and _operations() == self._operations:
             name = next((name for name, each in self._module.named_parameters() if each is put[0]), "a parameter")
             raise BpsError(
-                f"the gradient of {name!r} comes from torch.autograd.grad(), so it has not been averaged",
+                f"the gradient of {name!r} comes from torch.autograd.grad() or torch.func.grad(), which nobody has "
+                "averaged",
                 "call backward(), or wrap the optimizer with DistributedOptimizer instead of the model; to average "
                 "gradients by yourself, compute them with model.module",
             )

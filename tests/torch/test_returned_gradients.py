@@ -64,6 +64,24 @@ def test_an_optimizer_does_not_use_them(bps: Any, strategy: str) -> None:
         assert training.same_everywhere(bps, model)
 
 
+@harness.on_ranks(workers=2)
+def test_an_optimizer_does_not_use_those_of_functions(bps: Any) -> None:
+    """A module that is called with other tensors in place of its parameters gives gradients of these."""
+    model: Any = DistributedDataParallel(training.seeded(training.Plain))
+
+    def loss(weights: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+        return training.loss_of(torch.func.functional_call(model, weights, (x,)))
+
+    optimizer = sgd_of(model)
+    for step in range(3):
+        optimizer.zero_grad()
+        weights = {name: each.detach() for name, each in model.named_parameters()}
+        found = torch.func.grad(loss)(weights, share_of(bps, step))
+        put([found[name] for name, each in model.named_parameters() if each.requires_grad], model)
+        with pytest.raises(BpsError, match=r"'first\.weight' comes from .* torch\.func\.grad"):
+            optimizer.step()
+
+
 def inner_steps(model: Any, optimizer: Any, x: torch.Tensor) -> None:
     """As meta-learning: a step on copies of the weights, and backward through it."""
     weights = dict(model.named_parameters())
