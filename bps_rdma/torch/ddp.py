@@ -151,14 +151,19 @@ class DistributedDataParallel(torch.nn.Module):
             self._buffers_of_root.run(self._uneven.announce_buffers())
 
     def finish_gradient_synchronization(self) -> None:
-        """Waits until all gradients are means. backward() calls it at its end; further calls have no effect.
+        """Waits until all gradients are means. backward() calls it at its end; then it has no effect until zero_grad().
 
-        If backward reached this module on other ranks but not on this one, this rank must call it.
+        If backward reached this module on other ranks but not on this one, this rank must call it. It may have had no
+        batch, and have run no forward either.
 
         Raises:
             PeerLostError: a rank was lost. DeadlineError: a rank did not send its gradients in time; names it.
             MismatchError: ranks train different parameters; names the first one.
         """
+        if self._passes.is_missed:
+            if self._spreads_buffers and self.training:  # as the forward of the others does
+                self._spread_buffers()
+            self._passes.begin_missed()
         self._passes.finish()
 
     synchronize = finish_gradient_synchronization  # BytePS's name

@@ -39,6 +39,7 @@ class ModulePasses:
         self._end = EndOfBackward(self._end_of_backward)
         self._sync = True  # the forward of the running backward was outside of no_sync(); before it, the last forward
         self._pending = False  # a forward has run, and its gradients have not been synchronised
+        self._keeps = False  # gradients of this rank alone, from inside of no_sync()
         self._backward_began = 0  # time.monotonic_ns()
         self._order: list[IndexedParameter] | None = None  # in which the gradients of the first pass became ready
         self._rebuilt = False
@@ -120,7 +121,9 @@ class ModulePasses:
         entry = trained.entry_of(parameter)
         if entry is not None:
             trained.synchronizer.accumulated(entry, not sync)
-        if sync:
+        if not sync:
+            self._keeps = True
+        else:
             if not self._end.is_due:
                 self._begin()
                 entry = trained.entry_of(parameter)
@@ -132,12 +135,24 @@ class ModulePasses:
         spans().add("backward", self._backward_began)
         self.finish()
 
+    @property
+    def is_missed(self) -> bool:
+        """Whether a pass is to come although no forward has run: gradients are zeroed, or those of this rank alone."""
+        if self._pending or self.trained.is_open:
+            return False
+        trained = [each for each in self._parameters_now.now() if each.requires_grad]
+        return bool(trained) and (self._keeps or not any(_is_used(each.grad) for each in trained))
+
+    def begin_missed(self) -> None:
+        """This rank takes part in a pass of the others without a forward."""
+        self._sync = self._pending = True
+
     def finish(self) -> None:
         """Waits until all gradients are means; see DistributedDataParallel.finish_gradient_synchronization()."""
         self._end.forget()
         if not (self._pending or self.trained.is_open):
             return
-        self._pending = False
+        self._pending = self._keeps = False
         self._returned.forget()
         self.settle()
         if self._order is None:
@@ -154,7 +169,7 @@ class ModulePasses:
     def shadow(self) -> None:
         """Takes part in a pass of the ranks that have inputs, with none."""
         self._drop_gradients()
-        self._sync = self._pending = True
+        self.begin_missed()
         self.finish()
         self._drop_gradients()
 
@@ -187,6 +202,14 @@ class ModulePasses:
         """Goes on from what GradientSynchronizer.compression_state() gave. A collective call, before the first pass."""
         if self.synchronizer.load_compression_state(state):
             self._order, self._rebuilt = [entry for unit in self.synchronizer.units for entry in unit.entries], True
+
+
+def _is_used(gradient: torch.Tensor | None) -> bool:
+    """Whether there is a gradient that nobody has zeroed."""
+    if gradient is None:
+        return False
+    values = gradient._values() if gradient.layout is torch.sparse_coo else gradient
+    return bool(values.any())
 
 
 def _maker(module: torch.nn.Module, arguments: SynchronizerOptions) -> Callable[[Named, str], GradientSynchronizer]:

@@ -133,6 +133,27 @@ def test_a_rank_without_gradients(bps: Any, strategy: str) -> None:
         assert bps.metrics()["total"]["operations"] == before, "there was nothing left to do"
 
 
+@every_strategy(workers=2)
+def test_a_rank_without_a_batch(bps: Any, strategy: str) -> None:
+    """It runs no forward either: in the first step, in a later one, and as the last of some micro-batches."""
+    model = training.seeded(training.Images)
+    ddp = DistributedDataParallel(model, strategy=strategy)
+    for step in range(4):
+        for keeps in (True, False):
+            ddp.zero_grad(set_to_none=keeps)
+            if step == 3:
+                with ddp.no_sync():
+                    ddp(training.batch(step)).sum().backward()
+            if bps.rank() == 0 or step == 2:
+                ddp(training.batch(step)).sum().backward()
+            else:
+                ddp.finish_gradient_synchronization()
+            ddp.finish_gradient_synchronization()
+            expected = {2: bps.size(), 3: bps.size() + 1}.get(step, 1) * training.SAMPLES / bps.size()
+            torch.testing.assert_close(model.last.bias.grad, torch.full((4,), float(expected)))
+            assert training.same_everywhere(bps, model)
+
+
 @harness.on_ranks(workers=2)
 def test_a_backward_that_fails(bps: Any) -> None:
     """What was raised in backward is raised; the next forward says what is to be done."""
