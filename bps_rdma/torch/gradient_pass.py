@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import time
+import weakref
 from collections import deque
 from collections.abc import Sequence
 
@@ -52,6 +54,7 @@ class GradientPass:
         self._held: list[Unit] = []  # ready to be sent, while it is not known whether unrounded
         self._in_turn = deque(units.in_order)
         self._started: dict[Unit, Unit | UnroundedUnit] = {}  # in order: what was sent for it
+        self._claimed: set[int] = set()  # ids of the parameters whose gradients it is averaging
         self._not_used: list[IndexedParameter] = []  # of those that must be
         for unit in units.units:
             unit.begin(arrives)
@@ -120,6 +123,8 @@ class GradientPass:
                 self._started[unit].wait()
 
     def _start(self, unit: Unit) -> None:
+        if not isinstance(unit, Rows):  # those are averaged elsewhere than where they lie
+            self._claim(unit)
         sends: Unit | UnroundedUnit = unit
         if self._unrounded.sends_unrounded:
             assert isinstance(unit, Single | Bucket)  # check_exact() refuses others
@@ -132,6 +137,20 @@ class GradientPass:
             sends.start()
         self._started[unit] = sends  # only now: what could not be started is not waited for
 
+    def _claim(self, unit: Unit) -> None:
+        """Takes the gradients of a unit for this pass, until they are means."""
+        for entry in unit.entries:
+            key = id(entry.parameter)
+            if _taken_by(key) not in (None, self):
+                gc.collect()  # a wrapper that the script has dropped may refer to itself
+                if _taken_by(key) is not None:
+                    raise BpsError(
+                        f"the gradient of {entry.name!r} is being averaged for another wrapper already",
+                        "wrap the model or its optimizer, not both; two wrapped models must not share parameters",
+                    )
+            _passes[key] = self
+            self._claimed.add(key)
+
     def wait(self) -> None:
         """Waits for all units, and makes the means the gradients.
 
@@ -141,8 +160,11 @@ class GradientPass:
         # The order of the units is the same on all ranks, and that of sending is not. Unrounded units may have to
         # exchange more, which takes all ranks at once.
         ordered = [self._started[unit] for unit in self._units.units if unit in self._started]
-        if not self._strategy.one_by_one:
-            wait_each(unit.wait for unit in ordered)
+        try:
+            if not self._strategy.one_by_one:
+                wait_each(unit.wait for unit in ordered)
+        finally:
+            self._claimed.clear()
         for unit in self._started.values():
             unit.deliver()
         unused = [entry for unit in self._started.values() for entry in unit.unused_everywhere()]
@@ -174,6 +196,17 @@ class GradientPass:
         for unit in self._started.values():
             with contextlib.suppress(BpsError), keeping:  # it may say that this view has ended, too
                 unit.wait()
+        self._claimed.clear()
+
+
+# By id of a parameter: the last pass that has sent its gradient.
+_passes: weakref.WeakValueDictionary[int, GradientPass] = weakref.WeakValueDictionary()
+
+
+def _taken_by(key: int) -> GradientPass | None:
+    """The pass that is averaging the gradient of a parameter."""
+    found = _passes.get(key)
+    return found if found is not None and key in found._claimed else None
 
 
 def _dropped(entry: IndexedParameter) -> BpsError:

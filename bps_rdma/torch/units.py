@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 import sys
-import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -90,10 +89,6 @@ def _changed(*entries: IndexedParameter) -> BpsError:
     )
 
 
-# What averages the gradient of a parameter where it lies, by id of the parameter.
-_in_place: weakref.WeakValueDictionary[int, Single] = weakref.WeakValueDictionary()
-
-
 class Single:
     """One parameter's gradient, synchronised in place: copied only if it has holes or is a part of a buffer."""
 
@@ -123,18 +118,8 @@ class Single:
         """Takes the gradient of a parameter, which is complete."""
 
     def start(self) -> None:
-        """Sends the gradient; zeros where there is none.
-
-        Raises:
-            BpsError: another wrapper has sent it, and its mean has not arrived.
-        """
+        """Sends the gradient; zeros where there is none."""
         parameter = self.entries[0].parameter
-        other = _in_place.get(id(parameter))
-        if other is not None and other is not self and other._handle is not None:
-            raise BpsError(
-                f"the gradient of {self.entries[0].name!r} is being averaged for another wrapper already",
-                "wrap the model or its optimizer, not both; and let two wrapped models have no parameter in common",
-            )
         gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.detach()
         wire = gradient.resolve_conj().contiguous()
         self._sent = parameter.grad
@@ -146,7 +131,6 @@ class Single:
         self._version = None if self._sent is None or shares else gradient._version
         data = as_real(wire.data)  # the mean is no change that counts
         self._handle = transfer.all_reduce(data, self._options, in_order=self._in_order)
-        _in_place[id(parameter)] = self
 
     def wait(self) -> None:
         """Waits for the mean."""

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import Any
 
@@ -14,7 +15,7 @@ from strategies import STRATEGIES, every_strategy
 from torch import nn
 
 import bps_rdma
-from bps_rdma.torch import BFloat16, DistributedDataParallel, Float16, ShardedOptimizer
+from bps_rdma.torch import BFloat16, DistributedDataParallel, DistributedOptimizer, Float16, ShardedOptimizer
 
 
 @harness.on_ranks(workers=2)
@@ -58,6 +59,27 @@ def test_two_wrappers_of_one_parameter(bps: Any, strategy: str) -> None:
         return
     with pytest.raises(bps_rdma.BpsError, match=r"(weight|bias)' .*averaged.*not both"):
         ddp(torch.full((2, 8), float(bps.rank()))).sum().backward()
+
+
+@every_strategy(workers=2)
+def test_a_wrapped_model_with_a_wrapped_optimizer(bps: Any, strategy: str) -> None:
+    """It is refused where both would average a gradient at the same time."""
+    refused = []
+    for other in STRATEGIES:
+        ddp = DistributedDataParallel(nn.Linear(8, 4), strategy=strategy)
+        optimizer = DistributedOptimizer(torch.optim.SGD(ddp.parameters(), lr=0.1), strategy=other)
+        output = ddp(torch.full((2, 8), float(bps.rank())))
+        try:
+            output.sum().backward()
+        except bps_rdma.BpsError as error:
+            refused.append(str(error))
+            for wrapper in (ddp, optimizer):
+                with contextlib.suppress(bps_rdma.BpsError):
+                    wrapper.synchronize()
+        else:
+            assert torch.equal(ddp.module.weight.grad, torch.full((4, 8), bps.size() - 1.0)), other
+    assert len(refused) >= 2
+    assert all("averaged" in each and "not both" in each for each in refused)
 
 
 @harness.on_ranks(workers=3)
