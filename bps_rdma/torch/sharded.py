@@ -6,6 +6,7 @@ from __future__ import annotations
 import collections
 import itertools
 import math
+import operator
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -74,6 +75,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self._group = membership.group_of(group)
         self._inner: torch.optim.Optimizer | None = None
         self._version = 0  # the states here have one more with each step, and when they are loaded
+        self._listed: list[list[torch.Tensor]] = []  # the parameters of each group
         self._compared = False  # the gradients were alike on all members of this view, in its first step
         self._view: View | None = None  # for which the states are complete
         self._held: set[torch.Tensor] = set()  # parameters whose state is here
@@ -107,6 +109,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
             raise failure
         self._inner = inner
         self.state = inner.state
+        self._listed = _listed(self)
         if not running.is_late:  # otherwise others may have made steps
             held = self._shards.mine(self._shards.params) if agrees else self._shards.params
             self._held = set(held)  # there is no state yet: every rank has all of it
@@ -147,6 +150,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
                 self._shards.drop(group["params"])
             del self.param_groups[before:], inner.param_groups[before:]
             raise
+        self._listed = _listed(self)
 
     def _own_part(self, group: dict[str, Any]) -> dict[str, Any]:
         options = {key: value for key, value in group.items() if key not in _OWN_KEYS}
@@ -170,13 +174,15 @@ class ShardedOptimizer(torch.optim.Optimizer):
             PeerLostError, DeadlineError: a rank was lost or did not call step(); some parameters are then updated and
                 others are not.
             MismatchError: in the first step of a view: gradients differ between ranks; nobody has averaged them.
-            BpsError: members have changed, and reshard() has not been called.
+            BpsError: members have changed, and reshard() has not been called; or the script has put other parameters
+                into `param_groups`.
         """
         refuse_in_join("step() of a ShardedOptimizer")
         inner = self._inner
         assert inner is not None
         running = job.current()
         self._check_view()
+        self._check_params()
         if self._lost:
             raise self._state_is_lost()
         loss = None
@@ -221,6 +227,15 @@ class ShardedOptimizer(torch.optim.Optimizer):
             raise BpsError(
                 "the members of the job have changed, and the optimizer's state is still divided among the old ones",
                 "call TrainingState.sync() before each step, or reshard() on all ranks",
+            )
+
+    def _check_params(self) -> None:
+        now, before = _listed(self), self._listed
+        alike = list(map(len, now)) == list(map(len, before))
+        if not (alike and all(map(operator.is_, itertools.chain(*now), itertools.chain(*before)))):
+            raise BpsError(
+                "param_groups has other parameters than this optimizer has divided among the ranks",
+                "add parameters by add_param_group(); to move, replace or remove some, make a new ShardedOptimizer",
             )
 
     def _take_options(self) -> None:
@@ -282,7 +297,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns the usual state and this rank's part, for copies."""
-        own = ("_group", "_inner", "_shards", "_version", "_compared", "_view", "_held", "_lost")
+        own = ("_group", "_inner", "_shards", "_version", "_listed", "_compared", "_view", "_held", "_lost")
         return {**super().__getstate__(), **{name: self.__dict__[name] for name in own}}
 
     def state_dict(self, root: int | None = None) -> dict[str, Any]:
@@ -298,6 +313,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
             PeerLostError, DeadlineError: a rank was lost or did not call state_dict(). BpsError: as step().
         """
         self._check_view()
+        self._check_params()
         if self._lost:
             raise self._state_is_lost()
         members = members_of(self._group)
@@ -343,6 +359,10 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self._take_options()
         self._version += 1
         self._lost = 0
+
+
+def _listed(optimizer: torch.optim.Optimizer) -> list[list[torch.Tensor]]:
+    return [list(group["params"]) for group in optimizer.param_groups]
 
 
 def _options(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:

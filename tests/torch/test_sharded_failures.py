@@ -111,6 +111,25 @@ def test_gradients_that_nobody_has_averaged_are_refused_before_any_weight_change
     bps.barrier()
 
 
+@harness.on_ranks(workers=2)
+def test_other_parameters_in_its_groups_are_refused(bps: Any) -> None:
+    """A script has moved, replaced or removed them by itself; the owners would go on with those that there were."""
+    for change in ("moved", "replaced", "removed"):
+        model = Model()
+        first, *others = model.parameters()
+        optimizer = ShardedOptimizer([{"params": [first], "lr": 0.1}, {"params": others}], torch.optim.SGD, lr=0.01)
+        train(model, optimizer, range(1))
+        if change == "moved":
+            optimizer.param_groups[0]["params"].append(optimizer.param_groups[1]["params"].pop())
+        elif change == "replaced":
+            optimizer.param_groups[1]["params"][0] = torch.nn.Parameter(torch.zeros_like(others[0]))
+        else:
+            del optimizer.param_groups[1]
+        for call in (optimizer.step, optimizer.state_dict):
+            with pytest.raises(bps.BpsError, match="param_groups has other parameters"):
+                call()
+
+
 # ---- Over torch.distributed, in groups, and when a rank is lost
 
 
