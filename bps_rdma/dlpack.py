@@ -15,7 +15,7 @@ from bps_rdma.errors import InvalidTensorError
 
 LEGACY_STREAM = 1  # CUDA's number for the legacy default stream, and DLPack's
 _ON_GPU = (2, 13)  # kDLCUDA, kDLCUDAManaged
-_READ_ONLY = 1  # DLPACK_FLAG_BITMASK_READ_ONLY
+_NOT_TO_WRITE = 1 | 2  # DLPACK_FLAG_BITMASK_READ_ONLY, and _IS_COPIED: what is written does not reach the array
 _DTYPES = {  # (code, bits)
     (2, 32): _core.Dtype.float32,
     (2, 64): _core.Dtype.float64,
@@ -67,7 +67,10 @@ _name_of.restype, _name_of.argtypes = ctypes.c_char_p, (ctypes.py_object,)
 
 def is_on_gpu(array: Any) -> bool:
     """Whether an object says by DLPack that it is in the memory of a GPU of CUDA."""
-    return hasattr(array, "__dlpack_device__") and int(array.__dlpack_device__()[0]) in _ON_GPU
+    try:
+        return hasattr(array, "__dlpack_device__") and int(array.__dlpack_device__()[0]) in _ON_GPU
+    except (BufferError, RuntimeError, TypeError, ValueError):  # it is on several, or on none
+        return False
 
 
 class Exported:
@@ -75,7 +78,7 @@ class Exported:
 
     Attributes:
         address, shape, strides: of the array; the strides in elements, None: it is contiguous.
-        is_read_only: it may not be written to.
+        is_read_only: it may not be written to, or is a copy. So is one from before version 1, which cannot say so.
 
     Raises:
         InvalidTensorError: the object refuses, or gives what DLPack does not know.
@@ -91,7 +94,7 @@ class Exported:
             raise InvalidTensorError(
                 f"the memory of this {type(array).__name__} cannot be accessed: {error}", "copy it to the CPU first"
             ) from error
-        self.is_read_only = False
+        self.is_read_only = True
         tensor = _Tensor.from_address(at)
         if versioned:
             managed = _Versioned.from_address(at)
@@ -99,7 +102,7 @@ class Exported:
                 raise InvalidTensorError(
                     f"the {type(array).__name__} speaks version {managed.major} of DLPack", "copy it to the CPU first"
                 )
-            tensor, self.is_read_only = managed.tensor, bool(managed.flags & _READ_ONLY)
+            tensor, self.is_read_only = managed.tensor, bool(managed.flags & _NOT_TO_WRITE)
         self.address = (tensor.data or 0) + tensor.byte_offset
         self.shape = tuple(tensor.shape[: tensor.ndim])
         self.strides = tuple(tensor.strides[: tensor.ndim]) if tensor.strides else None

@@ -95,35 +95,45 @@ def exporter(values: Any, is_old: bool = False, stream: int | None = None) -> Ex
     return Exporter(gpu_arrays.of(values, stream), is_old)
 
 
-@pytest.mark.parametrize("is_old", [False, True])
-def test_sums(env, is_old):
-    harness.run(sums, is_old, workers=2, env=env)
-
-
-def sums(bps: Any, is_old: bool) -> None:
+@harness.on_ranks("env", workers=2)
+def test_sums(bps: Any) -> None:
     rank, size = bps.rank(), bps.size()
     for dtype in NUMPY_DTYPES:
         mine, total = pushed(COUNT, dtype, rank, 0), summed(COUNT, dtype, range(size), 0)
-        array = exporter(mine, is_old)
+        array = exporter(mine)
         assert bps.push_pull_inplace(array, average=False, name=f"in place {dtype}") is array
         assert np.array_equal(array.array.read(), total)
         assert array.streams == [LEGACY]
         assert array.in_use == 0, "the object has been told that its memory is no longer used"
     begin, end = bps.shard_bounds(COUNT, size, rank)
-    whole, part = exporter(mine, is_old), exporter(np.zeros(end - begin, dtype), is_old)
+    whole, part = exporter(mine), exporter(np.zeros(end - begin, dtype))
     bps.reduce_scatter(whole, "s", average=False, out=part)
     assert np.array_equal(part.array.read(), total[begin:end])
     bps.all_gather(part, "g", out=whole)
     assert np.array_equal(whole.array.read(), total)
-    half = exporter(np.arange(100, dtype=np.uint16), is_old)
+    half = exporter(np.arange(100, dtype=np.uint16))
     half.change = {20: (ctypes.c_uint8, 4)}  # bfloat16: values that are their own sums
     half.array.write(0)
     assert bps.push_pull_inplace(half, average=False, name="half") is half
-    shifted = exporter(np.arange(100, dtype=np.float32), is_old)
+    shifted = exporter(np.arange(100, dtype=np.float32))
     shifted.change = {0: (ctypes.c_uint64, shifted.array.address - 16), 40: (ctypes.c_uint64, 16)}
     bps.push_pull_inplace(shifted, average=False, name="shifted")
     assert np.array_equal(shifted.array.read(), size * np.arange(100))
     assert all(one.array.is_contained() for one in (whole, part, half, shifted))
+
+
+@harness.on_ranks("env", workers=2)
+def test_what_would_not_reach_the_array_is_not_written(bps: Any) -> None:
+    """An object from before version 1 cannot say that it may not be written to, and is read only. So is a copy."""
+    old, copy = exporter(np.ones(100, np.uint8), is_old=True), exporter(np.ones(100, np.uint8))
+    copy.change = {-8: (ctypes.c_uint64, 2)}  # the flags, in front of the tensor
+    out = exporter(np.zeros(200, np.uint8))
+    for one in (old, copy):
+        with pytest.raises(bps.InvalidTensorError, match="read-only"):
+            bps.push_pull_inplace(one, name="in place")
+        bps.all_gather(one, "g", out=out)
+        assert (out.array.read() == 1).all()
+        out.array.write(0)
 
 
 @harness.on_ranks("env", workers=2)
@@ -188,8 +198,13 @@ def test_what_is_refused(bps: Any) -> None:
 class Refuses:
     """As an array of JAX on several devices."""
 
+    def __init__(self, device: tuple[int, int] | None) -> None:
+        self.device = device
+
     def __dlpack_device__(self) -> tuple[int, int]:
-        return 2, 0
+        if self.device is None:
+            raise BufferError("it lies on several devices")
+        return self.device
 
     def __dlpack__(self, **_: Any) -> Any:
         raise BufferError("it lies on several devices")
@@ -197,8 +212,9 @@ class Refuses:
 
 @harness.on_ranks("env", workers=1)
 def test_an_object_that_refuses(bps: Any) -> None:
-    with pytest.raises(bps.InvalidTensorError, match="this Refuses cannot be accessed: it lies on several devices"):
-        bps.push_pull_inplace(Refuses(), name="x")
+    for device in ((2, 0), None):
+        with pytest.raises(bps.InvalidTensorError, match="this Refuses cannot be accessed: it lies on several devices"):
+            bps.push_pull_inplace(Refuses(device), name="x")
 
 
 @harness.on_ranks(workers=1, env=lambda: gpu_arrays.env() | {"BPS_DEVICE_ROUTE": "0"})
