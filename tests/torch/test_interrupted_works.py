@@ -8,19 +8,13 @@ import functools
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
-from unittest import mock
 
 import harness
 import pytest
-import simulated
 import torch
 import torch.distributed as dist
 from harness import await_mark, mark
 from interrupts import interrupted
-
-import bps_rdma.torch
-from bps_rdma.torch.transfer.operation import StagedOperation
-from bps_rdma.torch.transfer.pipeline import CopyPipeline
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -111,27 +105,3 @@ def test_who_starts_to_receive(bps: Any, way: str, count: int) -> None:
         point += 1
     assert point > 20
     dist.destroy_process_group()
-
-
-@harness.on_ranks(workers=2, env={"BPS_SHUTDOWN_TIMEOUT": str(harness.PATIENCE)})
-def test_who_starts_what_is_staged(bps: Any) -> None:
-    """The other rank does not come, so that what goes on would copy to the tensor later."""
-    simulated.install(immediate=True)
-    bps_rdma.torch.push_pull_inplace(torch.ones(5000))  # makes the pipeline
-    begun = list[StagedOperation]()
-    start = CopyPipeline.start
-
-    def note(pipeline: CopyPipeline, operation: StagedOperation) -> None:
-        begun.append(operation)
-        start(pipeline, operation)
-
-    goes_on, point = bps.rank() == 0, 0
-    with mock.patch.object(CopyPipeline, "start", note):
-        while goes_on:
-            begin = functools.partial(bps_rdma.torch.push_pull_async_inplace, name=f"given up {point}")
-            goes_on = interrupted(point, functools.partial(begin, torch.ones(5000)))
-            assert all(operation.done() == goes_on for operation in begun), point
-            begun.clear()
-            point += 1
-    assert point > 20 or bps.rank() == 1
-    bps.barrier()

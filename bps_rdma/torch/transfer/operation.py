@@ -13,7 +13,7 @@ import torch
 
 from bps_rdma import Handle
 from bps_rdma.blockers import Blocker
-from bps_rdma.errors import DeadlineError, RoundAbortedError, UnknownHandleError
+from bps_rdma.errors import DeadlineError, RoundAbortedError
 from bps_rdma.handle import PythonHandle
 from bps_rdma.job import current, raised
 from bps_rdma.torch.transfer.device import Device
@@ -111,11 +111,6 @@ class StagedOperation(PythonHandle[torch.Tensor]):
         if self._error is not None:
             raise raised(self._error)
         return self._result
-
-    def give_up(self) -> None:
-        """Leaves the tensor alone, as after an error; what has been sent of it goes on."""
-        self.end(UnknownHandleError(f"{self.name}: this operation was given up", "start it once more"))
-        self.follow()
 
     def follow(self) -> None:
         """Makes the calling thread's stream wait for the copies to the device."""

@@ -17,7 +17,6 @@ from bps_rdma.agreement import group_of
 from bps_rdma.argument_types import check_root
 from bps_rdma.errors import InvalidTensorError
 from bps_rdma.operations import OperationOptions, ReduceOp, start
-from bps_rdma.operations.begun import of_thread
 from bps_rdma.spans import spans
 from bps_rdma.torch.transfer.device import Device, device_of
 from bps_rdma.torch.transfer.operation import Layout, StagedOperation
@@ -153,8 +152,6 @@ def _stage(
         return send(chunk, each._replace(name=f"{name} {number}"))
 
     operation = StagedOperation(device, layout, send_chunk, name, result, patience, lambda: pipeline.completed)
-    if of_thread.begun is not None:
-        of_thread.begun.append(operation)
     pipeline.start(operation)
     return operation
 
