@@ -87,8 +87,8 @@ class UnevenGather(StepwiseHandle):
             if not self._over:
                 self._error = UnknownHandleError("this all_gather was given up", "gather once more")
                 self._over = True
-                for handle in (self._half, *self._begun):
-                    give_up_one(handle)
+            for handle in (self._half, *self._begun):  # once more where a signal handler has ended this halfway
+                give_up_one(handle)
 
     def blocker(self) -> Blocker:
         """What has to end before done() can change."""
