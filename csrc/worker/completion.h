@@ -44,8 +44,11 @@ class Completion {
   // Notes that the result went to pages that the process has given back meanwhile. So the operation fails when it is
   // over, on this rank only.
   void mark_given_back() { missing_.store(Missing::kMemory, std::memory_order_relaxed); }
+  // Notes that a GPU may not see the result in its memory, to the same effect.
+  void mark_unseen() { missing_.store(Missing::kSight, std::memory_order_relaxed); }
   bool is_incomplete() const { return missing_.load(std::memory_order_relaxed) != Missing::kNothing; }
   bool is_given_back() const { return missing_.load(std::memory_order_relaxed) == Missing::kMemory; }
+  bool is_unseen() const { return missing_.load(std::memory_order_relaxed) == Missing::kSight; }
   // Lets waiters see the end. After this the operation may vanish at any moment.
   void end();
   // Makes a complete operation pending again.
@@ -75,7 +78,7 @@ class Completion {
     kCompleteAnyway,  // all answers came, although it was failing
     kFailed,
   };
-  enum class Missing : std::uint8_t { kNothing, kAnswer, kMemory };
+  enum class Missing : std::uint8_t { kNothing, kAnswer, kMemory, kSight };
   static constexpr bool is_end(State state) { return state >= State::kComplete; }
   bool settle();
 

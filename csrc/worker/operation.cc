@@ -108,6 +108,10 @@ void Operation::end(Counters& counters) {
       (void)fail(ErrorCode::kInvalidArgument, "the memory of its result was given back before it was complete",
                  "wait for an operation before you free, resize or unmap its array");
     }
+    if (completion.is_unseen()) {
+      (void)fail(ErrorCode::kTransport, "the GPU may not see the result that RDMA devices have written to its memory",
+                 "see this process's log for the reason, and the kernel log (dmesg) for the state of the GPU");
+    }
     (void)fail(ErrorCode::kInternal, "a part of it ended without a reason", "report this as a bug");
     counters.failed.add();
     recording_.end(sequence, FlightRecorder::End::kFailed);

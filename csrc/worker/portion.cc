@@ -3,6 +3,7 @@
 
 #include <cstring>
 
+#include "core/log.h"
 #include "worker/operation.h"
 
 namespace bps::worker {
@@ -94,9 +95,8 @@ void Portion::show_to_device() {
   const device::Device& device = operation->on_device->device;
   const device::cuda::Result result = device.flush_rdma_writes();
   if (result == device::cuda::kSuccess) return;
-  const Error why = device.refusal("to wait for what an RDMA device has written", result);
-  (void)operation->fail(why.code(), why.what(), why.hint());
-  operation->completion.mark_incomplete();
+  log_warning(device.refusal("to wait for what an RDMA device has written", result).what());
+  operation->completion.mark_unseen();
 }
 
 void Portion::finish(std::uint32_t count, bool answered, Counters& counters) {

@@ -30,7 +30,7 @@ class Portion final : public Transfer {
   std::uint64_t restart(std::uint64_t order);
 
  private:
-  // Returns true when a server, or a NIC, may have written to the caller's memory.
+  // Returns true when a server, or a NIC, may have written to the caller's memory, and that is not a GPU's.
   bool lies_in_place() const { return route == Route::kInPlace || route == Route::kStagedIfCheap; }
   void release_memory();
   void show_to_device();

@@ -29,19 +29,25 @@ class DeviceDirectTest : public ::testing::Test {
     control.sink = server;
     data.sink = server;
     worker_loop.open(*server, &control, {&data});
+    grant(*server, control);
+    other = &worker_loop.add_server(1, 2, "other server", transport);
+    worker_loop.open(*other, &other_control, {&other_data});
+  }
+  static void grant(ServerConnection& by, server::FakeControl& over) {
     tensor::Credits credits;
     for (std::uint32_t i = 0; i < 2 * kBlocks; ++i) {
       credits.slots.push_back({tensor::SlotNumber(i), 1, std::uint64_t{i} << 20, 2 * kBlock});
     }
-    server->on_message(control, encode(credits, 1));
+    by.on_message(over, encode(credits, 1));
   }
   ~DeviceDirectTest() override {
     __atomic_store_n(&gate, 1, __ATOMIC_RELEASE);  // no stream ends before its kernels
     FAKE(fake_free)(array);
   }
 
-  // Sums the array in place, behind a kernel that waits for the gate.
-  std::shared_ptr<Operation> submit(tensor::OperationKind kind = tensor::OperationKind::kPushPull) {
+  // Sums the array in place, behind a kernel that waits for the gate. The other server gets so many blocks of it.
+  std::shared_ptr<Operation> submit(tensor::OperationKind kind = tensor::OperationKind::kPushPull,
+                                    std::uint32_t elsewhere = 0) {
     FAKE(fake_kernel)(stream.get(), array, 5, kArray, &gate);
     const tensor::Partitioning cut(kArray, 1, kBlock);
     auto tensor = std::make_shared<Tensor>(cut, cut);
@@ -49,13 +55,13 @@ class DeviceDirectTest : public ::testing::Test {
     tensor->group = std::make_shared<const van::Group>(van::Group{0, {0}});
     tensor->dtype = Dtype::kUint8;
     tensor->bytes = kArray;
-    tensor->plans.whole.resize(1);
-    for (std::uint32_t i = 0; i < kBlocks; ++i) tensor->plans.whole[0].push_back({i});
+    tensor->plans.whole.resize(2);
+    for (std::uint32_t i = 0; i < kBlocks; ++i) tensor->plans.whole[i < elsewhere ? 1 : 0].push_back({i});
     Request request;
     request.kind = kind;
     request.input = request.output = array;
     request.input_allocation = request.output_allocation = {{array, kArray}, 0};
-    auto operation = std::make_shared<Operation>(tensor, request, 0, sequence++, 1, 1);
+    auto operation = std::make_shared<Operation>(tensor, request, 0, sequence++, 1, 2);
     operation->on_device = std::make_unique<DeviceArrays>(only_device());
     operation->on_device->ready[0] = only_device().record(stream.number());
     worker_loop.submit(operation, true);
@@ -84,12 +90,15 @@ class DeviceDirectTest : public ::testing::Test {
   server::FakeTransport transport;
   server::FakeControl control{transport::Hello{}};
   server::FakeData data{transport::Hello{}};
+  server::FakeControl other_control{transport::Hello{}};
+  server::FakeData other_data{transport::Hello{}};
   transport::Reactor reactor{"test", transport::Spin{}};
   WorkerLoop worker_loop{
       WorkerLoopOptions{
-          .index = 0, .places = 1, .largest_partition = kBlock, .staging_bytes = 64 * kBlock, .gpudirect = true},
+          .index = 0, .places = 2, .largest_partition = kBlock, .staging_bytes = 64 * kBlock, .gpudirect = true},
       reactor};
   ServerConnection* server = nullptr;
+  ServerConnection* other = nullptr;  // it has granted no slots
   std::uint64_t sequence = 0;
 };
 
@@ -133,6 +142,22 @@ TEST_F(DeviceDirectTest, FailsWhereTheDeviceMayNotSeeTheAnswers) {
   turn_until([&] { return data.writes.size() == kBlocks; });
   FAKE(fake_refuse)("cuFlushGPUDirectRDMAWrites", 999, 0);
   for (const Bytes& header : data.headers) server->on_write(data, header_of(header).immediate, kBlock);
+  ASSERT_TRUE(operation->is_done());
+  ASSERT_TRUE(operation->failure().has_value());
+  EXPECT_EQ(operation->failure()->code(), ErrorCode::kTransport);
+}
+
+// What is still to be sent to another server goes its way: nobody cancels it.
+TEST_F(DeviceDirectTest, FailsWhenAllOfItIsOver) {
+  const auto operation = submit(tensor::OperationKind::kPushPull, 1);
+  open_gate();
+  turn_until([&] { return data.writes.size() == kBlocks - 1; });
+  FAKE(fake_refuse)("cuFlushGPUDirectRDMAWrites", 999, 0);
+  for (const Bytes& header : data.headers) server->on_write(data, header_of(header).immediate, kBlock);
+  EXPECT_FALSE(operation->completion.is_failing());
+  grant(*other, other_control);
+  turn_until([&] { return other_data.writes.size() == 1; });
+  other->on_write(other_data, header_of(other_data.headers[0]).immediate, kBlock);
   ASSERT_TRUE(operation->is_done());
   ASSERT_TRUE(operation->failure().has_value());
   EXPECT_EQ(operation->failure()->code(), ErrorCode::kTransport);
