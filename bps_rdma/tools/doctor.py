@@ -181,7 +181,8 @@ def look_at_gpus(report: Findings, *, by_core: bool, direct: bool = False) -> No
     use = "used to reach servers by RDMA" if direct else "not used without BPS_DEVICE_ROUTE=1 and BPS_GPUDIRECT=1"
     report.add("GPUDirect", "ok", f"dma-buf on {able} of {len(found.found)} GPUs, {peermem}; {use}")
     who = "the core (BPS_DEVICE_ROUTE=1)" if by_core else "threads of Python (BPS_DEVICE_ROUTE=0)"
-    report.add("CUDA tensors", "ok", f"copied to pinned memory of this machine and back, by {who}")
+    but = ", but for what RDMA devices take themselves" if direct else ""
+    report.add("CUDA tensors", "ok", f"copied to pinned memory of this machine and back, by {who}{but}")
 
 
 def _look_at_memory(report: Findings, rule: str) -> None:

@@ -165,7 +165,7 @@ constexpr Setting kTable[] = {
      "given back, otherwise by copies; staged: by copies; trusted: directly, and a program that gives memory back gets "
      "wrong sums; see docs/rdma.md"},
     {"BPS_IBVERBS_LIB", "", "libibverbs.so.1", kText, rdma<&RdmaSettings::verbs_library>,
-     "the library of verbs: a name, or a path"},
+     "the library of verbs: a name, or a path; read at the first use of RDMA in a process"},
     // Workers
     {"BPS_PARTITION_BYTES", "BYTEPS_PARTITION_BYTES", "524288", whole(8, kGiB),
      worker<&WorkerSettings::partition_bytes>,
@@ -214,7 +214,7 @@ constexpr Setting kTable[] = {
     {"BPS_GPU_CHUNKS", "", "4", whole(1, 1 << 10), worker<&WorkerSettings::gpu_chunks>,
      "number of these chunks for each GPU and group"},
     {"BPS_GPU_HOST_SUM", "", "0", kFlag, worker<&WorkerSettings::gpu_host_sum>,
-     "1: the GPUs of a host sum gradients among themselves first, by NCCL, and each rank sends its share of the sum; "
+     "1: the GPUs of a host sum, gather and broadcast among themselves first, by NCCL, and each rank sends its share; "
      "off because it has not run on several GPUs; see docs/choose.md"},
     {"BPS_DEVICE_ROUTE", "", "0", kFlag, worker<&WorkerSettings::device_route>,
      "1: the core itself copies arrays of a GPU, instead of threads of Python; off because it has not run on a real "

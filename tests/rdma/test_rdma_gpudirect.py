@@ -154,7 +154,7 @@ def reuses(bps: Any) -> tuple[int, dict[str, int]]:
             bps.barrier()
         del array
     assert len(addresses) < 8, "no address has come again, so nothing was shown"
-    harness.eventually(lambda: fabric.resources()["mr"] < live, 10, "the end of the last registration")
+    harness.eventually(lambda: fabric.resources()["mr"] < live, what="the end of the last registration")
     return registered(), staged(bps)
 
 
@@ -190,7 +190,7 @@ def waits_for_kernels(bps: Any) -> dict[str, int]:
         bps.push_pull_inplace(array, name="late", average=False, timeout=1 + bps.rank())
     if kernel is not None:
         kernel.let_go()
-        harness.eventually(lambda: bool((array.read() == 4).all()), 10, "the kernel")
+        harness.eventually(lambda: bool((array.read() == 4).all()), what="the kernel")
     assert is_quiet(array)
     assert (array.read() == (3 if kernel is None else 4)).all()
     bps.barrier()
