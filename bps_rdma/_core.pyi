@@ -619,6 +619,20 @@ def show_stacks_by(
 ) -> None:
     """How `bps why` gets the stacks of all threads: by `text`, or by this signal, whose handler writes to `file`."""
 
+def start_message(
+    process: Process,
+    notices: Tensor,
+    half: Memory,
+    whole: Memory,
+    contents: tuple[tuple[Tensor, Memory, int], ...],
+    priority: _Int,
+    is_first: bool,
+    awaited: bool,
+    timeout_s: _Float | None,
+    begun: list[Handle[None]],
+) -> None:
+    """Starts the exchange of notices of a message, and the broadcasts of its contents: (tensor, memory, root) of each. Appends their handles to `begun`, in this order, also of those before one that fails. is_first: no other message has to be waited for before."""
+
 def start_operation(
     process: Process,
     tensor: Tensor,

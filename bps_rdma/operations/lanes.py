@@ -15,7 +15,6 @@ import struct
 import sys
 import threading
 from collections import deque
-from collections.abc import Iterable
 from itertools import starmap
 from typing import Any, NamedTuple
 
@@ -24,14 +23,18 @@ from bps_rdma.operations.progress import Progress
 from bps_rdma.running_job import Job
 
 PAIR_NAME = "~pair"  # kPairName
-# Elements, bytes and broadcast that are sent, the same of what is expected, and the dtypes of both.
-_NOTICE = struct.Struct("<qqIqqI16s16s")
+# The broadcasts that are sent and expected. Then what most notices have in common with those before them: elements and
+# bytes that are sent, the same of what is expected, and the dtypes of both.
+_ROUNDS = struct.Struct("<II")
+_CONTENTS = struct.Struct("<qqqq16s16s")
+_SAID_BYTES = _ROUNDS.size + _CONTENTS.size
 _NO_ROUND = (1 << 32) - 1
 NOTICE_BYTES = 1024  # of each rank
-SMALL = NOTICE_BYTES - _NOTICE.size  # bytes of a message that travels in its notice
+SMALL = NOTICE_BYTES - _SAID_BYTES  # bytes of a message that travels in its notice
 _ROWS = 64  # notices that are made at a time
 _UINT8, _SUM, _MAX = arrays.Dtype.uint8, _core.ReduceOp.sum, _core.ReduceOp.max
-_BROADCAST, _ALL_GATHER = _core.Kind.broadcast, _core.Kind.all_gather
+_BROADCAST = _core.Kind.broadcast
+Broadcast = tuple[_core.Tensor, arrays.Memory, int]  # of a large message, from the rank at this position in the pair
 
 
 class Content(NamedTuple):
@@ -112,47 +115,49 @@ class Notice:
         self.halves = [arrays.describe(row[begin : begin + NOTICE_BYTES], False) for begin in (0, NOTICE_BYTES)]
         self._bytes = memoryview(row)
 
-    def write(self, position: int, sent: Said, expected: Said) -> None:
-        """Writes what the rank at this position says."""
+    def write(self, position: int, said: bytes) -> None:
+        """Writes what the rank at this position says, as packed() makes it."""
         begin = position * NOTICE_BYTES
-        self._bytes[begin : begin + _NOTICE.size] = _packed(sent, expected)
+        self._bytes[begin : begin + _SAID_BYTES] = said
 
-    def read(self, position: int) -> tuple[Said, Said]:
-        """What the rank at this position sends, and what it expects."""
+    def read(self, position: int) -> bytes:
+        """What the rank at this position says, for unpacked()."""
         begin = position * NOTICE_BYTES
-        return _unpacked(self._bytes[begin : begin + _NOTICE.size].tobytes())
+        return self._bytes[begin : begin + _SAID_BYTES].tobytes()
 
     def content_address(self, position: int) -> int:
         """Where the small message of the rank at this position lies."""
-        return self.halves[position].address + _NOTICE.size
+        return self.halves[position].address + _SAID_BYTES
 
 
-# Most messages say what those before them have said. Those that are small do not even number a round.
+def packed(sent: Said, expected: Said) -> tuple[bytes, bytes]:
+    """What a rank says, and what the other one says if that fits."""
+    said, fitting = _packed(sent.content, expected.content)
+    if sent.round is None and expected.round is None:
+        return said, fitting
+    numbers = [_NO_ROUND if one.round is None else one.round for one in (sent, expected)]
+    at = _ROUNDS.size
+    return _ROUNDS.pack(*numbers) + said[at:], _ROUNDS.pack(*reversed(numbers)) + fitting[at:]
 
 
-@functools.lru_cache
-def _packed(sent: Said, expected: Said) -> bytes:
-    (out, out_round), (into, into_round) = sent, expected
-    return _NOTICE.pack(
-        out.elements,
-        out.nbytes,
-        _NO_ROUND if out_round is None else out_round,
-        into.elements,
-        into.nbytes,
-        _NO_ROUND if into_round is None else into_round,
-        out.dtype.encode(),
-        into.dtype.encode(),
+def unpacked(said: bytes) -> tuple[Said, Said]:
+    """What a rank sends, and what it expects."""
+    rounds = [None if number == _NO_ROUND else number for number in _ROUNDS.unpack_from(said)]
+    *numbers, sent, expected = _CONTENTS.unpack_from(said, _ROUNDS.size)
+    return (
+        Said(Content(numbers[0], numbers[1], sent.rstrip(b"\0").decode()), rounds[0]),
+        Said(Content(numbers[2], numbers[3], expected.rstrip(b"\0").decode()), rounds[1]),
     )
 
 
+# Most messages are of the same size and dtype as those before them. Those that are small do not even number a round.
 @functools.lru_cache
-def _unpacked(notice: bytes) -> tuple[Said, Said]:
-    found = _NOTICE.unpack(notice)
-    dtypes = [text.rstrip(b"\0").decode() for text in found[6:]]
-    rounds = [None if number == _NO_ROUND else number for number in (found[2], found[5])]
+def _packed(out: Content, into: Content) -> tuple[bytes, bytes]:
+    unnumbered = _ROUNDS.pack(_NO_ROUND, _NO_ROUND)
+    sent, expected = (one.dtype.encode() for one in (out, into))
     return (
-        Said(Content(found[0], found[1], dtypes[0]), rounds[0]),
-        Said(Content(found[3], found[4], dtypes[1]), rounds[1]),
+        unnumbered + _CONTENTS.pack(out.elements, out.nbytes, into.elements, into.nbytes, sent, expected),
+        unnumbered + _CONTENTS.pack(into.elements, into.nbytes, out.elements, out.nbytes, expected, sent),
     )
 
 
@@ -197,26 +202,44 @@ class Lane:
             self._large[nbytes, outward] = found
         return found
 
-    def notice_call(self, notice: Notice, priority: int, awaited: bool, timeout: float | None) -> tuple[Any, ...]:
-        """The exchange of notices, for start()."""
-        part = notice.halves[self.position]
-        what = self.lanes.process, self._notices, _ALL_GATHER, _SUM, part, notice.whole
-        return *what, None, True, True, 0, priority, awaited, timeout, False  # as of _call()
-
-    def broadcast_call(
-        self, nbytes: int, memory: arrays.Memory, outward: bool, priority: int, awaited: bool, timeout: float | None
-    ) -> tuple[Any, ...]:
-        """The broadcast of a large message, to the other rank or from it, for start()."""
-        root = self.position if outward else 1 - self.position
-        tensor = self.large(nbytes, outward)
-        return self._call(tensor, _BROADCAST, _SUM, memory, memory, root, priority, awaited, timeout)
-
-    def start(self, calls: Iterable[tuple[Any, ...]], kept: list[_core.Handle[None]]) -> None:
-        """Starts operations in this order, and appends their handles.
+    def start(
+        self,
+        notice: Notice,
+        contents: tuple[Broadcast, ...],
+        priority: int,
+        is_first: bool,
+        awaited: bool,
+        timeout: float | None,
+        kept: list[_core.Handle[None]],
+    ) -> None:
+        """Starts a message, and appends the handles of its exchange of notices, and of its broadcasts.
 
         Signal handlers run between steps of Python, and this is one step: what they raise leaves no handle behind.
+
+        Args:
+            notice: its memory.
+            contents: what is broadcast.
+            is_first: no other message has to be waited for before.
+            priority, awaited, timeout: see How.
+            kept: gets the handles.
         """
-        kept.extend(starmap(_core.start_operation, calls))
+        half = notice.halves[self.position]
+        _core.start_message(
+            self.lanes.process, self._notices, half, notice.whole, contents, priority, is_first, awaited, timeout, kept
+        )
+
+    def start_late(
+        self,
+        nbytes: int,
+        memory: arrays.Memory,
+        priority: int,
+        awaited: bool,
+        timeout: float | None,
+        kept: list[_core.Handle[None]],
+    ) -> None:
+        """Starts the broadcast from the other rank that belongs to a notice which has come, and appends its handle."""
+        tensor, root = self.large(nbytes, False), 1 - self.position
+        self._start(kept, tensor, _SUM, memory, root, priority, awaited, timeout)
 
     def first_unheard(self) -> Any:
         """The first Message whose notice has to be read; None: there is none."""
@@ -230,12 +253,8 @@ class Lane:
             self.deferred = 0  # also where a signal handler has raised an exception between two steps
             return None
 
-    def next_round(self, nbytes: int, outward: bool) -> int:
-        """The round of the next broadcast of this size and direction. Under the lock, as all that follows."""
-        return self.large(nbytes, outward).next_round
-
     def catch_up(self, nbytes: int, outward: bool, round_: int) -> bool:
-        """Makes this round the next one. False: it has begun, with another message; nothing changes.
+        """Makes this round the next one, under the lock. False: it has begun, with another message; nothing changes.
 
         A rank is behind where it has not begun a broadcast because its message had failed before.
         """
@@ -254,25 +273,23 @@ class Lane:
             return None
         memory, root = arrays.describe(arrays.empty_bytes(nbytes), True), 1 - self.position
         ending: list[_core.Handle[None]] = []
-        call = self._call(self.large(nbytes, outward), _BROADCAST, _MAX, memory, memory, root, 0, False, timeout)
-        self.start([call], ending)
+        self._start(ending, self.large(nbytes, outward), _MAX, memory, root, 0, False, timeout)
         return ending[0]
 
-    def _call(
+    def _start(
         self,
+        kept: list[_core.Handle[None]],
         tensor: _core.Tensor,
-        kind: _core.Kind,
         op: _core.ReduceOp,
-        source: arrays.Memory,
-        target: arrays.Memory,
+        memory: arrays.Memory,
         root: int,
         priority: int,
         awaited: bool,
         timeout: float | None,
-    ) -> tuple[Any, ...]:
-        """The arguments of start_operation(); it has no result, and does not survive the loss of a server."""
-        process = self.lanes.process
-        return process, tensor, kind, op, source, target, None, True, True, root, priority, awaited, timeout, False
+    ) -> None:
+        """Starts a broadcast. It has no result, and does not survive the loss of a server."""
+        what = self.lanes.process, tensor, _BROADCAST, op, memory, memory, None, True, True, root
+        kept.extend(starmap(_core.start_operation, ((*what, priority, awaited, timeout, False),)))  # one step
 
 
 class Lanes:

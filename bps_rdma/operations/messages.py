@@ -17,7 +17,7 @@ from bps_rdma.handle import PythonHandle, blocker_of
 from bps_rdma.job import raised
 from bps_rdma.kept_errors import keeping
 from bps_rdma.operations.begun import give_up, give_up_one
-from bps_rdma.operations.lanes import ANYTHING, NOTHING, SMALL, Content, Lane, Part, Said
+from bps_rdma.operations.lanes import ANYTHING, NOTHING, SMALL, Broadcast, Content, Lane, Part, Said, packed, unpacked
 from bps_rdma.operations.stepwise import StepwiseHandle, new_lock
 
 T = TypeVar("T")  # what wait() returns
@@ -129,47 +129,45 @@ class Message(StepwiseHandle):
         return bool(self._begun)
 
     def _start(self, takes: bool, among: deque[Message] | None) -> None:
-        lane, notice = self.lane, self._notice
-        out, into = self._out.content, ANYTHING if self._takes_anything else self._into.content
-        is_large, comes_large = out.nbytes > SMALL, into.nbytes > SMALL
+        lane, notice, (out, source), (into, target) = self.lane, self._notice, self._out, self._into
+        if self._takes_anything:
+            into = ANYTHING
         while (first := lane.first_unheard()) is not None and first.heard():
             pass  # perhaps nobody holds it any more
-        if is_large:
-            lane.large(out.nbytes, True)  # is declared before anything is sent
-        if comes_large:
-            lane.large(into.nbytes, False)
+        # These are declared before anything is sent.
+        outward = lane.large(out.nbytes, True) if out.nbytes > SMALL else None
+        inward = lane.large(into.nbytes, False) if into.nbytes > SMALL else None
         if 0 < out.nbytes <= SMALL:
-            _core.copy_bytes(notice.content_address(lane.position), self._out.memory.address, out.nbytes)
+            _core.copy_bytes(notice.content_address(lane.position), source.address, out.nbytes)
         with lane.lock:
             # A message of unknown size has to begin before what comes behind it can.
             self.is_deferred = takes and (self._takes_anything or bool(lane.deferred))
-            self._sends = Said(out, lane.next_round(out.nbytes, True) if is_large else None)
-            begins = comes_large and not self.is_deferred
-            self._expects = Said(into, lane.next_round(into.nbytes, False) if begins else None)
-            notice.write(lane.position, self._sends, self._expects)
+            self._sends = Said(out, None if outward is None else outward.next_round)
+            if self.is_deferred:
+                inward = None
+            self._expects = Said(into, None if inward is None else inward.next_round)
+            said, self._fitting = packed(self._sends, self._expects)
+            notice.write(lane.position, said)
+            contents: tuple[Broadcast, ...] = ()
+            if outward is not None:
+                contents += ((outward, source, lane.position),)
+            if inward is not None:
+                contents += ((inward, target, 1 - lane.position),)
             # Behind another message, this thread first waits for that one, and works for no loop.
-            awaited = self._awaited and lane.first_unheard() is None
-            calls = [lane.notice_call(notice, self._priority, awaited, self._timeout)]
-            if is_large:
-                calls.append(self._broadcast(self._out, outward=True))
-            if begins:
-                calls.append(self._broadcast(self._into, outward=False))
+            is_first = lane.first_unheard() is None
             lane.deferred += self.is_deferred
             lane.unheard.append(self)
             if among is not None:
                 among.append(self)
-            self._begin(calls, self._begun)
+            how = self._priority, is_first, self._awaited, self._timeout
+            self._begin(lane.start, notice, contents, *how, self._begun)
         if self.is_deferred:
             attend(lane)
 
-    def _broadcast(self, part: Part, *, outward: bool) -> tuple[Any, ...]:
-        how = self._priority, self._awaited, self._timeout
-        return self.lane.broadcast_call(part.content.nbytes, part.memory, outward, *how)
-
-    def _begin(self, calls: Sequence[tuple[Any, ...]], begun: list[_core.Handle[None]]) -> None:
+    def _begin(self, start: Callable[..., None], *what: Any) -> None:
         try:
             with keeping:
-                self.lane.start(calls, begun)
+                start(*what)
         except Exception as error:
             if not self.has_begun:
                 raised(error)
@@ -255,10 +253,10 @@ class Message(StepwiseHandle):
         while not self.is_heard:
             first = self._first()
             if first is self or first._exchange.done():
-                if not first._read(waits=waits):
+                if not first._read(waits=waits, is_next=True):
                     return False
             elif self._exchange.done() and not self._exchange.taken:
-                if not (self._read(waits=waits) or waits):  # it may have failed before the first one
+                if not (self._read(waits=waits, is_next=False) or waits):  # it may have failed before the first one
                     return False
             elif waits:
                 self._behind(first).wait()
@@ -266,8 +264,8 @@ class Message(StepwiseHandle):
                 return False
         return True
 
-    def _read(self, *, waits: bool) -> bool:
-        """Ends the exchange, and reads the notice in its turn. Returns whether the message is heard.
+    def _read(self, *, waits: bool, is_next: bool) -> bool:
+        """Ends the exchange, and reads the notice if it is the next one. Returns whether the message is heard.
 
         What a signal handler raises may leave this at any point. Then it is done once more, where it has stopped.
         """
@@ -281,9 +279,9 @@ class Message(StepwiseHandle):
             try:
                 if not self._exchange.taken:
                     self._exchange.wait()
-                if self.lane.first_unheard() is not self:
+                if not is_next and self.lane.first_unheard() is not self:
                     return False
-                self._take(*self._notice.read(1 - self.lane.position))
+                self._take(self._notice.read(1 - self.lane.position))
             except Exception as error:
                 self._error = self._error or error
             self.is_heard = True
@@ -293,13 +291,13 @@ class Message(StepwiseHandle):
         finally:
             self._hearing.release()
 
-    def _take(self, theirs: Said, wanted: Said) -> None:
-        """Compares what both ranks have said, and takes what has come, or ends what can never be complete.
-
-        Args:
-            theirs: what the other rank sends.
-            wanted: what it expects.
-        """
+    def _take(self, said: bytes) -> None:
+        """Compares what both ranks have said, and takes what has come, or ends what can never be complete."""
+        if said == self._fitting:
+            self.content = self._into.content
+            self._copy_small()
+            return
+        theirs, wanted = unpacked(said)  # what the other rank sends, and what it expects
         lane, sent = self.lane, theirs.content
         self.content = sent
         if wanted.content != ANYTHING and not _agree(self._sends, wanted):
@@ -314,12 +312,16 @@ class Message(StepwiseHandle):
         if self.is_deferred and sent.is_large and not self._late:
             with lane.lock:
                 if lane.catch_up(sent.nbytes, False, theirs.round or 0):
-                    self._begin([self._broadcast(self._into, outward=False)], self._late)
+                    how = self._priority, self._awaited, self._timeout
+                    self._begin(lane.start_late, sent.nbytes, self._into.memory, *how, self._late)
                 else:
                     self._disagree(theirs, self._expects, outward=False)
-        if 0 < sent.nbytes <= SMALL:
-            address = self._notice.content_address(1 - lane.position)
-            _core.copy_bytes(self._into.memory.address, address, sent.nbytes)
+        self._copy_small()
+
+    def _copy_small(self) -> None:
+        if 0 < self.content.nbytes <= SMALL:
+            address = self._notice.content_address(1 - self.lane.position)
+            _core.copy_bytes(self._into.memory.address, address, self.content.nbytes)
 
     def _disagree(self, sent: Said, expected: Said, *, outward: bool) -> None:
         lane = self.lane

@@ -27,4 +27,5 @@ PYBIND11_MODULE(_core, module, pybind11::mod_gil_not_used()) {
   bps::python::bind_process(module);
   bps::python::bind_pool(module);
   bps::python::bind_operations(module);
+  bps::python::bind_message(module);
 }

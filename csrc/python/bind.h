@@ -17,6 +17,7 @@ void bind_inspection(pybind11::module_& module);
 void bind_handle(pybind11::module_& module);
 void bind_hooks(pybind11::module_& module);
 void bind_memory(pybind11::module_& module);
+void bind_message(pybind11::module_& module);
 void bind_operations(pybind11::module_& module);
 void bind_pool(pybind11::module_& module);
 void bind_process(pybind11::module_& module);

@@ -116,7 +116,7 @@ void Worker::refuse(const std::shared_ptr<Tensor>& tensor, const Operation& late
 }
 
 std::shared_ptr<Operation> Worker::start(const std::shared_ptr<Tensor>& declared, const Request& request,
-                                         const DeviceMemory& memory) {
+                                         const DeviceMemory& memory, bool wakes) {
   const bool is_stored = request.kind >= tensor::OperationKind::kStore && !tensor::is_feedback(request.kind);
   if (is_stored) require_direct(options_);
   const auto tensor = request.kind == tensor::OperationKind::kAccumulate ? declarations_.alone(*declared) : declared;
@@ -133,7 +133,7 @@ std::shared_ptr<Operation> Worker::start(const std::shared_ptr<Tensor>& declared
   auto plans = planner_.of_round(*tensor, what, round);
   auto operation = make_operation(tensor, what, round, sequence_.fetch_add(1), {}, std::move(plans));
   operation->on_device = std::move(on_device);
-  launch(operation, request.awaited);
+  launch(operation, request.awaited, wakes);
   return operation;
 }
 
@@ -185,12 +185,12 @@ std::shared_ptr<Operation> Worker::make_operation(const std::shared_ptr<Tensor>&
   return operation;
 }
 
-void Worker::launch(const std::shared_ptr<Operation>& operation, bool awaited) {
+void Worker::launch(const std::shared_ptr<Operation>& operation, bool awaited, bool wakes) {
   const auto fail = [&](const Error& error) { abort(operation, error.code(), error.what(), error.hint()); };
   // A caller may start several before it waits for the first. While it works for one loop, others must not sleep on
   // what it has given them: other ranks may wait for that first.
   const bool is_alone = !awaited || loops_.count() == 1 || loops_.have_ended(sequence_.load() - 1);
-  loops_.submit(operation, awaited && is_alone, fail);
+  loops_.submit(operation, !wakes || (awaited && is_alone), fail);
   if (!is_alone) loops_.wake();
   const Tensor& tensor = *operation->tensor;
   const GoneMembers& gone = news_.gone();

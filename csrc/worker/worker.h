@@ -47,8 +47,9 @@ class Worker {
 
   // Starts the next round of a tensor, or, for an addition to stored weights, of this rank's own copy of it. Blocks
   // while a loop's ring is full, or servers get other weights. Throws kInvalidArgument, kMismatch, kPeerLost, kTimeout.
+  // Where `wakes` is false, the caller wakes the one loop of the operation, if it has one, once it has started others.
   std::shared_ptr<Operation> start(const std::shared_ptr<Tensor>& declared, const Request& request,
-                                   const DeviceMemory& memory = {});
+                                   const DeviceMemory& memory = {}, bool wakes = true);
   // Starts a prepared operation once more; Request explains `awaited`. Throws kInvalidArgument while it is in progress.
   void start(PreparedOperation& prepared, bool awaited);
 
@@ -96,7 +97,7 @@ class Worker {
                                             std::uint32_t round, std::uint64_t sequence,
                                             std::span<const Begun> only = {},
                                             std::shared_ptr<const Plans> plans = nullptr);
-  void launch(const std::shared_ptr<Operation>& operation, bool awaited);
+  void launch(const std::shared_ptr<Operation>& operation, bool awaited, bool wakes = true);
   // Tells people and all loops that an operation has failed. The loop `except` has found that, and has cancelled its
   // part.
   void cancel(const std::shared_ptr<Operation>& operation, const WorkerLoop* except);

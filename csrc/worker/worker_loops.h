@@ -30,11 +30,11 @@ class WorkerLoops {
     return *loops_[is_shared ? operation.sequence % loops_.size() : operation.loop];
   }
 
-  // Hands an operation to its loops, and wakes them. The only loop of an operation is not woken if its caller waits for
-  // it, because the caller works for that loop meanwhile. Blocks while a loop's ring is full. Throws kTimeout when no
-  // loop has it. When other loops have it already, `abort` is told why, and must abort it.
+  // Hands an operation to its loops, and wakes them, but not the only loop of an operation if it is `driven`: its
+  // caller works for that loop, or wakes it. Blocks while a loop's ring is full. Throws kTimeout when no loop has it.
+  // When other loops have it already, `abort` is told why, and must abort it.
   template <typename Abort>
-  void submit(const std::shared_ptr<Operation>& operation, bool awaited, const Abort& abort) const;
+  void submit(const std::shared_ptr<Operation>& operation, bool driven, const Abort& abort) const;
   // Returns true when so many operations have ended since the loops were added. If so many were started, all have
   // ended.
   bool have_ended(std::uint64_t operations) const {
@@ -70,11 +70,11 @@ class WorkerLoops {
 };
 
 template <typename Abort>
-void WorkerLoops::submit(const std::shared_ptr<Operation>& operation, bool awaited, const Abort& abort) const {
+void WorkerLoops::submit(const std::shared_ptr<Operation>& operation, bool driven, const Abort& abort) const {
   WorkerLoop& first = first_of(*operation);
   first.submit(operation, true);
   if (operation->loop != Operation::kSeveral) {
-    if (!awaited) operation->completion.progress->wake();
+    if (!driven) operation->completion.progress->wake();
     return;
   }
   std::uint64_t left = loops_.size() - 1;
