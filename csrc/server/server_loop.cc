@@ -260,6 +260,12 @@ bool ServerLoop::send_answers() {
   return found;
 }
 
+std::size_t ServerLoop::untold_slots() const {
+  std::size_t count = 0;
+  for (const auto& session : sessions_) count += session->window().untold();
+  return count;
+}
+
 void ServerLoop::send_credits() {
   for (const auto& session : sessions_) session->send_credits();
 }

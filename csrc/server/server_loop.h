@@ -74,6 +74,8 @@ class ServerLoop final : public transport::Actor, private SessionOwner {
   std::function<void(std::uint32_t node, const std::string& why)> when_lost;
 
   std::uint64_t slot_bytes() const { return pool_.bytes(); }
+  // Counts the slots that are free, and of which their workers have not heard.
+  std::size_t untold_slots() const;
   // Returns true when a worker is connected. Any thread may call it.
   bool serves() const { return clients_ > 0; }
   std::size_t open_rounds() const { return rounds_.open_rounds(); }

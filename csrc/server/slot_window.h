@@ -55,6 +55,8 @@ class SlotWindow {
   // lacks a slot also holds up the small ones behind it. So free small slots count only if all its partitions are
   // small.
   bool is_starved() const;
+  // Counts the grants that have not been announced.
+  std::size_t untold() const { return std::size_t{small_.untold} + large_.untold; }
   // Grants one slot beyond the window. It goes back to the pool once it has been used.
   void grant_overflow();
 

@@ -200,12 +200,19 @@ void Process::show_open() const {
   }
 }
 
+std::ptrdiff_t Process::slots_beyond_grants() const {
+  if (!view_) return 0;
+  std::ptrdiff_t count = 0;
+  if (view_->server_loop) count += static_cast<std::ptrdiff_t>(view_->server_loop->untold_slots());
+  if (view_->worker_loop) count += static_cast<std::ptrdiff_t>(view_->slots() - program_->granted());
+  return count;
+}
+
 void Process::check_end() const {
   if (!view_) return;
   if (view_->server_loop && view_->server_loop->open_rounds() != 0) throw Violation("a round is open at the end");
   if (!view_->worker_loop) return;
   if (!view_->worker_loop->is_idle()) throw Violation("an operation is open at the end");
-  if (view_->slots() < program_->granted()) throw Violation("a landing slot has been lost");
   for (const worker::WorkerUsage::Server& server : view_->worker_loop->usage().servers) {
     if (server.partitions_in_flight != 0 || server.bytes_in_flight != 0) throw Violation("a partition is in flight");
   }

@@ -39,6 +39,9 @@ class Process {
   void show_open() const;
   // At the end of a job that went well: every credit is home, and no round is open.
   void check_end() const;
+  // Counts slots that the worker holds, less what it was granted, and those that the server has not announced. Of all
+  // processes together this is negative where a slot is lost.
+  std::ptrdiff_t slots_beyond_grants() const;
 
  private:
   static constexpr std::uint32_t kEndOfStep = 7;  // the numbers of its calls of the scheduler

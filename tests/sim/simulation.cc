@@ -229,7 +229,12 @@ void Simulation::check_end() {
   // Connections that break at the very end take credits with them.
   if (any_fault || std::ranges::any_of(faults_, [](const auto& one) { return one.kind != Fault::Kind::kPause; }))
     return;
-  for (const auto& process : processes_) process->check_end();
+  std::ptrdiff_t slots = 0;
+  for (const auto& process : processes_) {
+    process->check_end();
+    slots += process->slots_beyond_grants();
+  }
+  if (slots < 0) throw Violation("a landing slot has been lost");
   if (!faults_.empty()) return;
   if (scheduler_.has_called_off()) throw Violation("a shift was called off, although all workers were there");
   for (const auto& process : processes_) {
