@@ -190,6 +190,8 @@ class Bucket:
         self._device = transfer.device_of(first)
         self._written: dict[Any, Any] = {}  # on a device: stream that filled a part -> event: it has
         self._zeroed: Any = None  # on a device: an event: memory that was made in this pass can be filled
+        # A code of many elements, as int8's of a block, may write to the gaps between gradients as well.
+        self._gaps = None if sent.keeps_flags else self._gaps_of(factor, count).to(first.device)
         flags = len(entries) if sent.keeps_flags else 0
         self._options = sent.options(self.name, self.priority, dtype, count + flags)
         self._use(transfer.zeros_beside(first, count + flags, dtype), count)
@@ -207,6 +209,13 @@ class Bucket:
         self._addresses = {entry: view.data_ptr() for entry, view in self._views.items()}
         self._references = [sys.getrefcount(view) for view in self._views.values()]
         self._sharers = sharers_of(memory) if holders.CAN_TELL else 0
+
+    def _gaps_of(self, factor: int, count: int) -> torch.Tensor:
+        """The places in the first `count` elements that belong to no gradient."""
+        free = torch.ones(count, dtype=torch.bool, device="cpu")
+        for entry, offset in self._offsets.items():
+            free[offset : offset + entry.parameter.numel() * factor] = False
+        return free.nonzero().view(-1)
 
     def _view_of(self, entry: IndexedParameter) -> torch.Tensor:
         """The place of a gradient, also after `.grad.data = ...` has given the tensor there other memory."""
@@ -280,6 +289,8 @@ class Bucket:
             self._view_of(entry).copy_(gradient.detach())
             # Those in a buffer share their version, with gradients that are still computed.
             self._theirs[entry] = gradient, None if is_part(gradient) else gradient._version
+        if self._gaps is not None:
+            self._memory.index_fill_(0, self._gaps, 0)
         self._flags.fill_(1)
         self._missing = [entry for entry in self.entries if entry.parameter.grad is None]
         for entry in self._missing:

@@ -14,7 +14,7 @@ from strategies import every_strategy, with_every_strategy
 from torch import nn
 
 import bps_rdma.torch
-from bps_rdma import BFloat16, Compression, Int4, Int8, MxFp8, TopK
+from bps_rdma import BFloat16, Compression, Int4, Int8, MxFp8, OneBit, TopK
 from bps_rdma.errors import InvalidTensorError
 from bps_rdma.torch import DistributedDataParallel, DistributedOptimizer, broadcast_parameters, push_pull
 
@@ -185,3 +185,16 @@ def test_texts_warn_where_they_stand(bps: Any) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("error", DeprecationWarning)
             call(Int8(feedback=True))
+
+
+@harness.on_ranks(workers=2, env={"BPS_MIN_COMPRESS_BYTES": "0"})
+def test_an_infinity_ends_with_its_pass(bps: Any) -> None:
+    """A loss scaler skips that step. A bucket has gaps between its parameters, which are sent in blocks with these."""
+    for compression in (Int8(everywhere=True), Int8(feedback=True, everywhere=True), OneBit(everywhere=True)):
+        model = DistributedDataParallel(nn.Sequential(nn.Linear(8, 5), nn.Linear(5, 3)), compression=compression)
+        for step in range(4):
+            model.zero_grad()
+            loss = model(torch.ones(2, 8)).sum()
+            (loss * torch.inf if step == 1 and bps.rank() == 1 else loss).backward()
+            finite = all(each.grad.isfinite().all() for each in model.parameters())
+            assert finite == (step != 1), (compression, step)
