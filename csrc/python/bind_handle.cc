@@ -16,7 +16,8 @@ Handle::Handle(std::shared_ptr<worker::Operation> operation, py::object result, 
 }
 
 Handle::~Handle() {
-  const worker::Operation& operation = *pending_.operation;
+  worker::Operation& operation = *pending_.operation;
+  if (operation.completion.is_over()) operation.completion.close_descriptor();
   if (operation.request.awaited && !taken_ && !operation.completion.is_given_up()) give_up();
   if (!is_over(*pending_.operation)) keep_until_over(std::move(pending_));
 }

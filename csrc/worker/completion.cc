@@ -24,7 +24,11 @@ long futex(const std::atomic<State>* word, int what, std::uint32_t value, const 
 }  // namespace
 
 Completion::~Completion() {
-  if (const int descriptor = descriptor_.load(); descriptor >= 0) ::close(descriptor);
+  close_descriptor();
+}
+
+void Completion::close_descriptor() {
+  if (const int descriptor = descriptor_.exchange(-1); descriptor >= 0) ::close(descriptor);
 }
 
 bool Completion::is_reusable() const {

@@ -65,6 +65,9 @@ class Completion {
   bool wait_briefly(int milliseconds) const;
   // Returns an eventfd that is readable once the operation is done, for event loops. It is made at first use.
   int descriptor();
+  // Closes it, where the operation is over and nobody waits by it any more. The operation itself may live on for a
+  // while, as loops look only now and then which ones are over.
+  void close_descriptor();
 
   // This is the lock of the one loop that works on the operation, or null when several do. It is set before the
   // operation is submitted.

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import gc
 import os
@@ -11,6 +12,7 @@ import signal
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import harness
@@ -245,6 +247,31 @@ def test_finished_arrays_are_released(bps: Any) -> None:
         time.sleep(0.01)
         bps.push_pull(np.ones(2), name="y")  # a later operation releases the earlier ones
     assert sys.getrefcount(array) == before
+
+
+def eventfds() -> int:
+    found = 0
+    for fd in list(Path("/proc/self/fd").iterdir()):
+        with contextlib.suppress(FileNotFoundError):  # the one of the list is closed
+            found += "eventfd" in str(fd.readlink())
+    return found
+
+
+@harness.on_ranks(workers=2)
+def test_a_dropped_handle_takes_no_descriptor(bps: Any) -> None:
+    """Not until its loop looks for operations that are over, either: thousands may be so at once."""
+    count = 200
+    bps.declare_many({f"x{number}": ((3,), "float64") for number in range(count)})
+    before = eventfds()
+    arrays = [np.ones(3) for _ in range(count)]
+    handles = [bps.push_pull_async_inplace(array, name=f"x{number}") for number, array in enumerate(arrays)]
+    assert len({handle.completion_fd() for handle in handles}) == count
+    for handle in handles:
+        handle.wait()
+    handles.clear()
+    del handle
+    assert eventfds() < before + 20, "but for the last ones, with which the loop may be busy"
+    bps.barrier()
 
 
 @pytest.mark.parametrize(("servers", "transport"), [(None, "shm"), (None, "tcp"), (2, "tcp")])
