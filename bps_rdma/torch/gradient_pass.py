@@ -107,7 +107,14 @@ class GradientPass:
             unit.take(entry)
 
     def complete(self) -> None:
-        """Sends all units that have not been sent yet: backward is over."""
+        """Sends all units that have not been sent yet: backward is over. If this raises, the pass is over, too."""
+        try:
+            self._complete()
+        except BaseException:
+            self._claimed.clear()  # the error may keep this pass alive while the script tries once more
+            raise
+
+    def _complete(self) -> None:
         for entry in self.arrived:
             if entry.parameter.grad is None and self._units.of(entry) not in self._started:
                 raise _dropped(entry)

@@ -174,3 +174,23 @@ def test_a_backward_that_fails(bps: Any) -> None:
         ddp.zero_grad()
         ddp(torch.ones(2, 8)).sum().backward()
         assert model.first.weight.grad is not None
+
+
+@harness.on_ranks(workers=2, env={"BPS_TIMEOUT": str(2 * harness.PATIENCE)})
+def test_a_pass_that_failed_is_made_again_while_its_error_lives(bps: Any) -> None:
+    """It does not stand in the way of the next one, although the error holds it."""
+    model = DistributedDataParallel(training.seeded(training.Plain), strategy="naive")
+    training.loss_of(model(training.batch(0))).backward()
+    if bps.rank() == 1:
+        harness.await_mark("failed", 0)
+    try:
+        training.loss_of(model(training.batch(1))).backward()
+    except bps.BpsError:
+        harness.mark("failed")
+        model.zero_grad()
+        training.loss_of(model(training.batch(bps.rank()))).backward()
+    else:
+        raise AssertionError("the other rank was not there")
+    gradient = model.module.first.weight.grad
+    theirs = bps_rdma.torch.all_gather(gradient.reshape(1, -1), "gradients")
+    assert torch.equal(theirs[0], theirs[1])
