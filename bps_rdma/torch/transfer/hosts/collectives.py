@@ -38,6 +38,7 @@ class HostCollectives:
     """
 
     def __init__(self, device: Device, peers: Group, name: str) -> None:
+        self._backend: Any = None
         own = secrets.token_hex(16)
         self._file = os.memfd_create(own, os.MFD_CLOEXEC) if peers.rank == 0 else -1
         told = bytearray(_PATH.pack(f"/proc/{os.getpid()}/fd/{self._file}".encode(), own.encode()))
@@ -46,9 +47,12 @@ class HostCollectives:
         path, own = (text.rstrip(b"\0").decode() for text in _PATH.unpack(told))  # those of the first one count
         stores: Any = dist
         try:
-            if own not in Path(path).readlink().name:  # elsewhere another process has this number
+            if peers.rank != 0:
+                self._file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            here = Path(f"/proc/self/fd/{self._file}")
+            if own not in here.readlink().name:  # elsewhere another process has this number
                 raise OSError(f"{path} is another file")
-            store = stores.FileStore(path, peers.size)
+            store = stores.FileStore(str(here), peers.size)
             self._backend = device.backend(store, peers.rank, peers.size, job.current().process.timeout_s + _GRACE)
         except (OSError, RuntimeError, ValueError) as error:
             self.close()
@@ -94,6 +98,7 @@ class HostCollectives:
 
     def close(self) -> None:
         """Takes the file away."""
+        self._backend = None  # its store opens the file by its number each time, the last time when it ends
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
