@@ -206,7 +206,7 @@ def _as_numpy(array: Any) -> np.ndarray[Any, Any]:
     if hasattr(array, "__dlpack__"):
         try:
             return np.from_dlpack(array)
-        except (BufferError, RuntimeError, TypeError) as error:
+        except (BufferError, RuntimeError, TypeError, ValueError) as error:
             raise InvalidTensorError(
                 f"the memory of this {type(array).__name__} cannot be accessed: {error}", "move it to the CPU first"
             ) from error
