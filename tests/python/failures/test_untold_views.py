@@ -22,17 +22,20 @@ def message(bps: Any) -> Any:
     """The view ends between a message's notice and its broadcast."""
     from bps_rdma import _core
 
-    begin = _core.start_operation
+    begin = _core.start_message
 
-    def late(*arguments: Any, **how: Any) -> Any:
-        if _core.Kind.broadcast in arguments:
-            mark("running")
-            eventually(has_ended)
-        return begin(*arguments, **how)
+    def late(process: Any, *where: Any) -> None:
+        *notice, contents, priority, is_first, awaited, timeout, begun = where
+        begin(process, *notice, (), priority, is_first, awaited, timeout, begun)
+        mark("running")
+        eventually(has_ended)
+        for tensor, memory, root in contents:
+            what = process, tensor, _core.Kind.broadcast, _core.ReduceOp.sum, memory, memory, None, True, True, root
+            begun.append(_core.start_operation(*what, priority, awaited, timeout, False))
 
-    _core.start_operation = late
+    _core.start_message = late
     sent = bps.send_async(np.ones(LARGE), dst=2)
-    _core.start_operation = begin
+    _core.start_message = begin
     return sent
 
 
