@@ -26,13 +26,12 @@ from bps_rdma.operations.options import EXACT
 from bps_rdma.spans import spans
 from bps_rdma.torch import membership, transfer
 from bps_rdma.torch.bucket_sizes import BucketSizes, bucket_sizes, sizes_of
-from bps_rdma.torch.check_alike import check_alike
 from bps_rdma.torch.checks import check_exact, check_number, check_parameter
 from bps_rdma.torch.gradient_pass import GradientPass
 from bps_rdma.torch.ordered_units import OrderedUnits
 from bps_rdma.torch.plan import StrategyName, Unit, strategy_of
 from bps_rdma.torch.ranges import noted
-from bps_rdma.torch.units import IndexedParameter, Sent, Single, strides_of
+from bps_rdma.torch.units import IndexedParameter, Sent, Single
 from bps_rdma.torch.unrounded_passes import UnroundedPasses
 from bps_rdma.torch.unused import UnusedParameters
 from bps_rdma.torch.wrapping import remove_hooks
@@ -88,15 +87,14 @@ class GradientSynchronizer:
     ) -> None:
         if bucket_mb is not None:
             check_number("bucket_mb", bucket_mb, 0)
-        self._strategy = strategy_of(strategy)
-        pairs = list(named)
-        for name, parameter in pairs:
-            check_parameter(name, parameter)
-        self.entries = _entries_of(pairs, prefix, group, lie_in_buckets=self._strategy.buckets)
+        self.entries = [IndexedParameter(index, name, parameter) for index, (name, parameter) in enumerate(named)]
+        for entry in self.entries:
+            check_parameter(entry.name, entry.parameter)
         self._pass: GradientPass | None = None
         self._spans = spans()
         self.exposed_s = 0.0  # seconds spent waiting in finish(), all passes together
         self.passes = 0
+        self._strategy = strategy_of(strategy)
         running = job.current()
         method = running.compression(Dtype.float32, 1 << 60, compression)
         compressed = method not in ("", EXACT)
@@ -314,19 +312,6 @@ class GradientSynchronizer:
         self._ordered.close()
         for hook in self.hooks:
             hook.remove()
-
-
-def _entries_of(
-    pairs: list[tuple[str, torch.nn.Parameter]], prefix: str, group: Group | None, *, lie_in_buckets: bool
-) -> list[IndexedParameter]:
-    """The entries of the parameters. Buckets are summed as they lie, so one order in memory must do for all ranks."""
-    strides = [strides_of(parameter) for _, parameter in pairs]
-    if not (lie_in_buckets and check_alike([], f"{prefix} strides", group, places=[str(each) for each in strides])):
-        strides = [None] * len(pairs)
-    return [
-        IndexedParameter(index, name, parameter, own)
-        for index, ((name, parameter), own) in enumerate(zip(pairs, strides, strict=True))
-    ]
 
 
 def _sizes_for(entries: Iterable[IndexedParameter], sparse: frozenset[str]) -> BucketSizes:
