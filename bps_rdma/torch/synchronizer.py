@@ -31,7 +31,7 @@ from bps_rdma.torch.gradient_pass import GradientPass
 from bps_rdma.torch.ordered_units import OrderedUnits
 from bps_rdma.torch.plan import StrategyName, Unit, strategy_of
 from bps_rdma.torch.ranges import noted
-from bps_rdma.torch.units import IndexedParameter, Sent, Single
+from bps_rdma.torch.units import Bucket, IndexedParameter, Sent, Single, strides_of
 from bps_rdma.torch.unrounded_passes import UnroundedPasses
 from bps_rdma.torch.unused import UnusedParameters
 from bps_rdma.torch.wrapping import remove_hooks
@@ -87,7 +87,10 @@ class GradientSynchronizer:
     ) -> None:
         if bucket_mb is not None:
             check_number("bucket_mb", bucket_mb, 0)
-        self.entries = [IndexedParameter(index, name, parameter) for index, (name, parameter) in enumerate(named)]
+        self.entries = [
+            IndexedParameter(index, name, parameter, strides_of(parameter))
+            for index, (name, parameter) in enumerate(named)
+        ]
         for entry in self.entries:
             check_parameter(entry.name, entry.parameter)
         self._pass: GradientPass | None = None
@@ -306,6 +309,17 @@ class GradientSynchronizer:
                     break  # there the others end with their first one
         if error is not None:
             raise error
+
+    def lie_contiguous(self) -> None:
+        """Lays gradients in buckets one row after the other, because their order in memory differs between ranks.
+
+        Buckets are summed as they lie. To be called before the first pass.
+        """
+        for entry in self.entries:
+            entry.strides = None
+        for unit in self.units:
+            if isinstance(unit, Bucket):
+                unit.lay_out()
 
     def close(self) -> None:
         """Gives back what was made for the parameters; other units take their place."""

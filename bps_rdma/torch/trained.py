@@ -29,7 +29,7 @@ from bps_rdma.torch.check_alike import check_alike, tensor_line
 from bps_rdma.torch.checks import check_parameter
 from bps_rdma.torch.membership import View, unique, view
 from bps_rdma.torch.synchronizer import GradientSynchronizer
-from bps_rdma.torch.units import IndexedParameter
+from bps_rdma.torch.units import IndexedParameter, strides_of
 from bps_rdma.torch.wrapping import remove_hooks
 
 Method = Callable[[torch.nn.Parameter], None]
@@ -185,14 +185,17 @@ class TrainedParameters:
         pairs = list(named())
         wanted = [(name, each) for name, each in pairs if each.requires_grad or id(each) in self._entries]
         new = [(name, each) for name, each in wanted if not self._has(each)]
+        lie_alike = True
         if anew or not self._agreed:  # on some ranks perhaps: they have agreed in the view before, or made it just now
             is_known = self._agreed and self._view is not None and self._view[0] == now[0] and not new
-            self._agree(wanted, is_new=not is_known)
+            lie_alike = self._agree(wanted, self._strides_of(wanted, made=not (new or anew)), is_new=not is_known)
         elif new:
             self._meet(wanted, rebuilds)
-            self._agree_on_new(wanted, new)
+            lie_alike = self._agree_on_new(wanted, new)
         if new or anew:
             self._replace(wanted, now, 0 if anew else self._changes + 1)
+        if not lie_alike:
+            self.synchronizer.lie_contiguous()
         self._agreed = True
         self._seen, self._kept = seen, parameters
         return bool(new or anew)
@@ -206,36 +209,50 @@ class TrainedParameters:
         except MismatchError as error:
             self.explain(error, [tensor_line(name, parameter) for name, parameter in wanted])
 
-    def _agree_on_new(self, wanted: Named, new: Named) -> None:
+    def _strides_of(self, wanted: Named, *, made: bool) -> list[str]:
+        """How gradients lie in buckets: those of what was `made` before, or as they will."""
+        return [str(self._entries[id(each)].strides if made else strides_of(each)) for _, each in wanted]
+
+    def _agree_on_new(self, wanted: Named, new: Named) -> bool:
         names = {name for name, _ in new}
         lines, failure = self._lines_of(wanted, lambda name, each: _digest(each) if name in names else "")
-        self._check_alike(lines, "parameters", failure)
+        return self._check_alike(lines, "parameters", failure, places=self._strides_of(wanted, made=False))
 
-    def _agree(self, wanted: Named, is_new: bool) -> None:
+    def _agree(self, wanted: Named, strides: Sequence[str], is_new: bool) -> bool:
         """Agrees with ranks that may have agreed before. Values are compared only if some rank has not.
 
         Ranks that have trained together may differ in last bits, because processors and GPUs round differently.
 
         Args:
             wanted: what this rank trains.
+            strides: how their gradients lie in buckets here.
             is_new: this rank has entered or resumed the job, or has not compared everything yet.
+
+        Returns:
+            Whether gradients lie alike on all ranks.
         """
         lines, failure = self._lines_of(wanted, lambda *_: "")
-        self._check_alike(lines, "parameters", failure)
+        lie_alike = self._check_alike(lines, "parameters", failure, places=strides)
         has_trained = self._agreed or job.current().is_late
         told = np.array([is_new, has_trained or self._alike], np.int64)
         new, trained = bps_rdma.push_pull(told, f"{self.prefix} new", average=False, group=self._group)
         if new == 0:
-            return
+            return lie_alike
         whole = trained == 0  # it may take seconds; what one rank has loaded since they were alike shows in some, too
         values, _ = self._lines_of(wanted, lambda _, each: _digest(each if whole else _some_of(each)))
         self._check_alike(values, "values", hint=_SYNC if has_trained else _BROADCAST)
+        return lie_alike
 
     def _check_alike(
-        self, lines: Sequence[str], what: str, failure: Exception | None = None, hint: str = _BROADCAST
-    ) -> None:
+        self,
+        lines: Sequence[str],
+        what: str,
+        failure: Exception | None = None,
+        hint: str = _BROADCAST,
+        places: Sequence[str] = (),
+    ) -> bool:
         try:
-            check_alike(lines, f"{self.prefix} {what}", self._group, failure)
+            return check_alike(lines, f"{self.prefix} {what}", self._group, failure, places)
         except MismatchError as error:
             raise MismatchError(error.message, hint) from None
 

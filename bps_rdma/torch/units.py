@@ -66,17 +66,19 @@ class Sent:
         return OperationOptions(_AVERAGE, name, priority, self.group, compression=method)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class IndexedParameter:
     """One parameter that is trained.
 
     Attributes:
         index: position in the order of registration, which is about the order in which forward needs them.
+        strides: those of its gradient in a bucket, the same on all ranks; None: it is contiguous there.
     """
 
     index: int
     name: str
     parameter: torch.nn.Parameter
+    strides: tuple[int, ...] | None = None
 
 
 def _changed(*entries: IndexedParameter) -> BpsError:
@@ -203,7 +205,7 @@ class Bucket:
     def _use(self, memory: torch.Tensor, count: int) -> None:
         """The gradients lie in the first `count` elements of this memory, and the flags behind them."""
         self._memory, self._flags = memory, memory[count:]
-        self._views = {entry: _view(memory, entry.parameter, offset) for entry, offset in self._offsets.items()}
+        self._views = {entry: _view(memory, entry, offset) for entry, offset in self._offsets.items()}
         self._addresses = {entry: view.data_ptr() for entry, view in self._views.items()}
         self._references = [sys.getrefcount(view) for view in self._views.values()]
         self._sharers = sharers_of(memory) if holders.CAN_TELL else 0
@@ -215,11 +217,15 @@ class Bucket:
             free[offset : offset + entry.parameter.numel() * factor] = False
         return free.nonzero().view(-1)
 
+    def lay_out(self) -> None:
+        """Takes the strides of its entries anew, before any gradient lies here."""
+        self._use(self._memory, len(self._memory) - len(self._flags))
+
     def _view_of(self, entry: IndexedParameter) -> torch.Tensor:
         """The place of a gradient, also after `.grad.data = ...` has given the tensor there other memory."""
         view = self._views[entry]
         if view.data_ptr() != self._addresses[entry]:
-            view = self._views[entry] = _view(self._memory, entry.parameter, self._offsets[entry])
+            view = self._views[entry] = _view(self._memory, entry, self._offsets[entry])
         return view
 
     def begin(self, arrives: IndexedParameter | None) -> None:
@@ -368,18 +374,29 @@ def _layout(sizes: Sequence[int], dtype: torch.dtype) -> tuple[list[int], int]:
     return offsets, end
 
 
-def _view(memory: torch.Tensor, parameter: torch.Tensor, offset: int) -> torch.Tensor:
-    """The place of a gradient, with its parameter's strides where those leave no holes: optimizers are faster then."""
-    if parameter.is_complex():
-        memory, offset = torch.view_as_complex(memory[: len(memory) // 2 * 2].view(-1, 2)), offset // 2
-    flat = memory[offset : offset + parameter.numel()]
+def strides_of(parameter: torch.Tensor) -> tuple[int, ...] | None:
+    """The strides of a parameter that lies without holes in another order than a contiguous one; otherwise None.
+
+    Optimizers are faster with gradients that have the strides of their parameter.
+    """
     if parameter.is_contiguous():
-        return flat.view(parameter.shape)
+        return None
     order = sorted(range(parameter.dim()), key=lambda d: (parameter.stride(d), parameter.size(d)))
     expected = 1
     for dimension in order:
         if parameter.size(dimension) != 1 and parameter.stride(dimension) != expected:
-            return flat.view(parameter.shape)
+            return None
         expected *= parameter.size(dimension)
-    strided: torch.Tensor = flat.as_strided(parameter.size(), parameter.stride(), flat.storage_offset())
+    return tuple(parameter.stride())
+
+
+def _view(memory: torch.Tensor, entry: IndexedParameter, offset: int) -> torch.Tensor:
+    """The place of a gradient."""
+    parameter = entry.parameter
+    if parameter.is_complex():
+        memory, offset = torch.view_as_complex(memory[: len(memory) // 2 * 2].view(-1, 2)), offset // 2
+    flat = memory[offset : offset + parameter.numel()]
+    if entry.strides is None:
+        return flat.view(parameter.shape)
+    strided: torch.Tensor = flat.as_strided(parameter.size(), entry.strides, flat.storage_offset())
     return strided
