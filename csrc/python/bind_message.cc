@@ -88,7 +88,7 @@ void start_message(Process& process, const TensorOfMessage& notices, const Memor
   };
   try {
     start_pieces(process, pieces, timeout_s, !(awaited && is_first));
-  } catch (const Error&) {
+  } catch (...) {  // also where memory is short: what has begun uses the notice
     keep_started();
     throw;
   }
