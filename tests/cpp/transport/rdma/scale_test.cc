@@ -20,6 +20,7 @@ class RdmaScale : public ::testing::Test {
       const Side warm_up(Way{"rdma", false}, credentials);
     }  // librdmacm keeps a device from its first use on
     before = kernel_objects();
+    no_connection = queue_pairs();
     callee = std::make_unique<Side>(Way{"rdma", false}, credentials);
     caller = std::make_unique<Side>(Way{"rdma", false}, credentials);
     address = callee->open();
@@ -41,6 +42,12 @@ class RdmaScale : public ::testing::Test {
     if (tool == nullptr || ::pclose(tool) != 0) return "no rdma tool";
     return text;
   }
+  // "qp 4" of it.
+  static std::string queue_pairs() {
+    const std::string text = kernel_objects();
+    const std::size_t at = text.find(" qp ");
+    return at == std::string::npos ? text : text.substr(at, text.find(' ', at + 4) - at);
+  }
   static std::size_t open_files() {
     const std::filesystem::directory_iterator files("/proc/self/fd");
     return static_cast<std::size_t>(std::distance(begin(files), end(files)));
@@ -48,6 +55,7 @@ class RdmaScale : public ::testing::Test {
 
   const Credentials credentials = Credentials::from("job", "secret");
   std::string before;
+  std::string no_connection;
   std::unique_ptr<Side> callee;
   std::unique_ptr<Side> caller;
   Bytes address;
@@ -173,11 +181,13 @@ TEST_F(RdmaScale, ThousandsOfConnectionsLeaveNothing) {
       callee->data = nullptr;
     });
     if (cycle == 10) {
+      // A thread gives queue pairs back to the kernel after their connections are closed.
+      ASSERT_TRUE(eventually([&] { return queue_pairs() == no_connection; })) << kernel_objects();
       settled = kernel_objects();
       files = open_files();
     }
   }
-  EXPECT_EQ(kernel_objects(), settled);
+  EXPECT_TRUE(eventually([&] { return kernel_objects() == settled; })) << kernel_objects() << "is not " << settled;
   EXPECT_EQ(open_files(), files);
   callee->call([&] { to.reset(); });
 }
