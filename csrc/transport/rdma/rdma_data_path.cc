@@ -11,6 +11,7 @@
 namespace bps::transport::rdma {
 namespace {
 
+constexpr std::uint64_t kLargeWrite = 64 << 10;  // worth waking the loop for at its end
 constexpr int kMostBatches = 8;  // batches of completions per look, so that no other part of the loop starves
 
 }  // namespace
@@ -31,6 +32,7 @@ bool RdmaData::build(const WriteOp& op) {
   const std::uint64_t total = op.total();
   const std::uint64_t count = pieces_of(total);
   if (posted_ - completed_ + count > kDataWindow) return false;
+  const bool is_awaited = op.token != kNoToken || total >= kLargeWrite;
   const auto* source = static_cast<const RdmaRegion*>(op.source);
   std::uint64_t offset = 0;  // counts in header and payload together
   const std::byte* next = op.length > 0 ? source->bytes().data() + op.source_offset : nullptr;
@@ -72,9 +74,10 @@ bool RdmaData::build(const WriteOp& op) {
       signalled_ = posted_;
     }
     Pending& pending = pending_[place];
-    pending = {last ? op.token : kNoToken, payload > 0 ? source->registration(state.rail) : nullptr};
+    pending = {last ? op.token : kNoToken, payload > 0 ? source->registration(state.rail) : nullptr,
+               is_awaited ? static_cast<std::uint32_t>(size) : 0};
     if (pending.source != nullptr) ++pending.source->users;
-    if (pending.token != kNoToken) ++tokens_;
+    if (pending.awaited_bytes > 0) begin_awaiting();
     offset += size;
   }
   state.counters.data_writes.add();
@@ -100,10 +103,18 @@ void RdmaData::on_sent(std::uint64_t number) {
     const Pending done = std::exchange(pending_[completed_ % kDataWindow], {});
     ++completed_;
     if (done.source != nullptr) state.registrations.release(done.source);
-    if (done.token == kNoToken) continue;
-    --tokens_;
-    sink->on_written(*this, done.token);
+    if (done.awaited_bytes > 0) end_awaiting(done.awaited_bytes);
+    if (done.token != kNoToken) sink->on_written(*this, done.token);
   }
+}
+
+void RdmaData::begin_awaiting() {
+  if (awaited_++ == 0) busy_since_ns_ = now_ns();
+}
+
+void RdmaData::end_awaiting(std::uint32_t bytes) {
+  carried_bytes_ += bytes;
+  if (--awaited_ == 0) busy_ns_ += now_ns() - busy_since_ns_;
 }
 
 void RdmaData::on_arrived(const ibv_wc& completion) {
