@@ -20,15 +20,24 @@ constexpr double kTry = 2;
 constexpr double kFaster = 3;
 constexpr int kFirstPause = 10, kLongestPause = 160, kGoodTrial = 3;  // how many looks they last
 constexpr double kFades = 0.5;
-constexpr double kQuarter = 0.25;  // this share of the flows is below the one with which the others are compared
+// A quarter of the flows is below the one with which the others are compared.
+constexpr std::size_t kQuarters = 4;
+
+// Returns the value below which so many others are, or 0 where there are none.
+double nth_of(std::vector<double>& all, std::size_t below) {
+  if (all.empty()) return 0;
+  const auto at = all.begin() + static_cast<std::ptrdiff_t>(below);
+  std::ranges::nth_element(all, at);
+  return *at;
+}
 
 }  // namespace
 
 // Holds what the flows between each two hosts, in each direction, have carried. Those to and from a link that has been
 // found slow say nothing of the other host.
 struct LinkWatch::Window {
-  explicit Window(std::size_t hosts)
-      : count(hosts), bytes(hosts * hosts), busy_us(hosts * hosts), is_slow(hosts, false) {}
+  Window(std::size_t hosts, bool of_loops)
+      : count(hosts), by_loops(of_loops), bytes(hosts * hosts), busy_us(hosts * hosts), is_slow(hosts, false) {}
   std::size_t at(std::size_t from, std::size_t to) const { return from * count + to; }
   bool counts(std::size_t flow) const { return bytes[flow] >= kLeastBytes && busy_us[flow] > 0; }
 
@@ -39,8 +48,17 @@ struct LinkWatch::Window {
     }
   }
 
-  // Returns the mean time for which the flows of a host are busy, in the direction in which they are longer.
+  // Returns the mean time for which the flows of a host are busy, in the direction in which they are longer. A loop
+  // that is late makes what it sends seem busy. So where loops measure it, this is the median of what is sent to the
+  // host: the link is slow only if it is so for most who send.
   double busy_of(std::size_t host) const {
+    if (by_loops) {
+      std::vector<double> incoming;
+      for_each_flow(host, true, [&](std::size_t flow, bool tells) {
+        if (tells) incoming.push_back(busy_us[flow]);
+      });
+      return nth_of(incoming, incoming.empty() ? 0 : (incoming.size() - 1) / 2);
+    }
     double longer = 0;
     for (const bool in : {false, true}) {
       double sum = 0;
@@ -60,14 +78,16 @@ struct LinkWatch::Window {
     for (std::size_t flow = 0; flow < bytes.size(); ++flow) {
       if (counts(flow)) all.push_back(busy_us[flow]);
     }
-    if (all.empty()) return 0;
-    const auto quarter = all.begin() + static_cast<std::ptrdiff_t>(static_cast<double>(all.size()) * kQuarter);
-    std::ranges::nth_element(all, quarter);
-    return *quarter;
+    return nth_of(all, all.size() / kQuarters);
   }
   // Returns bytes per second while the link is busy, in the busier direction.
   double rate_of(std::size_t host) const {
     double best = 0;
+    if (by_loops) {
+      for_each_flow(host, true, [&](std::size_t flow, bool) { best += bytes[flow]; });
+      const double busy = busy_of(host);
+      return busy > 0 ? best / busy * 1e6 : 0;
+    }
     for (const bool in : {false, true}) {
       double longest = 0, sum = 0;
       for_each_flow(host, in, [&](std::size_t flow, bool tells) {
@@ -81,6 +101,7 @@ struct LinkWatch::Window {
   }
 
   std::size_t count;
+  bool by_loops;
   std::vector<double> bytes, busy_us;  // by at()
   std::vector<bool> is_slow;           // by host
 };
@@ -93,6 +114,7 @@ LinkWatch::LinkWatch(const Membership& members) {
     Host& host = hosts_[found->second];
     host.nominal = std::max(host.nominal, static_cast<double>(node.link));
     host_of_.push_back(found->second);
+    by_loops_ |= std::ranges::find(node.addresses, "rdma", &TransportAddress::transport) != node.addresses.end();
   }
 }
 
@@ -110,7 +132,7 @@ bool LinkWatch::take(std::uint32_t node, const LinkUse& use) {
 // Returns what counts now. Of several flows between two hosts the longest counts. What earlier looks have seen counts
 // half as much each time, since a single look sees a step or two.
 LinkWatch::Window LinkWatch::window() {
-  Window now(hosts_.size());
+  Window now(hosts_.size(), by_loops_);
   for (auto& [nodes, flow] : flows_) {
     const std::size_t at = now.at(host_of_[nodes.first - 1], host_of_[nodes.second - 1]);
     now.bytes[at] += flow.bytes;

@@ -69,6 +69,7 @@ class LinkWatch {
   double nominal(const Host& host) const { return host.nominal > 0 ? host.nominal : usual_; }
   double used(const Host& host) const { return host.used > 0 ? host.used : nominal(host); }
 
+  bool by_loops_ = false;             // the job uses RDMA, so that loops measure how long flows are busy
   std::vector<std::size_t> host_of_;  // by node - 1
   std::vector<Host> hosts_;
   std::map<std::pair<std::uint32_t, std::uint32_t>, Flow> flows_;  // by the sending and the receiving node

@@ -18,8 +18,10 @@ constexpr double kTensor = 100e6;
 class Cluster {
  public:
   // `nominal`: what members say of their links. 0: they do not know.
-  Cluster(std::vector<double> links, std::size_t workers, double nominal = kGigabit, std::uint32_t seed = 1)
-      : random_(seed),
+  Cluster(std::vector<double> links, std::size_t workers, double nominal = kGigabit, std::uint32_t seed = 1,
+          std::string transport = "tcp")
+      : transport_(std::move(transport)),
+        random_(seed),
         links_(std::move(links)),
         workers_(workers),
         said_(links_.size(), nominal),
@@ -33,6 +35,11 @@ class Cluster {
   void let_burst(std::size_t host, double times) {
     bursts_ = host;
     burst_ = times;
+  }
+  // What this host sends seems busy so many times as long.
+  void let_lag(std::size_t host, double times) {
+    late_ = host;
+    lag_ = times;
   }
   // True when the watch has asked for other weights. It gets them.
   bool run_for_a_second() {
@@ -48,6 +55,7 @@ class Cluster {
         double busy = std::max(load(shares, i) / links_[i], load(shares, j) / links_[j]) * noise_(random_);
         if ((i == bursts_ || j == bursts_) && static_cast<double>(used_[bursts_]) < 1.2 * links_[bursts_])
           busy /= burst_;
+        if (i == late_) busy *= lag_;
         use.peers.push_back({static_cast<std::uint32_t>(j + 1), static_cast<std::uint64_t>(bytes * rounds),
                              static_cast<std::uint64_t>(1e6 * busy * rounds)});
       }
@@ -89,6 +97,7 @@ class Cluster {
       node.server_rank = static_cast<std::int32_t>(i);
       node.host = node.host_key = "host " + std::to_string(i);
       node.link = static_cast<std::uint64_t>(said_[i]);
+      node.addresses = {{transport_, {}}};
       members.nodes.push_back(node);
     }
     return members;
@@ -108,8 +117,9 @@ class Cluster {
     return longest;
   }
 
-  std::size_t bursts_ = ~std::size_t{0};
-  double burst_ = 1;
+  std::size_t bursts_ = ~std::size_t{0}, late_ = bursts_;
+  double burst_ = 1, lag_ = 1;
+  const std::string transport_;
   std::minstd_rand random_;
   std::vector<double> links_;  // as they are
   const std::size_t workers_;
@@ -121,10 +131,29 @@ class Cluster {
 };
 
 TEST(LinkWatch, LeavesGoodLinksAlone) {
-  for (const double nominal : {kGigabit, 0.0, 10 * kGigabit, kGigabit / 10}) {
-    for (const std::size_t workers : {3, 4, 8}) {
-      Cluster cluster(std::vector<double>(workers + 2, kGigabit), workers, nominal);
-      EXPECT_EQ(cluster.changes_in(100), 0) << nominal << ", " << workers;
+  for (const std::string transport : {"tcp", "rdma"}) {
+    for (const double nominal : {kGigabit, 0.0, 10 * kGigabit, kGigabit / 10}) {
+      for (const std::size_t workers : {3, 4, 8}) {
+        Cluster cluster(std::vector<double>(workers + 2, kGigabit), workers, nominal, 1, transport);
+        EXPECT_EQ(cluster.changes_in(100), 0) << transport << ", " << nominal << ", " << workers;
+      }
+    }
+  }
+}
+
+// A loop on a busy host sees late that its writes over RDMA are finished.
+TEST(LinkWatch, ALoopThatIsLateMakesNoLinkSlow) {
+  for (const double nominal : {kGigabit, 0.0, 10 * kGigabit}) {
+    for (const std::size_t workers : {2, 3, 4, 8}) {
+      for (const std::size_t late : {std::size_t{0}, workers}) {  // a worker, or the spare host
+        Cluster cluster(std::vector<double>(workers + 1, kGigabit), workers, nominal, 1, "rdma");
+        cluster.let_lag(late, 5);
+        EXPECT_EQ(cluster.changes_in(100), 0) << nominal << ", " << workers << ", " << late;
+        if (workers == 2) continue;  // of three hosts one is late, so that two good ones are not left
+        cluster.change(1, kGigabit / 4);
+        EXPECT_GE(cluster.changes_in(8), 1) << nominal << ", " << workers << ", " << late;
+        EXPECT_GE(cluster.goodput(), 0.75) << nominal << ", " << workers << ", " << late;
+      }
     }
   }
 }
@@ -142,7 +171,8 @@ TEST_P(Drop, IsFollowedAndForgotten) {
   const Case& drop = GetParam();
   for (std::uint32_t seed = 0; seed < 6; ++seed) {
     const double nominal = seed % 2 == 0 ? kGigabit : 0;
-    Cluster cluster(std::vector<double>(drop.workers + drop.spares, kGigabit), drop.workers, nominal, seed);
+    const std::string transport = seed % 3 == 0 ? "tcp" : "rdma";
+    Cluster cluster(std::vector<double>(drop.workers + drop.spares, kGigabit), drop.workers, nominal, seed, transport);
     EXPECT_EQ(cluster.changes_in(10), 0);
     for (const std::size_t host : drop.slow) cluster.change(host, kGigabit * drop.factor);
     const double before = cluster.goodput();
@@ -150,7 +180,7 @@ TEST_P(Drop, IsFollowedAndForgotten) {
     EXPECT_GE(cluster.goodput(), std::max(0.75, before));
     EXPECT_GE(cluster.slow().size(), 1U);
     cluster.changes_in(60);
-    EXPECT_LE(cluster.changes_in(300), 16 * static_cast<int>(drop.slow.size())) << "it tries less and less often";
+    EXPECT_LE(cluster.changes_in(300), 20 * static_cast<int>(drop.slow.size())) << "it tries less and less often";
     EXPECT_GE(cluster.mean_goodput(), 0.85);
     for (const std::size_t host : drop.slow) cluster.change(host, kGigabit);
     EXPECT_GE(cluster.changes_in(400), 1);
