@@ -44,7 +44,8 @@ class RdmaData final : public RdmaEndpoint<DataEndpoint> {
   struct Pending {
     std::uint64_t token = kNoToken;
     Registration* source = nullptr;
-    std::uint32_t awaited_bytes = 0;
+    std::uint32_t bytes = 0;
+    bool is_awaited = false;
   };
 
   bool build(const WriteOp& op);

@@ -75,9 +75,9 @@ bool RdmaData::build(const WriteOp& op) {
     }
     Pending& pending = pending_[place];
     pending = {last ? op.token : kNoToken, payload > 0 ? source->registration(state.rail) : nullptr,
-               is_awaited ? static_cast<std::uint32_t>(size) : 0};
+               static_cast<std::uint32_t>(size), is_awaited};
     if (pending.source != nullptr) ++pending.source->users;
-    if (pending.awaited_bytes > 0) begin_awaiting();
+    if (is_awaited) begin_awaiting();
     offset += size;
   }
   state.counters.data_writes.add();
@@ -103,7 +103,7 @@ void RdmaData::on_sent(std::uint64_t number) {
     const Pending done = std::exchange(pending_[completed_ % kDataWindow], {});
     ++completed_;
     if (done.source != nullptr) state.registrations.release(done.source);
-    if (done.awaited_bytes > 0) end_awaiting(done.awaited_bytes);
+    if (done.is_awaited) end_awaiting(done.bytes);
     if (done.token != kNoToken) sink->on_written(*this, done.token);
   }
 }
