@@ -83,7 +83,7 @@ class Lab:
             command += f"; tc qdisc add dev DEVICE root netem limit 100000 {' '.join(netem)}"
             for host in self.hosts:
                 self.switch.unshape(host)
-        self._on_rails(command)
+        self._on_rails(command, self.hosts)
 
     def cut(self, host: Host, rail: int = 0) -> None:
         """Pulls a cable: packets vanish and nobody is told."""
@@ -97,15 +97,15 @@ class Lab:
 
     def forget_neighbours(self) -> None:
         """No host knows the hardware address of another one on the rails, as after the first boot."""
-        self._on_rails("ip neigh flush dev DEVICE")
+        self._on_rails("ip neigh flush dev DEVICE", self.hosts)
 
     def carried(self, rail: int = 0) -> list[tuple[int, int]]:
         """Bytes so far on a rail of each host: from it, to it."""
         return [self.switch.carried(host, rail) for host in self.hosts]
 
-    def _on_rails(self, command: str, hosts: Sequence[Host] = ()) -> None:
+    def _on_rails(self, command: str, hosts: Sequence[Host]) -> None:
         def act(host: Host) -> None:
             host.run("; ".join(command.replace("DEVICE", f"d{rail}") for rail in range(len(host.rails))))
 
         with ThreadPoolExecutor(len(self.hosts)) as pool:
-            list(pool.map(act, hosts or self.hosts))
+            list(pool.map(act, hosts))

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
+#include <utility>
 
 namespace bps::van {
 namespace {
@@ -20,15 +22,17 @@ constexpr double kTry = 2;
 constexpr double kFaster = 3;
 constexpr int kFirstPause = 10, kLongestPause = 160, kGoodTrial = 3;  // how many looks they last
 constexpr double kFades = 0.5;
-// A quarter of the flows is below the one with which the others are compared.
-constexpr std::size_t kQuarters = 4;
 
-// Returns the value below which so many others are, or 0 where there are none.
-double nth_of(std::vector<double>& all, std::size_t below) {
+// Returns the value that is above a quarter of the others, or 0 where there are none.
+double quarter(std::vector<double> all) {
   if (all.empty()) return 0;
-  const auto at = all.begin() + static_cast<std::ptrdiff_t>(below);
+  const auto at = all.begin() + static_cast<std::ptrdiff_t>(all.size() / 4);
   std::ranges::nth_element(all, at);
   return *at;
+}
+
+double mean(const std::vector<double>& all) {
+  return all.empty() ? 0 : std::accumulate(all.begin(), all.end(), 0.0) / static_cast<double>(all.size());
 }
 
 }  // namespace
@@ -48,29 +52,32 @@ struct LinkWatch::Window {
     }
   }
 
-  // Returns the mean time for which the flows of a host are busy, in the direction in which they are longer. A loop
-  // that is late makes what it sends seem busy. So where loops measure it, this is the median of what is sent to the
-  // host: the link is slow only if it is so for most who send.
+  // Takes the loops that measure RDMA for equally late: one that is later than others makes all that it sends seem
+  // busier. Afterwards a quarter of the flows of each host is as busy as that of any other.
+  void level_senders() {
+    std::vector<double> quarters(count);
+    for (std::size_t host = 0; host < count; ++host) quarters[host] = quarter(busy_flows(host, false));
+    std::vector<double> senders = quarters;
+    std::erase(senders, 0);
+    const double usual = quarter(senders);
+    for (std::size_t host = 0; host < count; ++host) {
+      for_each_flow(host, false, [&](std::size_t flow, bool) { busy_us[flow] *= usual / quarters[host]; });
+    }
+  }
+
+  std::vector<double> busy_flows(std::size_t host, bool in) const {
+    std::vector<double> found;
+    for_each_flow(host, in, [&](std::size_t flow, bool tells) {
+      if (tells) found.push_back(busy_us[flow]);
+    });
+    return found;
+  }
+
+  // Returns the mean time for which the flows of a host are busy, in the direction in which it is longer; where loops
+  // measure it, in the direction to the host.
   double busy_of(std::size_t host) const {
-    if (by_loops) {
-      std::vector<double> incoming;
-      for_each_flow(host, true, [&](std::size_t flow, bool tells) {
-        if (tells) incoming.push_back(busy_us[flow]);
-      });
-      return nth_of(incoming, incoming.empty() ? 0 : (incoming.size() - 1) / 2);
-    }
-    double longer = 0;
-    for (const bool in : {false, true}) {
-      double sum = 0;
-      int flows = 0;
-      for_each_flow(host, in, [&](std::size_t flow, bool tells) {
-        if (!tells) return;
-        sum += busy_us[flow];
-        ++flows;
-      });
-      if (flows > 0) longer = std::max(longer, sum / flows);
-    }
-    return longer;
+    return by_loops ? mean(busy_flows(host, true))
+                    : std::max(mean(busy_flows(host, false)), mean(busy_flows(host, true)));
   }
   // Returns the time for which flows are busy on links that are not slow; 0: there are none.
   double usual_busy() const {
@@ -78,7 +85,7 @@ struct LinkWatch::Window {
     for (std::size_t flow = 0; flow < bytes.size(); ++flow) {
       if (counts(flow)) all.push_back(busy_us[flow]);
     }
-    return nth_of(all, all.size() / kQuarters);
+    return quarter(std::move(all));
   }
   // Returns bytes per second while the link is busy, in the busier direction.
   double rate_of(std::size_t host) const {
@@ -140,6 +147,7 @@ LinkWatch::Window LinkWatch::window() {
     flow.bytes *= kFades;
     flow.busy_us *= kFades;
   }
+  if (by_loops_) now.level_senders();
   return now;
 }
 
@@ -203,7 +211,7 @@ std::optional<std::vector<std::uint64_t>> LinkWatch::look(bool may_change) {
   bool changes = false, is_new = false;
   for (std::size_t i = 0; i < hosts_.size(); ++i) {
     links[i] = used(hosts_[i]);
-    if (ratios[i] == 0) continue;
+    if (ratios[i] == 0 && hosts_[i].state == Host::State::kGood) continue;
     const auto link = judge(hosts_[i], ratios[i], rates[i] / part, may_change);
     is_new |= hosts_[i].slower == 1;
     if (!link) continue;

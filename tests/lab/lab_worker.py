@@ -58,7 +58,8 @@ def main() -> None:
         tell(event="ready", seconds=time.monotonic() - begin)
         if "READY" not in sys.argv:
             for k, seconds, wrong in rounds(int(sys.argv[1]), int(sys.argv[2]) // 4):
-                tell(event="round", round=k, seconds=seconds, wrong=wrong, shares=shares())
+                parts = shares() if bps.rank() == 0 and "UNTIL_TOLD" in sys.argv else []
+                tell(event="round", round=k, seconds=seconds, wrong=wrong, shares=parts)
                 if "UNTIL_TOLD" in sys.argv and bps.push_pull(np.array([len(told)]), average=False, name="told")[0] > 0:
                     break
             counted = bps.metrics()["total"]

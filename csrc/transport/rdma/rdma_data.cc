@@ -13,6 +13,8 @@ RdmaData::RdmaData(const Hello& made_by, TransportState& of, RcConnection by)
 }
 
 Carried RdmaData::take_carried() {
+  is_watched_ = true;
+  if (is_lost() || carried_bytes_ == 0) return {};  // the time counts when the bytes do
   if (awaited_ > 0) {
     const std::uint64_t now = now_ns();
     busy_ns_ += now - std::exchange(busy_since_ns_, now);

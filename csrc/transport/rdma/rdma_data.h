@@ -10,7 +10,8 @@
 // So a completion comes soon for every write, as tokens, windows and registrations want it, and a batch of 16
 // partitions costs one.
 //
-// A write is awaited when it has a token, or is so large that take_carried() counts it: its completion wakes the loop.
+// A write is awaited if it has a token, or at least 64 KiB while somebody counts what is carried. Its completion wakes
+// the loop. take_carried() counts awaited writes.
 //
 // Belongs to the thread of the loop.
 #pragma once
@@ -58,6 +59,7 @@ class RdmaData final : public RdmaEndpoint<DataEndpoint> {
   std::uint64_t signalled_ = 0;  // how many requests up to the last one that asked for a completion
   std::uint32_t awaited_ = 0;    // how many requests of awaited writes are on the way
   bool wants_room_ = false;
+  bool is_watched_ = false;  // somebody calls take_carried()
   // How many bytes of awaited writes are finished since take_carried(), and for how long some were on the way.
   std::uint64_t carried_bytes_ = 0;
   std::uint64_t busy_ns_ = 0;

@@ -32,7 +32,7 @@ bool RdmaData::build(const WriteOp& op) {
   const std::uint64_t total = op.total();
   const std::uint64_t count = pieces_of(total);
   if (posted_ - completed_ + count > kDataWindow) return false;
-  const bool is_awaited = op.token != kNoToken || total >= kLargeWrite;
+  const bool is_awaited = op.token != kNoToken || (is_watched_ && total >= kLargeWrite);
   const auto* source = static_cast<const RdmaRegion*>(op.source);
   std::uint64_t offset = 0;  // counts in header and payload together
   const std::byte* next = op.length > 0 ? source->bytes().data() + op.source_offset : nullptr;
