@@ -372,6 +372,8 @@ class ParametersOf:
         """All of them, each as often as it occurs."""
         if not self._modules or self._inner != _ids(self._modules):
             modules = list(self._module.modules())
+            if any(isinstance(each, torch.jit.ScriptModule) for each in modules):  # it keeps neither in dicts
+                return list(self._module.parameters())
             self._modules = [each._modules for each in modules]
             self._parameters = [each._parameters for each in modules]
             self._inner = _ids(self._modules)

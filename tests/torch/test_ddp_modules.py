@@ -285,3 +285,12 @@ def test_a_module_whose_parts_have_another_order_is_a_mismatch(bps: Any) -> None
             model.add_module(name, make())
         with pytest.raises(bps.MismatchError, match=r"worker 0 has a\.\w+ where worker 1 has b\."):
             DistributedDataParallel(model)
+
+
+@every_strategy(workers=2)
+def test_a_scripted_module(bps: Any, strategy: str) -> None:
+    model = nn.Sequential(nn.Linear(8, 4), torch.jit.script(nn.Linear(4, 4)))
+    for ddp in (DistributedDataParallel(each, strategy=strategy) for each in (model, torch.jit.script(model))):
+        ddp(torch.full((2, 8), float(bps.rank()))).sum().backward()
+        assert torch.equal(ddp.module[1].bias.grad, torch.full((4,), 2.0))
+        ddp.zero_grad()
