@@ -134,6 +134,7 @@ class DistributedDataParallel(torch.nn.Module):
         """
         if not torch.is_grad_enabled():
             return self.module(*inputs, **named_inputs)
+        self._follow_module()
         self._passes.begin_forward(self.require_backward_grad_sync)
         if self.require_backward_grad_sync and self._spreads_buffers and self.training:
             self._spread_buffers()
@@ -143,6 +144,10 @@ class DistributedDataParallel(torch.nn.Module):
             outputs = self.module(*inputs, **named_inputs)
         self._passes.watch(outputs)
         return outputs
+
+    def _follow_module(self) -> None:
+        if self._passes.follow(self.module):
+            self._buffers_of_root = None
 
     def _spread_buffers(self) -> None:
         if self._buffers_of_root is None:
@@ -160,6 +165,7 @@ class DistributedDataParallel(torch.nn.Module):
             PeerLostError: a rank was lost. DeadlineError: a rank did not send its gradients in time; names it.
             MismatchError: ranks train different parameters; names the first one.
         """
+        self._follow_module()
         if self._passes.is_missed:
             if self._spreads_buffers and self.training:  # as the forward of the others does
                 self._spread_buffers()

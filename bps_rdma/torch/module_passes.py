@@ -31,10 +31,11 @@ class ModulePasses:
     """
 
     def __init__(self, module: torch.nn.Module, arguments: SynchronizerOptions, uneven: UnevenInputs) -> None:
-        self._module, self._uneven = module, uneven
-        self.trained = TrainedParameters(self, "ddp", _maker(module, arguments), self._arrived, arguments["group"])
-        self._parameters_now = ParametersOf(module)
-        self._returned = ReturnedGradients(module, arguments["group"])
+        self._current, self._uneven, self._group = [module], uneven, arguments["group"]
+        # What it makes must not refer to this object, whose end removes the hooks of parameters.
+        make = _maker(self._current, arguments)
+        self.trained = TrainedParameters(self, "ddp", make, self._arrived, self._group)
+        self._look_at(module)
         self._looked_at = -1  # the backward that was looked at last, of those that return gradients
         self._end = EndOfBackward(self._end_of_backward)
         self._sync = True  # the forward of the running backward was outside of no_sync(); before it, the last forward
@@ -45,12 +46,29 @@ class ModulePasses:
         self._rebuilt = False
         self._delivered: list[tuple[IndexedParameter, torch.Tensor, int]] = []  # within join(): means, their versions
 
+    def _look_at(self, module: torch.nn.Module) -> None:
+        self._parameters_now = ParametersOf(module)
+        self._returned = ReturnedGradients(module, self._group)
+
+    @property
+    def _module(self) -> torch.nn.Module:
+        return self._current[0]
+
     @property
     def synchronizer(self) -> GradientSynchronizer:
         """The object that averages the gradients."""
         return self.trained.synchronizer
 
     # ---- Forward
+
+    def follow(self, module: torch.nn.Module) -> bool:
+        """Trains this module from now on. Returns whether it is another one: the script has replaced it."""
+        if module is self._module:
+            return False
+        self._current[0] = module
+        self._returned.forget()
+        self._look_at(module)
+        return True
 
     def begin_forward(self, sync: bool) -> None:
         """A forward begins.
@@ -212,10 +230,12 @@ def _is_used(gradient: torch.Tensor | None) -> bool:
     return bool(values.any())
 
 
-def _maker(module: torch.nn.Module, arguments: SynchronizerOptions) -> Callable[[Named, str], GradientSynchronizer]:
+def _maker(
+    current: list[torch.nn.Module], arguments: SynchronizerOptions
+) -> Callable[[Named, str], GradientSynchronizer]:
     def make(named: Named, prefix: str) -> GradientSynchronizer:
         pairs = list(named)
-        known: SynchronizerOptions = {**arguments, "sparse": names_of_sparse(module, pairs)}
+        known: SynchronizerOptions = {**arguments, "sparse": names_of_sparse(current[0], pairs)}
         return GradientSynchronizer(pairs, prefix, **known)
 
     return make

@@ -288,6 +288,29 @@ def test_a_module_whose_parts_have_another_order_is_a_mismatch(bps: Any) -> None
 
 
 @every_strategy(workers=2)
+def test_a_module_that_the_script_replaces(bps: Any, strategy: str) -> None:
+    """The new one is trained as the old one was, also on a rank that has no batch then."""
+    alone = training.seeded(training.Plain)
+    ddp = DistributedDataParallel(training.Images(), strategy=strategy, find_unused_parameters=True)
+    ddp(training.batch(bps.rank())).sum().backward()
+    ddp.module = training.seeded(training.Plain)
+    for step in range(2):
+        for model in (ddp, alone):
+            model.zero_grad()
+        (training.loss_of(alone(training.batch(step))) / bps.size()).backward()
+        if bps.rank() == 0:
+            training.loss_of(ddp(training.batch(step))).backward()
+        else:
+            ddp.finish_gradient_synchronization()
+        for mine, theirs in zip(ddp.module.parameters(), alone.parameters(), strict=True):
+            assert mine.grad is theirs.grad is None or torch.allclose(mine.grad, theirs.grad, atol=1e-6)
+    ddp.module = nn.Linear(8, 4)
+    nn.init.constant_(ddp.module.weight, bps.rank())
+    with pytest.raises(bps.MismatchError, match=r"weight .*values.*broadcast_parameters"):
+        ddp(training.batch(0)).sum().backward()
+
+
+@every_strategy(workers=2)
 def test_a_scripted_module(bps: Any, strategy: str) -> None:
     model = nn.Sequential(nn.Linear(8, 4), torch.jit.script(nn.Linear(4, 4)))
     for ddp in (DistributedDataParallel(each, strategy=strategy) for each in (model, torch.jit.script(model))):
