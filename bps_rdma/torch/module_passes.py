@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -19,6 +19,8 @@ from bps_rdma.torch.sparse import names_of_sparse
 from bps_rdma.torch.synchronizer import GradientSynchronizer, SynchronizerOptions
 from bps_rdma.torch.trained import Named, ParametersOf, TrainedParameters
 from bps_rdma.torch.units import IndexedParameter
+
+_DEPTH = 2  # objects in objects, in which tensors of an output are looked for
 
 
 class ModulePasses:
@@ -94,8 +96,8 @@ class ModulePasses:
     def watch(self, outputs: Any) -> None:
         """The forward has given these outputs, from which its backward will come: maybe after other forwards."""
         hook = self._at_start_of_backward if self._sync else self._at_start_without_sync
-        for tensor in tree_leaves(outputs):
-            if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
+        for tensor in _tensors_of(outputs):
+            if tensor.requires_grad:
                 tensor.register_hook(hook)  # type: ignore[no-untyped-call]
 
     # ---- Backward
@@ -228,6 +230,16 @@ def _is_used(gradient: torch.Tensor | None) -> bool:
         return False
     values = gradient._values() if gradient.layout is torch.sparse_coo else gradient
     return bool(values.any())
+
+
+def _tensors_of(outputs: Any, depth: int = _DEPTH) -> Iterator[torch.Tensor]:
+    """All tensors of what a forward has given, also in objects, as of data classes and distributions."""
+    for each in tree_leaves(outputs):
+        if isinstance(each, torch.Tensor):
+            yield each
+        elif depth > 0 and not isinstance(each, (type, torch.nn.Module)):
+            slots = [getattr(each, name, None) for name in getattr(each, "__slots__", ())]
+            yield from _tensors_of([*getattr(each, "__dict__", {}).values(), *slots], depth - 1)
 
 
 def _maker(

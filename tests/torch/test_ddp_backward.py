@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import harness
@@ -11,6 +12,7 @@ import torch
 import training
 from strategies import every_strategy
 from torch import nn
+from torch.distributions import Independent, Normal
 from torch.utils.checkpoint import checkpoint
 
 import bps_rdma
@@ -90,17 +92,47 @@ def test_several_backwards_after_one_forward(bps: Any) -> None:
         assert (a.grad is None and b.grad is None) or torch.allclose(a.grad, b.grad, atol=1e-4)
 
 
+@dataclasses.dataclass
+class InDict:
+    y: torch.Tensor
+
+
+@dataclasses.dataclass
+class InSlots:
+    __slots__ = ("y",)
+    y: torch.Tensor
+
+
+PACKED = {
+    "tensor": (lambda y: y, lambda out: out),
+    "data class": (InDict, lambda out: out.y),
+    "slots": (InSlots, lambda out: out.y),
+    "distribution": (lambda y: Independent(Normal(y, 1.0), 1), lambda out: out.mean),
+}
+
+
+@pytest.mark.parametrize("kind", PACKED)
 @harness.on_ranks(workers=2)
-def test_a_backward_is_synchronised_as_its_own_forward_says(bps: Any) -> None:
+def test_a_backward_is_synchronised_as_its_own_forward_says(bps: Any, kind: str) -> None:
     """A forward in no_sync() comes between another forward and its backward."""
-    alone, module = training.seeded(training.Plain), training.seeded(training.Plain)
-    model = DistributedDataParallel(module)
+    pack, unpack = PACKED[kind]
+
+    class Packing(training.Plain):
+        def forward(self, x: torch.Tensor) -> Any:
+            return pack(super().forward(x))
+
+    alone, module = training.seeded(training.Plain), training.seeded(Packing)
+    ddp = DistributedDataParallel(module)
+
+    def model(x: torch.Tensor) -> torch.Tensor:
+        return unpack(ddp(x))
+
     reference, mine = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (alone, module)]
     cut = training.share(bps.rank(), bps.size())
     for step in range(6):
         mine.zero_grad()
         out = model(training.batch(step, *cut))
-        with model.no_sync():
+        with ddp.no_sync():
             other = model(training.batch(step + 1, *cut))
             if step % 3 == 0:
                 training.loss_of(other).backward()
