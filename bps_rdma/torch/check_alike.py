@@ -21,6 +21,7 @@ from bps_rdma import Group
 from bps_rdma.errors import InvalidArgumentError, MismatchError
 from bps_rdma.torch.transfer import device_of, members_of
 
+_SOME = 4096  # elements
 _OK, _FAILED = b"\0", b"\1"  # the first byte of a message
 
 
@@ -146,6 +147,17 @@ def place_of(tensor: torch.Tensor) -> str:
 def tensor_line(name: str, tensor: torch.Tensor) -> str:
     """Describes a tensor for check_alike()."""
     return f"{name} {str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
+
+
+def digest_of(tensor: torch.Tensor) -> str:
+    """Describes all values of a tensor for check_alike()."""
+    values: Any = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
+    return f"values {hashlib.sha256(values).hexdigest()[:16]}"
+
+
+def digest_of_some(tensor: torch.Tensor) -> str:
+    """The same of elements from all of it: in another state of the training most of them differ."""
+    return digest_of(tensor.detach().contiguous().view(-1)[:: max(1, tensor.numel() // _SOME)])
 
 
 def optimizer_lines(optimizer: torch.optim.Optimizer) -> list[str]:

@@ -11,7 +11,7 @@ delay, training goes on while the means travel ("Streaming DiLoCo", 2025).
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,7 @@ from bps_rdma.operations.options import AnyCompression, text_of
 from bps_rdma.torch import compression_state, membership, transfer
 from bps_rdma.torch.broadcast import broadcast_parameters
 from bps_rdma.torch.broadcast_objects import broadcast_objects
+from bps_rdma.torch.check_alike import check_alike, digest_of_some
 from bps_rdma.torch.checks import check_count, check_number
 from bps_rdma.torch.membership import AnyGroup, naming
 from bps_rdma.torch.parameters import FixedParameters
@@ -141,14 +142,20 @@ class DiLoCo:
             raise InvalidArgumentError(f"{wrong[0]!r} is not of a floating-point type", "leave it out of the optimizer")
         self.inner = optimizer
         self.steps = 0
+        self._saved: list[str] = []  # digests of the parameters that belong to a state which was loaded
         self._copied: tuple[list[torch.Tensor], list[torch.Tensor]] | None = None  # anchors and velocities
         self._every, self._delay, self._mix = every, delay, mix
         self._outer = outer_lr, outer_momentum
         self._group: Group | None = membership.group_of(group)
         self._method = text_of(compression)
         self._lacks_state = job.current().has_entrants  # some may be beyond this; see take_over()
+        options = {
+            "every": every, "outer_lr": outer_lr, "outer_momentum": outer_momentum, "fragments": fragments,
+            "delay": delay, "mix": mix, "compression": self._method,
+        }  # fmt: skip
         with naming("DiLoCo.begin", self._group) as begin:
             if not self._lacks_state:
+                check_alike([f"{name} {value}" for name, value in options.items()], begin, self._group)
                 broadcast_parameters(named, self._group.ranks[0] if self._group else 0, f"{begin}.", self._group)
         self._parts = _cut([one for _, one in named], fragments)
         self._fragments: list[_Fragment] = []
@@ -206,7 +213,7 @@ class DiLoCo:
             for one, (anchor, velocity) in zip(self._fragments, fragments, strict=True):
                 one.anchor.copy_(anchor)
                 one.velocity.copy_(velocity)
-        self._lacks_state = False
+        self._lacks_state, self._saved = False, []
 
     _step_supports_amp_scaling = True  # torch's GradScaler calls step() also where it has found an infinity
 
@@ -227,8 +234,9 @@ class DiLoCo:
 
         Raises:
             InvalidArgumentError: a parameter is trained that was not when this was made; names it.
-            BpsError: a parameter has other values at the first step than this was made with; names it. Or this process
-                entered a running job, and take_over() has not been called.
+            BpsError: a parameter has other values at the first step than this was made with, or than were saved with
+                the state that was loaded; names it. Or this process entered a running job, and take_over() has not been
+                called.
             PeerLostError, DeadlineError: the ranks could not agree. RoundAbortedError: the same on every rank that is
                 left. The step itself has been made, on the parameters of this rank; go on with the next one. The next
                 agreement starts from the last anchor.
@@ -242,9 +250,8 @@ class DiLoCo:
         self._fixed.check(self.inner)
         if self.steps == 0 and self._outer != (1, 0):  # a plain mean does not depend on the anchor
             self._check_anchors()
-        result = scaled_step(
-            self, lambda: self.inner.step(closure), (one for part in self._fragments for one in part.parameters)
-        )
+        self._check_saved()
+        result = scaled_step(self, lambda: self.inner.step(closure), self._parameters())
         self.steps += 1
         for number, fragment in enumerate(self._fragments):
             shift = number * self._every // len(self._fragments)
@@ -266,6 +273,20 @@ class DiLoCo:
                         f"{self._fixed.name_of(parameter)!r} has other values than when the ranks agreed on it",
                         "load weights into the model before you wrap its optimizer, or load a state_dict() of both",
                     )
+
+    def _check_saved(self) -> None:
+        """Weights that were loaded before this was made have become those of another rank."""
+        saved, self._saved = self._saved, []
+        for parameter, digest in zip(self._parameters(), saved, strict=False):
+            if digest_of_some(parameter) != digest:
+                self._saved = saved
+                raise BpsError(
+                    f"{self._fixed.name_of(parameter)!r} has other values than when this state was saved",
+                    "load the weights of the same checkpoint into the model, after its optimizer was wrapped",
+                )
+
+    def _parameters(self) -> Iterator[torch.nn.Parameter]:
+        return (one for part in self._fragments for one in part.parameters)
 
     def synchronize(self) -> None:
         """Waits for the agreements that are under way."""
@@ -289,6 +310,7 @@ class DiLoCo:
         return {
             "inner": self.inner.state_dict(),
             "steps": self.steps,
+            "values": [digest_of_some(one) for one in self._parameters()],
             "fragments": [
                 {
                     "anchor": one.anchor.clone(),
@@ -301,6 +323,8 @@ class DiLoCo:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on from a checkpoint of the same model in as many fragments. Every rank must call it.
+
+        Load the weights of that checkpoint into the model, too, after this was made; step() compares some of them.
 
         Raises:
             InvalidArgumentError: it has other parameters, another number of fragments, or lacks what this
@@ -318,6 +342,7 @@ class DiLoCo:
         self.synchronize()
         self.inner.load_state_dict(state["inner"])
         self.steps = state["steps"]
+        self._saved = state.get("values", [])
         for one, saved, pieces in zip(self._fragments, state["fragments"], remembered, strict=True):
             one.anchor.copy_(saved["anchor"])
             one.velocity.copy_(saved["velocity"])

@@ -11,7 +11,6 @@ pass of a view that a rank has entered or resumed: it may not have taken over th
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
@@ -25,7 +24,7 @@ import bps_rdma
 from bps_rdma import Group, job
 from bps_rdma.errors import InvalidTensorError, MismatchError
 from bps_rdma.torch import membership
-from bps_rdma.torch.check_alike import check_alike, tensor_line
+from bps_rdma.torch.check_alike import check_alike, digest_of, digest_of_some, tensor_line
 from bps_rdma.torch.checks import check_parameter
 from bps_rdma.torch.membership import View, unique, view
 from bps_rdma.torch.synchronizer import GradientSynchronizer
@@ -33,7 +32,6 @@ from bps_rdma.torch.units import IndexedParameter, strides_of
 from bps_rdma.torch.wrapping import remove_hooks
 
 Method = Callable[[torch.nn.Parameter], None]
-_SOME = 4096  # elements
 _BROADCAST = "make the same model on all ranks, and call broadcast_parameters() before you train it"
 _SYNC = "the ranks have changed: call sync() of a TrainingState before each step"
 Named = Iterable[tuple[str, torch.nn.Parameter]]
@@ -215,7 +213,7 @@ class TrainedParameters:
 
     def _agree_on_new(self, wanted: Named, new: Named) -> bool:
         names = {name for name, _ in new}
-        lines, failure = self._lines_of(wanted, lambda name, each: _digest(each) if name in names else "")
+        lines, failure = self._lines_of(wanted, lambda name, each: digest_of(each) if name in names else "")
         return self._check_alike(lines, "parameters", failure, places=self._strides_of(wanted, made=False))
 
     def _agree(self, wanted: Named, strides: Sequence[str], is_new: bool) -> bool:
@@ -239,7 +237,7 @@ class TrainedParameters:
         if new == 0:
             return lie_alike
         whole = trained == 0  # it may take seconds; what one rank has loaded since they were alike shows in some, too
-        values, _ = self._lines_of(wanted, lambda _, each: _digest(each if whole else _some_of(each)))
+        values, _ = self._lines_of(wanted, lambda _, each: digest_of(each) if whole else digest_of_some(each))
         self._check_alike(values, "values", hint=_SYNC if has_trained else _BROADCAST)
         return lie_alike
 
@@ -389,13 +387,3 @@ _what_counts = attrgetter("requires_grad", "dtype", "device")
 
 def _look(parameters: Sequence[torch.nn.Parameter]) -> _Look:
     return list(map(id, parameters)), list(map(_what_counts, parameters))
-
-
-def _digest(tensor: torch.Tensor) -> str:
-    values: Any = tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy()
-    return f"values {hashlib.sha256(values).hexdigest()[:16]}"
-
-
-def _some_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Elements from all of it: in another state of the training most of them differ."""
-    return tensor.contiguous().view(-1)[:: max(1, tensor.numel() // _SOME)]

@@ -154,6 +154,36 @@ def test_a_checkpoint_goes_on(bps: Any, compression: Compression) -> None:
     )
 
 
+@harness.on_ranks(workers=2)
+def test_weights_of_a_checkpoint_that_are_overwritten_are_told(bps: Any) -> None:
+    """Between two agreements each rank has weights of its own, and who makes a DiLoCo has those of rank 0."""
+    net = model()
+    optimizer = DiLoCo(torch.optim.SGD(net.parameters(), 0.1), net.named_parameters(), every=4)
+    for step in range(8):
+        if step == 6:
+            weights, state = copy.deepcopy((net.state_dict(), optimizer.state_dict()))
+            net = model()
+            net.load_state_dict(weights)
+            optimizer = DiLoCo(torch.optim.SGD(net.parameters(), 0.1), net.named_parameters(), every=4)
+            optimizer.load_state_dict(state)
+            if bps.rank() == 1:
+                with pytest.raises(bps.BpsError, match=r"'0\.weight' has other values than when this state was saved"):
+                    optimizer.step()
+            net.load_state_dict(weights)
+        optimizer.zero_grad()
+        loss(net, step, bps.rank()).backward()
+        optimizer.step()
+    for mine, same in zip(net.parameters(), trained(bps, {}, 8), strict=True):
+        assert torch.equal(mine, same)
+
+
+@harness.on_ranks(workers=2)
+def test_ranks_that_agree_at_other_times_are_told(bps: Any) -> None:
+    for name, options in (("every", {"every": 2 + bps.rank()}), ("outer_lr", {"outer_lr": 0.5 + bps.rank()})):
+        with pytest.raises(bps.MismatchError, match=f"{name} .* where worker 1 has {name}"):
+            DiLoCo(torch.optim.SGD(model().parameters(), 0.1), **options)
+
+
 @harness.on_ranks(workers=1)
 def test_what_makes_no_sense_is_refused(bps: Any) -> None:
     for wrong in ({"every": 0}, {"every": 4, "delay": 4}, {"mix": 2}, {"fragments": 7}, {"compression": "zip"}):
