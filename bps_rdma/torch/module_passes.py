@@ -85,6 +85,7 @@ class ModulePasses:
         if torch._C._current_graph_task_id() == -1:  # not within a backward that computes activations again
             self._end.forget()
         if not sync:
+            self.trained.note_values(self._module.named_parameters)
             return
         if self.trained.is_made and not self.synchronizer.begin_again():
             raise BpsError(

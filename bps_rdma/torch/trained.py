@@ -74,6 +74,7 @@ class TrainedParameters:
         self._view: View | None = None  # in which that is so
         self._agreed = False  # all ranks have compared what they train
         self._alike = False  # they had the same values at first
+        self._first: dict[str, str] = {}  # their digests, where a rank has gradients of its own before that
         weakref.finalize(owner, self.close)
 
     @contextlib.contextmanager
@@ -99,6 +100,11 @@ class TrainedParameters:
         self.watch(self._kept)
         if not job.current().has_entrants:  # otherwise the first pass agrees on what the others train by now
             self._replace([pair for pair in pairs if pair[1].requires_grad], view())
+
+    def note_values(self, named: Callable[[], Named]) -> None:
+        """A pass of this rank alone begins. If it is the first of all, a script may change weights by its gradients."""
+        if self._alike and not self._agreed and not self._first:
+            self._first = {name: digest_of_some(each) for name, each in named()}
 
     def watch(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         """Hooks parameters, also those that do not require gradients yet."""
@@ -237,7 +243,10 @@ class TrainedParameters:
         if new == 0:
             return lie_alike
         whole = trained == 0  # it may take seconds; what one rank has loaded since they were alike shows in some, too
-        values, _ = self._lines_of(wanted, lambda _, each: digest_of(each) if whole else digest_of_some(each))
+        values, _ = self._lines_of(
+            wanted, lambda name, each: digest_of(each) if whole else self._first.get(name) or digest_of_some(each)
+        )
+        self._first = {}
         self._check_alike(values, "values", hint=_SYNC if has_trained else _BROADCAST)
         return lie_alike
 

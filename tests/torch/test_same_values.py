@@ -55,3 +55,28 @@ def test_a_state_that_one_rank_alone_loads_after_wrapping_is_refused(bps: Any, l
         with pytest.raises(MismatchError, match=r"weight .*values.*broadcast_parameters"):
             value.backward()
     bps.barrier()
+
+
+@pytest.mark.parametrize("loads", [False, True])
+@harness.on_ranks(workers=2)
+def test_values_count_from_before_a_pass_of_each_rank_alone(bps: Any, loads: bool) -> None:
+    """As SAM does it: each rank moves its weights along its own gradients, and averages those that it finds there."""
+    torch.manual_seed(0)
+    model = nn.Linear(3, 5000)
+    other = nn.Linear(3, 5000).state_dict()
+    ddp = DistributedDataParallel(model)
+    if loads and bps.rank() == 0:
+        model.load_state_dict(other)
+    with ddp.no_sync():
+        ddp(torch.full((2, 3), 1.0 + bps.rank())).square().sum().backward()
+    with torch.no_grad():
+        for each in model.parameters():
+            each.add_(each.grad)
+    model.zero_grad()
+    value = ddp(torch.ones(2, 3)).sum()
+    if loads:
+        with pytest.raises(MismatchError, match=r"weight .*values.*broadcast_parameters"):
+            value.backward()
+    else:
+        value.backward()
+    bps.barrier()
