@@ -101,7 +101,8 @@ class DistributedDataParallel(torch.nn.Module):
                 state = [*module.named_parameters(), *module.named_buffers()]
                 broadcast_parameters(state, ours.ranks[0] if ours else 0, prefix=f"{prefix}.initial.", group=ours)
                 # That goes by names; buckets and buffers are filled in the order in which the module has them.
-                check_alike([name for name, _ in state], f"{prefix}, parameters in their order", ours)
+                lines = [f"broadcast_buffers={broadcast_buffers}", *(name for name, _ in state)]
+                check_alike(lines, f"{prefix}, parameters in their order", ours)
             self._passes.trained.begin(module.named_parameters(), alike=agrees)
 
     def _set_up(self) -> None:

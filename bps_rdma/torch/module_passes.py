@@ -16,7 +16,7 @@ from bps_rdma.torch.backward import EndOfBackward, adds_to, returned_of
 from bps_rdma.torch.joining import UnevenInputs
 from bps_rdma.torch.returned import ReturnedGradients
 from bps_rdma.torch.sparse import names_of_sparse
-from bps_rdma.torch.synchronizer import GradientSynchronizer, SynchronizerOptions
+from bps_rdma.torch.synchronizer import GradientSynchronizer, SynchronizerOptions, option_lines
 from bps_rdma.torch.trained import Named, ParametersOf, TrainedParameters
 from bps_rdma.torch.units import IndexedParameter
 
@@ -36,7 +36,7 @@ class ModulePasses:
         self._current, self._uneven, self._group = [module], uneven, arguments["group"]
         # What it makes must not refer to this object, whose end removes the hooks of parameters.
         make = _maker(self._current, arguments)
-        self.trained = TrainedParameters(self, "ddp", make, self._arrived, self._group)
+        self.trained = TrainedParameters(self, "ddp", make, self._arrived, self._group, option_lines(arguments))
         self._look_at(module)
         self._looked_at = -1  # the backward that was looked at last, of those that return gradients
         self._end = EndOfBackward(self._end_of_backward)

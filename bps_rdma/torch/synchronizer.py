@@ -50,6 +50,15 @@ class SynchronizerOptions(TypedDict, total=False):
     in_order: bool
 
 
+def option_lines(options: SynchronizerOptions) -> list[str]:
+    """Those that must be the same on all ranks, for check_alike(). Ranks with other sizes or codes learn it before."""
+    return [
+        f"strategy={options.get('strategy', 'bucketed')}",
+        f"find_unused_parameters={options.get('find_unused', False)}",
+        f"sparse={sorted(options.get('sparse', ()))}",
+    ]
+
+
 class GradientSynchronizer:
     """Averages gradients of the given parameters.
 

@@ -47,6 +47,7 @@ class TrainedParameters:
         make: gives what averages the gradients of (name, parameter) pairs, under names with a prefix.
         arrived: a method of the owner: the gradient of this parameter has been accumulated.
         group: who takes part; None: all workers.
+        options: lines with those that must be the same on all ranks.
         computed: a method of the owner: a gradient of this parameter has been computed; None: it need not know.
     """
 
@@ -57,9 +58,10 @@ class TrainedParameters:
         make: Callable[[Named, str], GradientSynchronizer],
         arrived: Method,
         group: Group | None,
+        options: Sequence[str],
         computed: Method | None = None,
     ) -> None:
-        self._kind, self._make, self._group = kind, make, group
+        self._kind, self._make, self._group, self._options = kind, make, group, options
         self._arrived = _tell(arrived)
         self._computed = None if computed is None else _tell(computed)
         self._hooked: dict[int, weakref.ref[torch.nn.Parameter]] = {}
@@ -236,7 +238,7 @@ class TrainedParameters:
             Whether gradients lie alike on all ranks.
         """
         lines, failure = self._lines_of(wanted, lambda *_: "")
-        lie_alike = self._check_alike(lines, "parameters", failure, places=strides)
+        lie_alike = self._check_alike([*self._options, *lines], "parameters", failure, places=strides)
         has_trained = self._agreed or job.current().is_late
         told = np.array([is_new, has_trained or self._alike], np.int64)
         new, trained = bps_rdma.push_pull(told, f"{self.prefix} new", average=False, group=self._group)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from bps_rdma.torch.backward import EndOfBackward
-from bps_rdma.torch.synchronizer import GradientSynchronizer, SynchronizerOptions
+from bps_rdma.torch.synchronizer import GradientSynchronizer, SynchronizerOptions, option_lines
 from bps_rdma.torch.trained import Named, TrainedParameters
 from bps_rdma.torch.wrapping import new_instance
 
@@ -41,7 +41,10 @@ class WrappedOptimizer(torch.optim.Optimizer):
 
     def _bps_set_up(self) -> None:
         group, make = self._bps_arguments["group"], _maker(self._bps_arguments)
-        self._bps_trained = TrainedParameters(self, self._bps_kind, make, self._bps_arrived, group, self._bps_computed)
+        options = option_lines(self._bps_arguments)
+        self._bps_trained = TrainedParameters(
+            self, self._bps_kind, make, self._bps_arrived, group, options, self._bps_computed
+        )
         self._bps_end = EndOfBackward(self._bps_backward_ended)
         self._bps_left = {}
 

@@ -80,3 +80,29 @@ def test_values_count_from_before_a_pass_of_each_rank_alone(bps: Any, loads: boo
     else:
         value.backward()
     bps.barrier()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (({}, {"strategy": "overlap"}), "worker 0 has strategy=bucketed where worker 1 has strategy=overlap"),
+        (
+            ({"strategy": "overlap"}, {"strategy": "overlap", "find_unused_parameters": True}),
+            "worker 0 has find_unused_parameters=False where worker 1 has find_unused_parameters=True",
+        ),
+        (({"broadcast_buffers": False}, {}), "has broadcast_buffers=False where worker 1 has broadcast_buffers=True"),
+    ],
+)
+@harness.on_ranks(workers=2)
+def test_options_that_differ_are_refused(bps: Any, options: tuple[dict[str, Any], ...], message: str) -> None:
+    own = options[bps.rank()]
+    with pytest.raises(MismatchError, match=message):
+        DistributedDataParallel(nn.BatchNorm1d(3), **own)(torch.ones(2, 3)).sum().backward()
+    if "strategy" in options[1]:
+        model = nn.Linear(3, 5)
+        broadcast_parameters(model.state_dict())
+        sgd = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), **own)
+        with pytest.raises(MismatchError, match=message):
+            model(torch.ones(2, 3)).sum().backward()
+        sgd.zero_grad()
+    bps.barrier()
