@@ -136,6 +136,12 @@ def check_parameter(name: str, parameter: torch.nn.Parameter) -> None:
         raise InvalidTensorError(
             f"parameter {name!r} is on {parameter.device}", "move the model to the CPU, or to a CUDA device"
         ) from error
+    if getattr(parameter, "grad_dtype", parameter.dtype) is not parameter.dtype:
+        raise InvalidTensorError(
+            f"parameter {name!r} is {parameter.dtype} and may have gradients of another dtype: its grad_dtype is "
+            f"{parameter.grad_dtype}",
+            "leave grad_dtype alone, or make the parameter of that dtype",
+        )
     if parameter.is_complex() and parameter.dtype.to_real() in (torch.float32, torch.float64):
         return
     if str(parameter.dtype).removeprefix("torch.") not in arrays.NUMPY_DTYPES:

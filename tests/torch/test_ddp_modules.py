@@ -235,6 +235,12 @@ def test_wrong_arguments(bps: Any) -> None:
         DistributedDataParallel(nn.Linear(2, 2), device_ids=[0, 1])
     with pytest.raises(bps_rdma.InvalidTensorError, match="meta"):
         DistributedDataParallel(nn.Linear(2, 2, device="meta"))
+    mixed = nn.Linear(2, 2).bfloat16()
+    if hasattr(mixed.bias, "grad_dtype"):  # from torch 2.10 on
+        for kind in (torch.float32, None):  # None: any
+            mixed.bias.grad_dtype = kind
+            with pytest.raises(bps_rdma.InvalidTensorError, match=r"'bias' is torch.bfloat16 .* grad_dtype"):
+                DistributedDataParallel(mixed)
     for strategy in STRATEGIES:
         ddp = DistributedDataParallel(Looking(), strategy=strategy)
         with pytest.raises(bps_rdma.InvalidTensorError, match=r"'weight' is sparse.*sparse=False"):
