@@ -95,7 +95,9 @@ class _PushPull(torch.autograd.Function):
 
     @staticmethod
     def backward(context: Any, *gradients: torch.Tensor) -> Any:
-        return _push_pull(gradients[0].contiguous().resolve_neg(), context.options), None
+        # It has a gradient itself, where the backward has one (create_graph=True).
+        given = gradients[0].contiguous().resolve_neg()
+        return _PushPull.apply(given, context.options), None  # type: ignore[no-untyped-call]
 
 
 @_in_the_order_of_byteps

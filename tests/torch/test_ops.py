@@ -29,6 +29,14 @@ def test_gradients_flow_through_push_pull(bps: Any) -> None:
         (y * rank).sum().backward()
         assert torch.equal(x.grad, torch.full((5,), sum(range(size)) / (size if average else 1)))
         assert not bps_torch.push_pull(x.detach()).requires_grad
+        # d(sum over ranks of y^2) / dx, again a function of all ranks' x.
+        x = torch.full((5,), float(rank + 1), requires_grad=True)
+        y = bps_torch.push_pull(x, average=average)
+        (gradient,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
+        factor = 2.0 * size * (1 / size**2 if average else 1)  # of the sum of all x
+        assert torch.allclose(gradient, torch.full((5,), factor * sum(range(size + 1))))
+        (second,) = torch.autograd.grad(gradient.sum(), x)
+        assert torch.allclose(second, torch.full((5,), factor * size))
 
 
 @harness.on_ranks(workers=3)
