@@ -173,8 +173,8 @@ class Bucket:
     Averaged like the rest, it tells for the parameters without one whether another rank has.
 
     Means become gradients without a copy: a .grad is a part of the bucket. Two kinds of gradients are not:
-    - one that was there before, and that somebody holds, as a script that has made it a part of a buffer: the mean is
-      copied to it;
+    - one that was there before, and that somebody holds, as a script that has made it a part of a buffer, or one with a
+      graph (create_graph=True): the mean is copied to it;
     - those of a bucket of which somebody has kept a gradient after zero_grad(). What was kept stays as it is: the
       bucket goes on in other memory, and copies all means from then on.
     """
@@ -269,7 +269,8 @@ class Bucket:
         if self._zeroed is not None and self._device is not None:
             self._device.order(self._device.current(), self._zeroed)
         if gradient is not None and gradient is not view:
-            if self._lends and (entry not in self._theirs or self._theirs[entry][0] is not gradient):
+            is_held = entry in self._theirs and self._theirs[entry][0] is gradient
+            if self._lends and not is_held and not gradient.requires_grad:  # its graph is nowhere else
                 self._theirs.pop(entry, None)
                 view.copy_(gradient.detach())
                 entry.parameter.grad = view

@@ -226,3 +226,19 @@ def test_a_pass_that_failed_is_made_again_while_its_error_lives(bps: Any) -> Non
     gradient = model.module.first.weight.grad
     theirs = bps_rdma.torch.all_gather(gradient.reshape(1, -1), "gradients")
     assert torch.equal(theirs[0], theirs[1])
+
+
+@every_strategy(workers=2)
+def test_a_penalty_on_the_mean(bps: Any, strategy: str) -> None:
+    """With create_graph=True, .grad is the mean, and has the graph of this rank's own gradient."""
+    alone = training.seeded(training.Plain)
+    ddp = DistributedDataParallel(training.seeded(training.Plain), strategy=strategy)
+    begin, end = training.share(bps.rank(), bps.size())
+    for step in range(2):
+        for model, x in ((alone, training.batch(step)), (ddp, training.batch(step, begin, end))):
+            model.zero_grad()
+            training.loss_of(model(x)).backward(create_graph=True)
+            penalty = sum(each.grad.square().sum() for each in model.parameters() if each.grad is not None)
+            (training.loss_of(model(x)) + penalty).backward()
+        for mine, theirs in zip(ddp.module.parameters(), alone.parameters(), strict=True):
+            assert mine.grad is theirs.grad is None or torch.allclose(mine.grad, theirs.grad, atol=1e-5)
