@@ -23,7 +23,7 @@ from bps_rdma.torch import membership
 from bps_rdma.torch.broadcast import broadcast_object, broadcast_optimizer_state, broadcast_parameters
 from bps_rdma.torch.checks import check_batch_norm, check_count, check_module, check_not_averaged, check_optimizer
 from bps_rdma.torch.compression import Compression
-from bps_rdma.torch.holders import is_of_the_script
+from bps_rdma.torch.holders import is_of_the_script, is_part
 from bps_rdma.torch.membership import AnyGroup, init, resume, suspend
 from bps_rdma.torch.ops import push_pull, push_pull_async_inplace
 from bps_rdma.torch.optimizer import DistributedOptimizer, SynchronousOptimizer
@@ -117,7 +117,8 @@ class LateOptimizer(WrappedOptimizer):
     _bps_kind = "CrossBarrier"
     _bps_model: torch.nn.Module
     _bps_steps_left: int
-    _bps_due: dict[torch.nn.Parameter, dict[str, Any]]  # updates to make, with the options of their step
+    # Updates to make, with the options of their step, and the version of what they change; None: others share that.
+    _bps_due: dict[torch.nn.Parameter, tuple[dict[str, Any], int | None]]
     _bps_pending: dict[torch.nn.Parameter, PendingGradient]  # the stand-in in .grad of those that were sent
     _bps_sent: set[torch.nn.Parameter]  # in this pass
     _bps_hooked: weakref.WeakSet[torch.nn.Module]
@@ -217,7 +218,7 @@ class LateOptimizer(WrappedOptimizer):
             kept = {name: tree_map(_copy, value) for name, value in options.items() if name != "params"}
             for parameter in options["params"]:
                 if self._bps_trained.entry_of(parameter) is not None:
-                    self._bps_due[parameter] = kept
+                    self._bps_due[parameter] = kept, None if is_part(parameter) else parameter._version
         job.current().part(Unfinished).add(self)
         if changed:
             raise error_of(self._bps_trained.name_of(changed[0]))
@@ -240,9 +241,15 @@ class LateOptimizer(WrappedOptimizer):
 
     def _bps_update(self, parameters: Iterable[torch.nn.Parameter | None]) -> None:
         for parameter in parameters:
-            options = self._bps_due.pop(parameter, None) if parameter is not None else None
-            if parameter is not None and options is not None:
+            due = self._bps_due.pop(parameter, None) if parameter is not None else None
+            if parameter is not None and due is not None:
                 gradient = self._bps_trained.take_mean(parameter)
+                options, version = due
+                if version not in (None, parameter._version):
+                    raise BpsError(
+                        f"{self._bps_trained.name_of(parameter)!r} was changed after step(), before its update",
+                        "call synchronize() after step(), and change weights then",
+                    )
                 if gradient is not None:
                     self._step_on(parameter, gradient, options)
 

@@ -133,6 +133,27 @@ def test_optimizers_that_need_whole_steps_are_refused(bps: Any) -> None:
 
 
 @harness.on_ranks(workers=2)
+def test_weights_that_change_before_their_update_are_told(bps: Any) -> None:
+    """As those that a script clamps after step(): the update would come after that."""
+    for whole in (False, True):
+        model = nn.Linear(8, 4)
+        optimizer = CrossBarrier(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        model(training.batch(0)).sum().backward()
+        optimizer.step()
+        if whole:
+            optimizer.synchronize()
+        with torch.no_grad():
+            model.weight.clamp_(-0.1, 0.1)
+        if whole:
+            model(training.batch(0))
+        else:
+            with pytest.raises(bps_rdma.BpsError, match=r"'weight' was changed .*synchronize\(\) after step"):
+                model(training.batch(0))
+            optimizer.synchronize()
+    bps.barrier()
+
+
+@harness.on_ranks(workers=2)
 def test_a_rank_that_ends_gives_the_others_their_last_gradients(bps: Any) -> None:
     """Rank 0 leaves right after step(), as scripts do, and rank 1 has yet to compute its last gradients."""
     alone, model = training.seeded(training.Plain), training.seeded(training.Plain)
