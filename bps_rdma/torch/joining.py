@@ -22,13 +22,16 @@ from bps_rdma.torch.transfer import members_of
 _attached: set[int] = set()  # ids of the Joinings whose blocks this process is in
 
 
-def refuse_in_join(what: str) -> None:
+def refuse_in_join(what: str, instead: str = "use DistributedOptimizer") -> None:
     """Raises BpsError within a block of join(), for a collective call that a rank without inputs does not make."""
     if _attached:
         raise BpsError(
             f"{what} is called by all ranks, and in join() ranks without inputs do not call it",
-            "give all ranks equally many batches, or use DistributedOptimizer",
+            f"give all ranks equally many batches, or {instead}",
         )
+
+
+_ONE = "wrap one module that has both models in it"
 
 
 class Call(IntEnum):
@@ -135,6 +138,7 @@ class UnevenInputs:
             finish: called on all ranks with the rank that has made all steps.
             divide_by_initial_world_size, throw_on_early_termination: see DistributedDataParallel.join().
         """
+        refuse_in_join("a second join()", _ONE)
         joining = Joining(prefix, group, stops=throw_on_early_termination)
         self._joining, self._announced, self._scales = joining, False, not divide_by_initial_world_size
         _attached.add(id(joining))
@@ -155,12 +159,18 @@ class UnevenInputs:
 
     @property
     def is_to_announce(self) -> bool:
-        """True within join(), before announce_pass()."""
-        return self._joining is not None and not self._announced
+        """True within join(), also of another wrapper, before announce_pass()."""
+        return bool(_attached) and not self._announced
 
     def announce_pass(self) -> None:
-        """A pass begins, in which gradients become means: tells those without inputs, once until end_pass()."""
-        if self._joining is not None and not self._announced:
+        """A pass begins, in which gradients become means: tells those without inputs, once until end_pass().
+
+        Raises:
+            BpsError: this is the join() of another wrapper, whose ranks without inputs make no such pass.
+        """
+        if self._joining is None:
+            refuse_in_join("a pass of another wrapper", _ONE)
+        elif not self._announced:
             self._joining.announce(Call.gradients)
             self._announced = True
 

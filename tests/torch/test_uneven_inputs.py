@@ -105,12 +105,24 @@ def stopped(bps: Any) -> list[str]:
     with pytest.raises(bps.BpsError) as caught, model.join():
         sharded.step()
     errors.append(caught.value.message)
+
+    for other, wrap in ((model, model), (plain, optimizer)):  # as the other half of a GAN
+        ddp = DistributedDataParallel(training.seeded(training.Plain))
+        with pytest.raises(bps.BpsError) as caught, ddp.join(), wrap.join():
+            pass
+        errors.append(caught.value.message)
+        with pytest.raises(bps.BpsError) as caught:
+            backwards(other, ddp.join(), batches(1, bps.size(), 1))
+        errors.append(caught.value.message)
     return errors
 
 
 def test_what_join_cannot_do_is_refused():
-    for first, second, third, fourth in harness.run(stopped, workers=2):
+    for first, second, third, fourth, *of_two in harness.run(stopped, workers=2):
         assert first.startswith("worker 0 has no inputs any more, and worker 1 has")
         assert "still is the mean of an earlier pass" in second
         assert "got a gradient again before step()" in third
         assert "step() of a ShardedOptimizer" in fourth
+        second_join, *passes = [each.partition(" is called")[0] for each in of_two]
+        assert second_join == "a second join()"
+        assert passes == 3 * ["a pass of another wrapper"]
