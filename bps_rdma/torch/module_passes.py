@@ -98,7 +98,7 @@ class ModulePasses:
         """The forward has given these outputs, from which its backward will come: maybe after other forwards."""
         hook = self._at_start_of_backward if self._sync else self._at_start_without_sync
         for tensor in _tensors_of(outputs):
-            if tensor.requires_grad:
+            if tensor.requires_grad and not tensor.is_leaf:  # that of a parameter would stay
                 tensor.register_hook(hook)  # type: ignore[no-untyped-call]
 
     # ---- Backward

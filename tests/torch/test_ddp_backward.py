@@ -242,3 +242,20 @@ def test_a_penalty_on_the_mean(bps: Any, strategy: str) -> None:
             (training.loss_of(model(x)) + penalty).backward()
         for mine, theirs in zip(ddp.module.parameters(), alone.parameters(), strict=True):
             assert mine.grad is theirs.grad is None or torch.allclose(mine.grad, theirs.grad, atol=1e-5)
+
+
+@every_strategy(workers=2)
+def test_a_forward_that_returns_a_parameter(bps: Any, strategy: str) -> None:
+    """It gets no hook with each forward, and its gradient is a mean as all others are."""
+
+    class Scaled(nn.Linear):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return super().forward(x), self.bias
+
+    ddp = DistributedDataParallel(Scaled(8, 4), strategy=strategy)
+    for _ in range(3):
+        ddp.zero_grad()
+        out, bias = ddp(torch.ones(2, 8))
+        (out.sum() + bps.rank() * bias.sum()).backward()
+        assert torch.equal(bias.grad, torch.full((4,), 2.5))
+        assert not bias._backward_hooks
