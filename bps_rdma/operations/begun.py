@@ -7,6 +7,7 @@ caller. What went on then would write to memory that the caller takes for its ow
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 from collections.abc import Callable
@@ -54,6 +55,7 @@ def give_up(begun: list[Any]) -> None:
     That may take a while, and who has pressed Ctrl-C once may press it again.
     """
     try:
+        _give_up_together(begun)
         while begun:
             give_up_one(begun[-1])
             begun.pop()
@@ -64,6 +66,14 @@ def give_up(begun: list[Any]) -> None:
     except BaseException:
         give_up(begun)
         raise
+
+
+def _give_up_together(begun: list[Any]) -> None:
+    """Lets operations of the core end at the same time: loops look only four times a second for those given up."""
+    left = [one for one in begun if isinstance(one, _core.Handle) and not one.done()]
+    with contextlib.suppress(RuntimeError):  # without threads they end one after the other
+        for handle in left[1:]:
+            threading.Thread(target=_core.give_up, args=(handle,), daemon=True).start()
 
 
 def give_up_one(handle: Any) -> None:

@@ -18,10 +18,15 @@ from bps_rdma.errors import BpsError
 
 
 class EndOfBackward:
-    """Calls a method once at the end of the outermost backward, however often it is asked to while that runs."""
+    """Calls a method once at the end of the outermost backward, however often it is asked to while that runs.
 
-    def __init__(self, call: Callable[[], None]) -> None:
-        self._call = weakref.WeakMethod(call)  # a method of the owner of this object
+    Args:
+        call: a method of the owner of this object.
+        fail: a method that is called instead where the backward fails, and also after `call` has raised something.
+    """
+
+    def __init__(self, call: Callable[[], None], fail: Callable[[], None]) -> None:
+        self._call, self._fail = weakref.WeakMethod(call), weakref.WeakMethod(fail)
         self._asked: weakref.ref[_Ending] | None = None  # only the backward holds it: one that fails drops it
 
     @property
@@ -43,7 +48,7 @@ class EndOfBackward:
                     "turn it off: torch._dynamo.config.compiled_autograd = False; torch.compile() of the model works",
                 )
             ending = _Ending(self._end)
-            self._asked = weakref.ref(ending)
+            self._asked = weakref.ref(ending, self._dropped)
             ending.queue()
 
     def forget(self) -> None:
@@ -51,10 +56,20 @@ class EndOfBackward:
         self._asked = None
 
     def _end(self) -> None:
+        try:
+            self._asked = None
+            call = self._call()
+            if call is not None:
+                call()
+        except BaseException:
+            self._dropped()
+            raise
+
+    def _dropped(self, _: object = None) -> None:
         self._asked = None
-        call = self._call()
-        if call is not None:
-            call()
+        fail = self._fail()
+        if fail is not None:
+            fail()
 
 
 class _Ending:

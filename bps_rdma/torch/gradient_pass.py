@@ -8,13 +8,15 @@ import gc
 import time
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
-from bps_rdma.errors import BpsError, InvalidTensorError
+from bps_rdma.errors import BpsError, InvalidTensorError, RoundAbortedError
 from bps_rdma.handle import wait_each
 from bps_rdma.kept_errors import keeping
+from bps_rdma.operations.begun import give_up, of_thread
 from bps_rdma.spans import Spans
 from bps_rdma.torch import membership, transfer
 from bps_rdma.torch.accumulation import UnroundedUnit
@@ -29,6 +31,10 @@ from bps_rdma.torch.unused import UnusedParameters
 
 class GradientPass:
     """Begins with this object: also when there is no gradient here, other ranks may have some.
+
+    It owns what it has begun: give_up() ends that for all ranks. The ranks match operations by their order. So a pass
+    in which something is raised is not over before it has sent all that the others send, or nothing; complete() then
+    goes on with the rest.
 
     Args:
         units: in which gradients are sent.
@@ -53,12 +59,31 @@ class GradientPass:
         self._left = {unit: len(unit.entries) for unit in units.units}
         self._held: list[Unit] = []  # ready to be sent, while it is not known whether unrounded
         self._in_turn = deque(units.in_order)
-        self._started: dict[Unit, Unit | UnroundedUnit] = {}  # in order: what was sent for it
+        self._begun: list[Any] = []  # handles
+        self._sent: dict[str, Any] = {}  # by name, in order: what was sent, to be waited for
+        self._torn: str | None = None  # the name of what was interrupted when it had begun
+        self._waited: set[Unit] = set()
+        self._has_failed = False  # on all ranks, before all was sent
         self._claimed: set[int] = set()  # ids of the parameters whose gradients it is averaging
         self._not_used: list[IndexedParameter] = []  # of those that must be
         for unit in units.units:
             unit.begin(arrives)
-        unrounded.begin()
+        self._send("accumulated", unrounded, unrounded.begin)
+
+    def _send(self, name: str, what: Any, start: Callable[[], None]) -> None:
+        """Starts an operation, or none. What a signal handler raises may come when it has begun."""
+        outer, before = of_thread.begun, len(self._begun)
+        self._sent[name] = what
+        try:
+            of_thread.begun = self._begun
+            start()
+        except BaseException:
+            del self._sent[name]  # what could not be started is not waited for
+            if len(self._begun) > before:
+                self._sent[name], self._torn = self._begun[-1], name
+            raise
+        finally:
+            of_thread.begun = outer
 
     def ready(self, entry: IndexedParameter) -> None:
         """See GradientSynchronizer.ready()."""
@@ -74,7 +99,7 @@ class GradientPass:
                 f"pass sparse=[{entry.name!r}] to DistributedOptimizer, or make its layer with sparse=False",
             )
         if entry in self._seen:
-            if unit in self._started:
+            if unit.name in self._sent:
                 raise BpsError(
                     f"backward computed the gradient of {entry.name!r} twice, the second time after it had been sent",
                     "checkpoint with use_reentrant=False, or use strategy='flat', which sends after backward",
@@ -103,31 +128,40 @@ class GradientPass:
         # The unit must learn now in which stream of a device the gradient is computed.
         on_device = self._unrounded.is_asking and transfer.device_of(entry.parameter) is not None
         if self._unrounded.is_known(waits=on_device) and not self._unrounded.sends_unrounded:
-            self._taken.add(entry)
             unit.take(entry)
+            self._taken.add(entry)
 
     def complete(self) -> None:
-        """Sends all units that have not been sent yet: backward is over. If this raises, the pass is over, too."""
+        """Sends all units that have not been sent yet: backward is over."""
         try:
             self._complete()
-        except BaseException:
+        except BaseException as error:
+            self._has_failed = self._has_failed or isinstance(error, RoundAbortedError)
             self._claimed.clear()  # the error may keep this pass alive while the script tries once more
             raise
 
     def _complete(self) -> None:
         for entry in self.arrived:
-            if entry.parameter.grad is None and self._units.of(entry) not in self._started:
+            if entry.parameter.grad is None and self._units.of(entry).name not in self._sent:
                 raise _dropped(entry)
         self._not_used = [entry for entry in self._must_use if entry.parameter.grad is None]
-        if self._unused is not None:
-            self._unused.ask()
-        self._unrounded.is_known(waits=True)
+        if self._unused is not None and self._unused.name not in self._sent:
+            self._send(self._unused.name, self._unused, self._unused.ask)
+        self._wait_for(lambda: self._unrounded.is_known(waits=True))
         for unit in self._units.units:
-            if unit in self._started:
-                continue
-            self._start(unit)
-            if self._strategy.one_by_one:
-                self._started[unit].wait()
+            if unit.name not in self._sent:
+                self._start(unit)
+            if self._strategy.one_by_one and unit not in self._waited:
+                self._wait_for(self._sent[unit.name].wait)
+                self._waited.add(unit)
+
+    def _wait_for(self, wait: Callable[[], object]) -> None:
+        """Waits for something before more is sent. If it fails, no rank sends more."""
+        try:
+            wait()
+        except BpsError:
+            self._has_failed = True
+            raise
 
     def _start(self, unit: Unit) -> None:
         if not isinstance(unit, Rows):  # those are averaged elsewhere than where they lie
@@ -141,8 +175,7 @@ class GradientPass:
                 if entry not in self._taken and entry.parameter.grad is not None:
                     unit.take(entry)
         with noted(self._spans, f"launch {unit.name}"):
-            sends.start()
-        self._started[unit] = sends  # only now: what could not be started is not waited for
+            self._send(unit.name, sends, sends.start)
 
     def _claim(self, unit: Unit) -> None:
         """Takes the gradients of a unit for this pass, until they are means."""
@@ -166,15 +199,15 @@ class GradientPass:
         """
         # The order of the units is the same on all ranks, and that of sending is not. Unrounded units may have to
         # exchange more, which takes all ranks at once.
-        ordered = [self._started[unit] for unit in self._units.units if unit in self._started]
+        ordered = [self._sent[unit.name] for unit in self._units.units]
+        waits = [sent.wait for unit, sent in zip(self._units.units, ordered, strict=True) if unit not in self._waited]
         try:
-            if not self._strategy.one_by_one:
-                wait_each(unit.wait for unit in ordered)
+            wait_each([*waits, self._check_torn])
         finally:
             self._claimed.clear()
-        for unit in self._started.values():
-            unit.deliver()
-        unused = [entry for unit in self._started.values() for entry in unit.unused_everywhere()]
+        for sent in ordered:
+            sent.deliver()
+        unused = [entry for sent in ordered for entry in sent.unused_everywhere()]
         if self._unused is not None:
             unused += self._unused.found()
         for entry in (*unused, *self.frozen):
@@ -198,11 +231,39 @@ class GradientPass:
             "pass find_unused_parameters=True, or strategy='bucketed' without compression, which needs no flag",
         )
 
+    def _check_torn(self) -> None:
+        if self._torn is not None:
+            raise BpsError(f"{self._torn!r} was interrupted when it had been sent", "repeat the step")
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether anything has been sent."""
+        return bool(self._begun) or len(self._unsent()) < len(self._units.units)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether what this rank sends next belongs to another pass, on all ranks."""
+        return self._has_failed or not self._unsent()
+
+    def _unsent(self) -> list[Unit]:
+        return [unit for unit in self._units.units if unit.name not in self._sent]
+
+    @property
+    def unfinished(self) -> str:
+        """The name of a parameter whose gradient is not a mean yet."""
+        return (self._unsent() or self._units.units)[0].entries[0].name
+
     def give_up(self) -> None:
+        """Ends what is in progress, on all ranks: from now on nothing writes to gradients."""
+        self._claimed.clear()
+        give_up(list(self._begun))
+
+    def outlast(self) -> None:
         """Waits for what is in progress, without its results: the view has ended."""
-        for unit in self._started.values():
-            with contextlib.suppress(BpsError), keeping:  # it may say that this view has ended, too
-                unit.wait()
+        for unit in self._units.units:
+            if unit.name in self._sent:
+                with contextlib.suppress(BpsError), keeping:  # it may say that this view has ended, too
+                    self._sent[unit.name].wait()
         self._claimed.clear()
 
 

@@ -39,7 +39,7 @@ class ModulePasses:
         self.trained = TrainedParameters(self, "ddp", make, self._arrived, self._group, option_lines(arguments))
         self._look_at(module)
         self._looked_at = -1  # the backward that was looked at last, of those that return gradients
-        self._end = EndOfBackward(self._end_of_backward)
+        self._end = EndOfBackward(self._end_of_backward, self.trained.give_up)
         self._sync = True  # the forward of the running backward was outside of no_sync(); before it, the last forward
         self._pending = False  # a forward has run, and its gradients have not been synchronised
         self._keeps = False  # gradients of this rank alone, from inside of no_sync()
@@ -89,7 +89,7 @@ class ModulePasses:
             return
         if self.trained.is_made and not self.synchronizer.begin_again():
             raise BpsError(
-                "the last backward pass was not finished, so some gradients are still being synchronised",
+                f"the last backward pass was not finished: the gradient of {self.synchronizer.unfinished!r} is no mean",
                 "call finish_gradient_synchronization() on all ranks, or restart the job",
             )
         self._pending = True

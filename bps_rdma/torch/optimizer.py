@@ -295,7 +295,8 @@ class SynchronousOptimizer(WrappedOptimizer):
         trained = self._bps_trained
         if trained.is_open and not trained.synchronizer.begin_again():
             raise BpsError(
-                "zero_grad() was called while gradients are being averaged, because backward() has not come to its end",
+                f"zero_grad() was called before the gradient of {trained.synchronizer.unfinished!r} is a mean, because "
+                "backward() has not come to its end",
                 "call synchronize() on all ranks first",
             )
         self._bps_end.forget()

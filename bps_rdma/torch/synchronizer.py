@@ -197,22 +197,42 @@ class GradientSynchronizer:
     def finish(self) -> None:
         """Ends the pass: all .grad are averages then. Without a pass this has no effect.
 
+        After an error the gradients are undefined, and nothing writes to them any more. If the pass is still open then,
+        other ranks wait for the rest of it: call this once more.
+
         Raises:
-            PeerLostError, DeadlineError: once no operation is in progress; the gradients are then undefined.
+            PeerLostError, DeadlineError: once no operation is in progress.
             RoundAbortedError: the same on every rank that is left; repeat the step.
         """
-        if self._pass is None:
+        ending = self._pass
+        if ending is None:
             return
         begin = time.perf_counter()
         try:
             with noted(self._spans, "wait for gradients"):
-                self._pass.complete()
-                self._pass.wait()
+                ending.complete()
+                self._end_pass()
+                ending.wait()
                 bps_rdma.commit(self.sent.group)  # or some ranks would use gradients that others have not got
+        except BaseException:
+            ending.give_up()
+            if not ending.has_begun:
+                self._pass = None  # the other ranks wait for another one
+            elif ending.is_over and self._pass is not None:
+                self._end_pass()
+            raise
         finally:
-            self._end_pass()
             self.exposed_s += time.perf_counter() - begin
-            self.passes += 1
+
+    def give_up(self) -> None:
+        """Something was raised in an open pass: ends what it has sent, on all ranks. It stays open for finish()."""
+        if self._pass is not None:
+            self._pass.give_up()
+
+    @property
+    def unfinished(self) -> str:
+        """The name of a parameter of the open pass whose gradient is not a mean yet."""
+        return "" if self._pass is None else self._pass.unfinished
 
     def gradients(self) -> list[tuple[IndexedParameter, torch.Tensor]]:
         """The parameters that have a gradient, each with it."""
@@ -231,8 +251,7 @@ class GradientSynchronizer:
         ending = self._open_pass()
         ending.complete()
         self._frozen = ending.frozen
-        self._end_pass(keeps_unused=True)
-        self.passes += 1
+        self._end_pass()
         return ending.error_of_unused()
 
     def take_mean(self, entry: IndexedParameter) -> torch.Tensor | None:
@@ -255,15 +274,12 @@ class GradientSynchronizer:
     def begin_again(self) -> bool:
         """Returns whether no pass is open; gives up one that the end of a view (RoundAbortedError) has interrupted."""
         if self._pass is not None and self._pass.view != membership.view():
-            self._pass.give_up()
-            self._end_pass()
+            self._pass.outlast()
+            self._pass = None
         return self._pass is None
 
-    def _end_pass(self, keeps_unused: bool = False) -> None:
-        self._pass = None
-        self._unrounded.forget()
-        if self._unused is not None and not keeps_unused:
-            self._unused.forget()
+    def _end_pass(self) -> None:
+        self._pass, self.passes = None, self.passes + 1  # nothing comes between
 
     # ---- Between passes
 

@@ -322,6 +322,11 @@ class TrainedParameters:
         except MismatchError as error:
             self.explain(error)
 
+    def give_up(self) -> None:
+        """Backward has failed: what it has sent ends, and what it has not sent finish() sends."""
+        if self._made is not None:
+            self._made.give_up()
+
     def explain(self, error: MismatchError, lines: Sequence[str] | None = None) -> NoReturn:
         """A pass has failed on all ranks: raises what names a parameter, if they train different ones, or the same."""
         if lines is None:

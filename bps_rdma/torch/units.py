@@ -133,17 +133,18 @@ class Single:
         self._handle = transfer.all_reduce(data, self._options, in_order=self._in_order)
 
     def wait(self) -> None:
-        """Waits for the mean."""
-        handle, self._handle = self._handle, None
-        assert handle is not None
-        handle.wait()
+        """Waits for the mean; also once more, as a signal handler may raise something when it is there."""
+        if self._handle is None:
+            return
+        if not self._handle.taken:
+            self._handle.wait()
         assert self._gradient is not None
         assert self._wire is not None
         if self._version is not None and self._gradient._version != self._version:
             raise _changed(*self.entries)
         if self._wire is not self._gradient:
             self._gradient.copy_(self._wire)
-        self._wire = None
+        self._handle = self._wire = None
 
     def deliver(self) -> None:
         """Makes the mean the parameter's .grad."""
@@ -308,9 +309,9 @@ class Bucket:
 
     def wait(self) -> None:
         """Waits for the means."""
-        handle, self._handle = self._handle, None
-        assert handle is not None
-        handle.wait()
+        assert self._handle is not None
+        self._handle.wait()
+        self._handle = None
         if self._memory._version != self._version:
             raise _changed(*self.entries)
 

@@ -61,7 +61,7 @@ class UnroundedPasses:
 
     def begin(self) -> None:
         """A pass begins: asks the other ranks, where that is to be known."""
-        self._answer = self._accumulates if self._is_exact else False
+        self._asked, self._answer = None, self._accumulates if self._is_exact else False
         if self._answer is None:
             mine = np.array([any(one.pending for one in self._accumulations.values())])
             self._asked = bps_rdma.push_pull_async_inplace(
@@ -76,8 +76,8 @@ class UnroundedPasses:
     def is_known(self, *, waits: bool) -> bool:
         """True if it is known whether this pass sends unrounded sums."""
         if self._asked is not None and (waits or self._asked.done()):
-            asked, self._asked = self._asked, None
-            self._answer = bool(asked.wait()[0])
+            self._answer = bool(self._asked.wait()[0])
+            self._asked = None
         return self._answer is not None
 
     @property
@@ -94,10 +94,6 @@ class UnroundedPasses:
     def was_sent(self, unit: Single) -> Single | UnroundedUnit:
         """What the last pass has sent for a unit, where all passes do the same."""
         return self._units[unit] if self._is_exact and self._accumulates else unit
-
-    def forget(self) -> None:
-        """The pass has ended, with or without an answer."""
-        self._asked = None
 
     def drop_units(self) -> None:
         """Other units take the place of those that there were."""

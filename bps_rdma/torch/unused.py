@@ -27,33 +27,30 @@ class UnusedParameters:
 
     def __init__(self, entries: Sequence[IndexedParameter], sent: Sent, *, declares: bool) -> None:
         self._entries, self._sent = entries, sent
-        self._name = f"{sent.prefix}.used"
+        self.name = f"{sent.prefix}.used"
         self._flags = bps_rdma.empty(len(entries), "bool")
         self._handle: Handle[Any] | None = None
         self._found: list[IndexedParameter] = []
         if declares:
-            bps_rdma.declare(self._name, self._flags, group=sent.group)
+            bps_rdma.declare(self.name, self._flags, group=sent.group)
 
     @property
     def declared(self) -> Declared:
         """What a pass sends."""
-        return self._name, torch.Size([len(self._entries)]), torch.bool, torch.device("cpu")
+        return self.name, torch.Size([len(self._entries)]), torch.bool, torch.device("cpu")
 
     def ask(self) -> None:
         """Backward is over: tells the other ranks which parameters this one used."""
         for entry in self._entries:
             self._flags[entry.index] = entry.parameter.grad is not None
         self._handle = bps_rdma.push_pull_async_inplace(
-            self._flags, self._name, average=False, priority=1, group=self._sent.group
+            self._flags, self.name, average=False, priority=1, group=self._sent.group
         )
 
     def found(self) -> list[IndexedParameter]:
         """Those that no rank used in the last pass; waits for the other ranks once per pass."""
         if self._handle is not None:
-            handle, self._handle = self._handle, None
-            self._found = [self._entries[int(index)] for index in np.flatnonzero(~handle.wait())]
+            used = self._handle.wait()
+            self._handle = None
+            self._found = [self._entries[int(index)] for index in np.flatnonzero(~used)]
         return self._found
-
-    def forget(self) -> None:
-        """The pass has ended, with or without an answer."""
-        self._handle = None

@@ -45,7 +45,7 @@ class WrappedOptimizer(torch.optim.Optimizer):
         self._bps_trained = TrainedParameters(
             self, self._bps_kind, make, self._bps_arrived, group, options, self._bps_computed
         )
-        self._bps_end = EndOfBackward(self._bps_backward_ended)
+        self._bps_end = EndOfBackward(self._bps_backward_ended, self._bps_trained.give_up)
         self._bps_left = {}
 
     def _bps_arrived(self, parameter: torch.nn.Parameter) -> None:

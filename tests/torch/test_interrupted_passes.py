@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whose backward fails, or is interrupted while it waits for means, has its gradients again; no pass meets another."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import harness
+import numpy as np
+import pytest
+import torch
+from harness import await_mark, mark
+from interrupts import interrupted
+from torch import nn
+
+from bps_rdma.torch import DistributedDataParallel, DistributedOptimizer
+
+pytestmark = pytest.mark.timeout(300)
+BUCKET_MB = 0.001
+LAYERS = 4
+STEP = 3
+
+
+class Chain(nn.Module):
+    """Layers one after the other, so that backward computes their gradients one after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scales = nn.ParameterList(torch.ones(500) for _ in range(LAYERS))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for scale in self.scales:
+            x = x * scale
+        return x.sum()
+
+
+Wrapped = tuple[Callable[[torch.Tensor], torch.Tensor], Callable[[], None], Callable[[], None], Any]
+
+
+def wrap_model(model: Chain, strategy: str) -> Wrapped:
+    ddp = DistributedDataParallel(model, strategy=strategy, bucket_mb=BUCKET_MB)
+    return ddp, ddp.finish_gradient_synchronization, ddp.zero_grad, lambda: ddp.synchronizer
+
+
+def wrap_optimizer(model: Chain, strategy: str) -> Wrapped:
+    sgd = torch.optim.SGD(model.parameters(), lr=0.5)
+    ours = DistributedOptimizer(sgd, model.named_parameters(), strategy=strategy, bucket_mb=BUCKET_MB)
+    return model, ours.synchronize, ours.zero_grad, lambda: ours._bps_trained.synchronizer
+
+
+WRAPS = [wrap_model, wrap_optimizer]
+
+
+def gradients(model: Chain) -> list[torch.Tensor]:
+    """Those that are there, each in memory of its own."""
+    return [each.grad.clone() for each in model.scales if each.grad is not None]
+
+
+def fails(_: torch.Tensor) -> None:
+    raise ZeroDivisionError("on purpose")
+
+
+@pytest.mark.parametrize("strategy", ["bucketed", "overlap"])
+@pytest.mark.parametrize("wrap", WRAPS)
+@harness.on_ranks(workers=2)
+def test_whose_backward_fails_has_its_gradients_again(
+    bps: Any, wrap: Callable[[Chain, str], Wrapped], strategy: str
+) -> None:
+    """What had been sent by then ends for all ranks, who then make another pass."""
+    model, x = Chain(), torch.full((500,), 1.0 + bps.rank())
+    forward, finish, zero, synchronizer = wrap(model, strategy)
+
+    def passes() -> None:
+        zero()
+        forward(x).backward()
+        assert all(each.eq(1.5).all() for each in gradients(model))
+
+    for _ in range(2):  # in the second one buckets are filled anew, which takes all ranks
+        passes()
+    zero()
+    if bps.rank() == 0:
+        hook = model.scales[1].register_hook(fails)
+        with pytest.raises(ZeroDivisionError):
+            forward(x).backward()
+        hook.remove()
+        kept = gradients(model)
+        assert len(kept) == 2
+        mark("failed")
+        await_mark("sent", 1)
+        assert all(map(torch.equal, gradients(model), kept)), "a gradient changed after backward() had raised"
+        with pytest.raises(bps.PeerLostError, match="interrupted"):
+            finish()
+    else:
+        await_mark("failed", 0)
+        hook = model.scales[1].register_hook(lambda _: tell_sent(synchronizer()))
+        with pytest.raises(bps.PeerLostError, match="interrupted"):
+            forward(x).backward()
+        hook.remove()
+    for _ in range(2):
+        passes()
+
+
+def tell_sent(synchronizer: Any) -> None:
+    """Waits until what has been sent is over, one way or another."""
+    handles = [unit._handle for unit in synchronizer.units if unit._handle is not None]
+    assert len(handles) > 1
+    harness.eventually(lambda: all(handle.done() for handle in handles), what="they are over")
+    mark("sent")
+
+
+@pytest.mark.parametrize("strategy", ["naive", "flat", "overlap", "bucketed"])
+@pytest.mark.parametrize("wrap", WRAPS)
+@harness.on_ranks(workers=2)
+def test_who_is_interrupted_in_backward(bps: Any, wrap: Callable[[Chain, str], Wrapped], strategy: str) -> None:
+    """Either all goes on with the next pass, or finish() is called before; no sum has parts of two passes."""
+    model = Chain()
+    forward, finish, zero, synchronizer = wrap(model, strategy)
+
+    def loss(number: int) -> torch.Tensor:
+        zero()
+        return forward(torch.full((500,), 10.0 * number + (3 if bps.rank() == 0 else 7)))
+
+    def check(number: int, *others: float) -> None:
+        for gradient in gradients(model):
+            assert gradient.eq(gradient[0]).all()
+            assert gradient[0] in (10 * number + 5, *others), (number, point, gradient[0])
+
+    number, point, goes_on = 0, 0, True
+    while goes_on or number < 4:
+        came, before = False, synchronizer().passes if number > 0 else 0
+        backward = loss(number).backward
+        if bps.rank() == 0:
+            came = number > 1 and interrupted(point, backward)  # at first buckets are filled, in calls that take all
+            if number < 2:
+                backward()
+            while synchronizer().passes == before:
+                with contextlib.suppress(bps.BpsError):
+                    finish() if synchronizer().open else loss(number).backward()
+        else:
+            with contextlib.suppress(bps.PeerLostError):
+                backward()
+                check(number, 5 * number + 3.5)
+        number += 1
+        loss(number).backward()
+        check(number)
+        number += 1
+        goes_on = bool(bps.broadcast(np.array([came]), "goes on")[0])
+        point += STEP
+    assert point > 20 * STEP
