@@ -171,9 +171,8 @@ class UnroundedSums:
         Raises:
             As Handle.wait(). RoundAbortedError also where the caller was told of the end of the view before.
         """
-        handle, self._handle = self._handle, None
-        assert handle is not None
-        handle.wait()
+        assert self._handle is not None
+        self._handle.wait()
         self._beyond = np.flatnonzero(np.isnan(self._sums))  # a NaN of any rank is one on all
         if len(self._beyond) > 0:
             self._settle_specials()

@@ -141,9 +141,9 @@ class UnroundedUnit:
     def wait(self) -> None:
         """Waits for the means."""
         assert self._sums is not None
-        sums, self._sums = self._sums, None
+        sums = self._sums
         sums.wait()
-        self._means = []
+        self._sums, self._means = None, []
         for number, entry in enumerate(self.entries):
             parameter = entry.parameter
             mean = torch.empty(parameter.shape, dtype=parameter.dtype, device="cpu")

@@ -241,10 +241,15 @@ class LateOptimizer(WrappedOptimizer):
 
     def _bps_update(self, parameters: Iterable[torch.nn.Parameter | None]) -> None:
         for parameter in parameters:
-            due = self._bps_due.pop(parameter, None) if parameter is not None else None
+            due = self._bps_due.get(parameter) if parameter is not None else None
             if parameter is not None and due is not None:
-                gradient = self._bps_trained.take_mean(parameter)
                 options, version = due
+                try:
+                    gradient = self._bps_trained.take_mean(parameter)
+                except Exception:  # it will never come, other than after what a signal handler raises
+                    del self._bps_due[parameter]
+                    raise
+                del self._bps_due[parameter]
                 if version not in (None, parameter._version):
                     raise BpsError(
                         f"{self._bps_trained.name_of(parameter)!r} was changed after step(), before its update",

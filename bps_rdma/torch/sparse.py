@@ -82,7 +82,7 @@ class Rows:
 
     def wait(self) -> None:
         """Exchanges the rows. All ranks do so in the same order of their units."""
-        counts, self._counts, gradient = self._counts, None, self._gradient
+        counts, gradient = self._counts, self._gradient
         assert counts is not None
         assert gradient is not None
         of_ranks = np.asarray(counts.wait()).reshape(-1, 2)

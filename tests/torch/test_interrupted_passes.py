@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -16,11 +17,12 @@ from interrupts import interrupted
 from torch import nn
 
 from bps_rdma.torch import DistributedDataParallel, DistributedOptimizer
+from bps_rdma.torch.cross_barrier import CrossBarrier
 
 pytestmark = pytest.mark.timeout(300)
 BUCKET_MB = 0.001
 LAYERS = 4
-STEP = 3
+STEP = 3  # from one point at which a rank is interrupted to the next one
 
 
 class Chain(nn.Module):
@@ -149,3 +151,40 @@ def test_who_is_interrupted_in_backward(bps: Any, wrap: Callable[[Chain, str], W
         goes_on = bool(bps.broadcast(np.array([came]), "goes on")[0])
         point += STEP
     assert point > 20 * STEP
+
+
+def updates_late(bps: Any, exact: bool) -> None:
+    model, x = Chain(), torch.full((500,), 1.0 + bps.rank())
+    sgd = torch.optim.SGD(model.parameters(), lr=0.0)
+    optimizer = CrossBarrier(model, sgd, exact=exact, backward_passes_per_step=1 + exact)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        for _ in range(1 + exact):
+            model(x).backward()
+        optimizer.step()
+
+    step()  # all ranks must come to the first one
+    for options in optimizer.param_groups:
+        options["lr"] = 0.5
+    optimizer.synchronize()
+    if bps.rank() == 0:
+        step()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        mark("waiting")
+        with pytest.raises(KeyboardInterrupt):
+            optimizer.synchronize()
+        mark("interrupted")
+    else:
+        await_mark("interrupted", 0)
+        step()
+    optimizer.synchronize()
+    assert all(each.eq(1 - 0.5 * 1.5 * (1 + exact)).all() for each in model.scales)
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_who_is_interrupted_makes_an_update_later(exact: bool) -> None:
+    """Its mean is waited for once more."""
+    with harness.start(updates_late, exact, workers=2) as job:
+        job.interrupt("waiting")
+        job.results()
