@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import os
 import types
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable
 from functools import partial
+from itertools import starmap
 from typing import Any, Generic, TypeVar
 
 from bps_rdma import _core
@@ -106,14 +108,54 @@ def synchronize(pending: AnyHandle[T]) -> T:
         UnknownHandleError: not a handle, or its result has been taken.
         PeerLostError, DeadlineError, MismatchError, ...: what became of the operation.
     """
-    return _checked(pending).wait()
+    return _wait_of(pending)()
 
 
 def wait(pending: Iterable[AnyHandle[T]]) -> list[T]:
-    """Waits for several operations and returns their arrays, in order. Raises the first error after all are over."""
+    """Waits for several operations and returns their arrays, in order. Raises the first error after all are over.
+
+    Ctrl-C may come when some are over. They are then given once more to this function, or to synchronize().
+    """
     if not isinstance(pending, Iterable):
         raise UnknownHandleError(f"{pending!r} is not a list of handles", "pass a list, or one handle to synchronize()")
-    return wait_each(partial(synchronize, one) for one in pending)
+    handles: list[AnyHandle[T]] = []
+    outcomes: list[Any] = []  # arrays and errors
+    try:
+        with keeping:  # of further errors the caller learns nothing
+            for one in pending:
+                handles.append(one)
+                try:
+                    outcomes.extend(starmap(_wait_of(one), ((),)))  # one step, in which no signal handler runs
+                except Exception as error:
+                    outcomes.append(error)
+        failed = next((each for each in outcomes if isinstance(each, Exception)), None)
+        if failed is not None:
+            raise raised(failed)
+        return outcomes
+    except Exception:
+        raise
+    except BaseException:
+        for one, outcome in zip(handles, outcomes, strict=False):
+            if isinstance(one, _GIVE_ONCE):
+                _outcomes[one] = outcome
+        raise
+
+
+_GIVE_ONCE = (Handle, PreparedOperation)
+# What the last wait() gave to nobody, because it was interrupted.
+_outcomes: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+
+
+def _wait_of(pending: AnyHandle[T]) -> Callable[[], T]:
+    """What waits for the operation, once."""
+    _checked(pending)
+    return partial(_give, _outcomes.pop(pending)) if pending.taken else pending.wait
+
+
+def _give(outcome: Any) -> Any:
+    if isinstance(outcome, Exception):
+        raise raised(outcome)
+    return outcome
 
 
 def wait_each(waits: Iterable[Callable[[], T]]) -> list[T]:
@@ -134,6 +176,6 @@ def wait_each(waits: Iterable[Callable[[], T]]) -> list[T]:
 def _checked(pending: AnyHandle[T]) -> AnyHandle[T]:
     if not isinstance(pending, (Handle, PreparedOperation, PythonHandle)):
         raise UnknownHandleError(f"{pending!r} is not a handle", "pass what push_pull_async() returned")
-    if pending.taken:
+    if pending.taken and pending not in _outcomes:
         raise UnknownHandleError("the result of this handle has been taken before", "wait for a handle once")
     return pending

@@ -263,6 +263,44 @@ def test_who_waits_for_a_collective_that_fails_is_interrupted(bps: Any, kind: st
     at_each_point(bps, waits, fails, least=1)
 
 
+@pytest.mark.parametrize("fails", [True, False])
+@harness.on_ranks(workers=2, env=ENV)
+def test_who_waits_for_several_handles_is_interrupted(bps: Any, fails: bool) -> None:
+    """The next wait gives all that they have given before, the error of one of them included."""
+
+    def waits(point: int) -> bool:
+        if fails:
+            await_mark(f"gave up {point}", 1)
+        handles = start(point)
+        found = list[Any]()
+
+        def wait() -> None:
+            with pytest.raises(bps.PeerLostError, match="first") if fails else contextlib.nullcontext():
+                found[:] = bps.wait(handles)
+
+        goes_on = interrupted(point, wait)
+        if goes_on:
+            wait()
+        assert [array[0] for array in found] == ([] if fails else [2, 2])
+        with pytest.raises(bps.UnknownHandleError):
+            bps.wait(handles)
+        return goes_on
+
+    def comes() -> None:
+        point = next(points)
+        handles = start(point)
+        if fails:
+            give_up(handles[:1])
+            mark(f"gave up {point}")
+        bps.wait(handles[fails:])
+
+    def start(point: int) -> list[Any]:
+        return [bps.push_pull_async(np.ones(5000), f"{name} {point}", average=False) for name in ("first", "last")]
+
+    points = iter(range(1000))
+    at_each_point(bps, waits, comes)
+
+
 @pytest.mark.parametrize("count", SIZES)
 @harness.on_ranks(workers=3, env=ENV)
 def test_who_gives_up_is_interrupted_again(bps: Any, count: int) -> None:
