@@ -8,6 +8,7 @@ import functools
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
+from unittest import mock
 
 import harness
 import pytest
@@ -15,6 +16,9 @@ import torch
 import torch.distributed as dist
 from harness import await_mark, mark
 from interrupts import interrupted
+
+from bps_rdma import _core
+from bps_rdma.operations.begun import give_up
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -104,4 +108,48 @@ def test_who_starts_to_receive(bps: Any, way: str, count: int) -> None:
         dist.broadcast(goes_on, 0)
         point += 1
     assert point > 20
+    dist.destroy_process_group()
+
+
+def all_gathers(tensor: torch.Tensor) -> Any:
+    return dist.all_gather([torch.zeros(6000), tensor], torch.ones(6000), async_op=True)
+
+
+def all_gathers_uneven_parts(tensor: torch.Tensor) -> Any:
+    return dist.all_gather([torch.zeros(6001), tensor], torch.ones(6001), async_op=True)
+
+
+def reduces_and_scatters(tensor: torch.Tensor) -> Any:
+    return dist.reduce_scatter_tensor(tensor[:3000], tensor, async_op=True)
+
+
+def broadcasts(tensor: torch.Tensor) -> Any:
+    return dist.broadcast(tensor, 1, async_op=True)
+
+
+@pytest.mark.parametrize("start", [*STARTS, all_gathers, all_gathers_uneven_parts, reduces_and_scatters, broadcasts])
+@harness.on_ranks(workers=2, init=False)
+def test_who_starts(bps: Any, start: Callable[[torch.Tensor], Any]) -> None:
+    """What has begun is over when the call has raised: nobody has its work."""
+    dist.init_process_group("bps", timeout=timedelta(seconds=20 * harness.PATIENCE))
+    begun, works = list[Any](), list[Any]()
+    goes_on, point = dist.get_rank() == 0, 0
+    begin = _core.start_operation
+
+    def note(*what: Any) -> Any:
+        begun.append(begin(*what))
+        return begun[-1]
+
+    with mock.patch.object(_core, "start_operation", note):
+        while goes_on:
+            tensor = torch.full((6000,), -1.0)
+            goes_on = interrupted(point, lambda: works.append(start(tensor)))  # noqa: B023  called at once
+            assert not goes_on or all(handle.done() for handle in begun), point
+            point += 4
+    assert point > 80 or dist.get_rank() == 1
+    give_up(begun)
+    with contextlib.suppress(bps.PeerLostError):
+        for work in works:
+            work.wait()
+    bps.barrier()
     dist.destroy_process_group()

@@ -15,6 +15,7 @@ from bps_rdma.torch.backend.work import BpsWork, ReceivedWork, done, kept, settl
 class GroupMessages(BaseGroup):
     """A group's messages between two ranks, or several of them. They take any dtype."""
 
+    @whole
     def all_to_all_single(
         self,
         output: Tensor,
@@ -34,6 +35,7 @@ class GroupMessages(BaseGroup):
         pending = messages.all_to_all_single(output, whole, output_split_sizes, input_split_sizes, call)
         return self._work("all_to_all", pending, [output], [whole], call)
 
+    @whole
     def alltoall(
         self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None, timeout: timedelta | None = None
     ) -> Any:
@@ -45,6 +47,7 @@ class GroupMessages(BaseGroup):
             "all_to_all", self._collectives.messages.all_to_all(outputs, inputs, call), outputs, inputs, call
         )
 
+    @whole
     def gather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None) -> Any:
         """One rank gets every rank's tensor."""
         tensor = only(inputs)
@@ -56,6 +59,7 @@ class GroupMessages(BaseGroup):
         pending = self._collectives.messages.gather(parts, tensor, root_of(opts), call)
         return self._work("gather", pending, [parts], [tensor], call)
 
+    @whole
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None) -> Any:
         """Every rank gets one of the tensors of one rank."""
         tensor = only(outputs)

@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 from bps_rdma.errors import InvalidArgumentError
+from bps_rdma.operations.begun import whole
 from bps_rdma.torch.backend.base_group import BaseGroup, Tensor, c10d, each, only, options_of, rooted
 from bps_rdma.torch.backend.pending import Pending
 
@@ -14,6 +15,7 @@ from bps_rdma.torch.backend.pending import Pending
 class Moves(BaseGroup):
     """A group's broadcasts, gathers to all, and barriers. They take any dtype."""
 
+    @whole
     def broadcast(self, tensors: Any, opts: Any, timeout: timedelta | None = None) -> Any:
         """Every rank's tensor becomes that of one rank."""
         tensor = only(tensors)
@@ -25,6 +27,7 @@ class Moves(BaseGroup):
             "broadcast", self._collectives.broadcast(tensor, opts.rootRank, call), [tensor], [tensor], call
         )
 
+    @whole
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
         """Every rank gets every rank's tensor, each in one of its own; they may differ in size."""
         flat = isinstance(inputs, Tensor)
@@ -37,6 +40,7 @@ class Moves(BaseGroup):
         result = parts if pending.whole is None else pending.whole
         return self._work("all_gather", pending, [result], [tensor], call)
 
+    @whole
     def allgather_coalesced(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Any:
         """allgather() of several tensors; `outputs` has a list of them for each rank."""
         if len(outputs) != self.size():
@@ -49,6 +53,7 @@ class Moves(BaseGroup):
         by_tensor = list(zip(*outputs, strict=True))
         return self._work("all_gather", each(start, by_tensor, inputs), outputs, inputs, call)
 
+    @whole
     def all_gather_single(self, whole: Tensor, tensor: Tensor, opts: Any = None) -> Any:
         """Every rank gets every rank's tensor, in one large one. Its own may be a part of that one."""
         if not (self._takes(whole) and self._takes(tensor)):
@@ -56,6 +61,7 @@ class Moves(BaseGroup):
         call = self._call(opts)
         return self._work("all_gather", self._collectives.all_gather(whole, tensor, call), [whole], [tensor], call)
 
+    @whole
     def all_gather_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Any:
         """all_gather_single() of several tensors."""
         if not all(map(self._takes, [*outputs, *inputs])):
@@ -68,6 +74,7 @@ class Moves(BaseGroup):
 
         return self._work("all_gather", each(start, outputs, inputs), outputs, inputs, call)
 
+    @whole
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Any:
         """Complete once every rank has called it."""
         if isinstance(opts, timedelta):

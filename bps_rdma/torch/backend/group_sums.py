@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from bps_rdma.operations import ReduceOp
+from bps_rdma.operations.begun import whole
 from bps_rdma.torch.backend.base_group import BaseGroup, Tensor, c10d, each, only, operation_of, options_of, rooted
 from bps_rdma.torch.backend.folded import sum_sparse
 from bps_rdma.torch.backend.pending import Call, Pending, together
@@ -19,6 +20,7 @@ from bps_rdma.torch.backend.work import done
 class Sums(BaseGroup):
     """A group's reductions. Those of tensors that come again are prepared."""
 
+    @whole
     def allreduce(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None) -> Any:
         """Every rank's tensor becomes the reduction of all; see docs/torch-backend.md for operations and dtypes."""
         tensor = only(tensors)
@@ -42,6 +44,7 @@ class Sums(BaseGroup):
         options = self._collectives.options("all_reduce", like, ReduceOp.sum, call)
         return self._work("all_reduce", sum_sparse(tensor, op, self.size(), options), [tensor], [tensor], call)
 
+    @whole
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> Any:
         """allreduce() of several tensors."""
         op = operation_of(opts)
@@ -51,6 +54,7 @@ class Sums(BaseGroup):
         pending = together(self._collectives.reduce(tensor, op, call) for tensor in tensors)
         return self._work("all_reduce", pending, tensors, tensors, call)
 
+    @whole
     def reduce(self, tensors: Any, opts: Any, op: Any = None, timeout: timedelta | None = None) -> Any:
         """Reduces for one rank; on the others the result goes into a scratch buffer, not into the tensor."""
         tensor = only(tensors)
@@ -63,6 +67,7 @@ class Sums(BaseGroup):
         call = self._call(opts, timeout)
         return self._work("reduce", self._collectives.reduce(target, found, call), [tensor], [tensor], call)
 
+    @whole
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None) -> Any:
         """This rank's part of the reduction, from one tensor per rank; they may differ in size."""
         output, parts = (outputs, inputs) if isinstance(outputs, Tensor) else (only(outputs), only(inputs))
@@ -73,6 +78,7 @@ class Sums(BaseGroup):
         pending = self._collectives.reduce_scatter_parts(output, parts, op, call)
         return self._work("reduce_scatter", pending, [output], parts, call)
 
+    @whole
     def reduce_scatter_single(self, output: Tensor, whole: Tensor, opts: Any = None) -> Any:
         """This rank's part of the reduction, from one tensor; the output may be that part of it."""
         op = operation_of(opts)
@@ -83,6 +89,7 @@ class Sums(BaseGroup):
             "reduce_scatter", self._collectives.reduce_scatter(output, whole, op, call), [output], [whole], call
         )
 
+    @whole
     def reduce_scatter_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Any:
         """reduce_scatter_single() of several tensors."""
         op = operation_of(opts)
