@@ -144,6 +144,7 @@ class ModulePasses:
             trained.synchronizer.accumulated(entry, not sync)
         if not sync:
             self._keeps = True
+            self._returned.discard(parameter)
         else:
             if not self._end.is_due:
                 self._begin()

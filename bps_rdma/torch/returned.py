@@ -53,6 +53,10 @@ class ReturnedGradients:
 
             self._hooks.append(register_optimizer_step_pre_hook(look))
 
+    def discard(self, parameter: torch.nn.Parameter) -> None:
+        """Backward has added a gradient of this rank alone to its .grad: the script means to use that."""
+        self._without.discard(parameter)
+
     def forget(self) -> None:
         """A pass has averaged gradients."""
         self._without.clear()

@@ -174,6 +174,18 @@ def test_a_rank_alone_uses_its_own(bps: Any) -> None:
     assert training.distance(training.seeded(training.Plain), model) > 0
 
 
+@harness.on_ranks(workers=2)
+def test_a_rank_uses_its_own_from_inside_of_no_sync(bps: Any) -> None:
+    """Those of the inputs were asked for before, which only returns gradients of the inputs."""
+    model: Any = DistributedDataParallel(training.seeded(training.Plain))
+    optimizer, x = sgd_of(model), share_of(bps, 0)
+    torch.func.grad(lambda inputs: training.loss_of(model(inputs)))(x)
+    with model.no_sync():
+        training.loss_of(model(x)).backward()
+    optimizer.step()
+    assert training.distance(training.seeded(training.Plain), model) > 0
+
+
 @harness.on_ranks()
 def test_other_hooks_of_optimizers_run_as_well(bps: Any) -> None:
     """Two models are looked at, and the program has a hook of its own behind those of both."""
