@@ -64,7 +64,8 @@ class GradientPass:
         self._torn: str | None = None  # the name of what was interrupted when it had begun
         self._waited: set[Unit] = set()
         self._has_failed = False  # on all ranks, before all was sent
-        self._claimed: set[int] = set()  # ids of the parameters whose gradients it is averaging
+        self._own = weakref.ref(self)
+        self._claimed: list[int] = []  # ids of the parameters whose gradients it is averaging
         self._not_used: list[IndexedParameter] = []  # of those that must be
         for unit in units.units:
             unit.begin(arrives)
@@ -137,7 +138,7 @@ class GradientPass:
             self._complete()
         except BaseException as error:
             self._has_failed = self._has_failed or isinstance(error, RoundAbortedError)
-            self._claimed.clear()  # the error may keep this pass alive while the script tries once more
+            self._end_claims()  # the error may keep this pass alive while the script tries once more
             raise
 
     def _complete(self) -> None:
@@ -181,15 +182,21 @@ class GradientPass:
         """Takes the gradients of a unit for this pass, until they are means."""
         for entry in unit.entries:
             key = id(entry.parameter)
-            if _taken_by(key) not in (None, self):
+            found = _passes.get(key, self._own)
+            if found is not self._own and found() is not None:
                 gc.collect()  # a wrapper that the script has dropped may refer to itself
-                if _taken_by(key) is not None:
+                if found() is not None:
                     raise BpsError(
                         f"the gradient of {entry.name!r} is being averaged for another wrapper already",
                         "wrap the model or its optimizer, not both; two wrapped models must not share parameters",
                     )
-            _passes[key] = self
-            self._claimed.add(key)
+            _passes[key] = self._own
+            self._claimed.append(key)
+
+    def _end_claims(self) -> None:
+        for key in self._claimed:
+            _passes.pop(key, None)
+        self._claimed.clear()
 
     def wait(self) -> None:
         """Waits for all units, and makes the means the gradients.
@@ -204,7 +211,7 @@ class GradientPass:
         try:
             wait_each([*waits, self._check_torn])
         finally:
-            self._claimed.clear()
+            self._end_claims()
         for sent in ordered:
             sent.deliver()
         unused = [entry for sent in ordered for entry in sent.unused_everywhere()]
@@ -255,7 +262,7 @@ class GradientPass:
 
     def give_up(self) -> None:
         """Ends what is in progress, on all ranks: from now on nothing writes to gradients."""
-        self._claimed.clear()
+        self._end_claims()
         give_up(list(self._begun))
 
     def outlast(self) -> None:
@@ -264,17 +271,11 @@ class GradientPass:
             if unit.name in self._sent:
                 with contextlib.suppress(BpsError), keeping:  # it may say that this view has ended, too
                     self._sent[unit.name].wait()
-        self._claimed.clear()
+        self._end_claims()
 
 
-# By id of a parameter: the last pass that has sent its gradient.
-_passes: weakref.WeakValueDictionary[int, GradientPass] = weakref.WeakValueDictionary()
-
-
-def _taken_by(key: int) -> GradientPass | None:
-    """The pass that is averaging the gradient of a parameter."""
-    found = _passes.get(key)
-    return found if found is not None and key in found._claimed else None
+# By id of a parameter: the pass that is averaging its gradient, unless it has been dropped.
+_passes: dict[int, weakref.ref[GradientPass]] = {}
 
 
 def _dropped(entry: IndexedParameter) -> BpsError:
