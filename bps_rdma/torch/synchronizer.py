@@ -198,7 +198,7 @@ class GradientSynchronizer:
         """Ends the pass: all .grad are averages then. Without a pass this has no effect.
 
         After an error the gradients are undefined, and nothing writes to them any more. If the pass is still open then,
-        other ranks wait for the rest of it: call this once more.
+        as after Ctrl-C, other ranks wait for the rest of it: call this once more.
 
         Raises:
             PeerLostError, DeadlineError: once no operation is in progress.
@@ -214,12 +214,12 @@ class GradientSynchronizer:
                 self._end_pass()
                 ending.wait()
                 bps_rdma.commit(self.sent.group)  # or some ranks would use gradients that others have not got
-        except BaseException:
+        except BaseException as error:
             ending.give_up()
             if not ending.has_begun:
                 self._pass = None  # the other ranks wait for another one
-            elif ending.is_over and self._pass is not None:
-                self._end_pass()
+            elif self._pass is not None and (ending.is_over or isinstance(error, Exception)):
+                self._end_pass()  # what keeps this rank from sending the rest would do so again
             raise
         finally:
             self.exposed_s += time.perf_counter() - begin

@@ -41,14 +41,14 @@ class Chain(nn.Module):
 Wrapped = tuple[Callable[[torch.Tensor], torch.Tensor], Callable[[], None], Callable[[], None], Any]
 
 
-def wrap_model(model: Chain, strategy: str) -> Wrapped:
-    ddp = DistributedDataParallel(model, strategy=strategy, bucket_mb=BUCKET_MB)
+def wrap_model(model: Chain, strategy: str, bucket_mb: float = BUCKET_MB) -> Wrapped:
+    ddp = DistributedDataParallel(model, strategy=strategy, bucket_mb=bucket_mb)
     return ddp, ddp.finish_gradient_synchronization, ddp.zero_grad, lambda: ddp.synchronizer
 
 
-def wrap_optimizer(model: Chain, strategy: str) -> Wrapped:
+def wrap_optimizer(model: Chain, strategy: str, bucket_mb: float = BUCKET_MB) -> Wrapped:
     sgd = torch.optim.SGD(model.parameters(), lr=0.5)
-    ours = DistributedOptimizer(sgd, model.named_parameters(), strategy=strategy, bucket_mb=BUCKET_MB)
+    ours = DistributedOptimizer(sgd, model.named_parameters(), strategy=strategy, bucket_mb=bucket_mb)
     return model, ours.synchronize, ours.zero_grad, lambda: ours._bps_trained.synchronizer
 
 
@@ -102,6 +102,30 @@ def test_whose_backward_fails_has_its_gradients_again(
         hook.remove()
     for _ in range(2):
         passes()
+
+
+@pytest.mark.parametrize("wrap", WRAPS)
+@harness.on_ranks(workers=1)
+def test_a_gradient_that_cannot_be_sent_ends_the_pass(bps: Any, wrap: Callable[[Chain, str, float], Wrapped]) -> None:
+    """Otherwise the rank could do nothing any more: it never sends what other ranks may wait for."""
+    model, x = Chain(), torch.ones(500)
+    forward, finish, zero, synchronizer = wrap(model, "bucketed", 4 * BUCKET_MB)
+    for _ in range(2):
+        zero()
+        forward(x).backward()
+    assert len(synchronizer().units) == 2
+    zero()
+    hook = model.scales[0].register_hook(fails)
+    with pytest.raises(ZeroDivisionError):
+        forward(x).backward()
+    hook.remove()
+    model.scales[1].grad = None  # the bucket of this one waits for that of the first one
+    with pytest.raises(bps.BpsError, match="dropped"):
+        finish()
+    finish()
+    zero()
+    forward(x).backward()
+    assert all(each.eq(1).all() for each in gradients(model))
 
 
 def tell_sent(synchronizer: Any) -> None:
