@@ -177,10 +177,15 @@ class ModulePasses:
         self._pending = self._keeps = False
         self._returned.forget()
         self.settle()
-        if self._order is None:
-            self._order = self.synchronizer.arrived
-        self._uneven.end_pass()
-        self.trained.finish()
+        arrived, before = self.synchronizer.arrived, self.trained.passes
+        try:
+            self.trained.finish()
+        finally:
+            if self.trained.is_open or self.trained.passes > before:
+                self._order = arrived if self._order is None else self._order
+                self._uneven.end_pass()
+            else:  # nothing was sent: the other ranks still wait for this pass
+                self._pending = True
         if self._uneven.joined:
             means = self.synchronizer.gradients()
             self._uneven.scale(gradient for _, gradient in means)

@@ -197,10 +197,12 @@ class SynchronousOptimizer(WrappedOptimizer):
             return
         self._bps_end.forget()
         self._bps_settle()
-        self._bps_uneven.end_pass()
+        before = self._bps_trained.passes
         try:
             self._bps_trained.finish()
         finally:
+            if self._bps_trained.is_open or self._bps_trained.passes > before:
+                self._bps_uneven.end_pass()  # otherwise nothing was sent: the other ranks still wait for this pass
             self._bps_left.clear()
             self._bps_backwards = 0
         self._bps_uneven.scale(gradient for _, gradient in self._bps_trained.synchronizer.gradients())

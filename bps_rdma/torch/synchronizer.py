@@ -216,7 +216,7 @@ class GradientSynchronizer:
                 bps_rdma.commit(self.sent.group)  # or some ranks would use gradients that others have not got
         except BaseException as error:
             ending.give_up()
-            if not ending.has_begun:
+            if not (ending.has_begun or ending.is_over):
                 self._pass = None  # the other ranks wait for another one
             elif self._pass is not None and (ending.is_over or isinstance(error, Exception)):
                 self._end_pass()  # what keeps this rank from sending the rest would do so again

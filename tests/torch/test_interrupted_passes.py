@@ -7,6 +7,7 @@ import contextlib
 import signal
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import harness
 import numpy as np
@@ -18,6 +19,8 @@ from torch import nn
 
 from bps_rdma.torch import DistributedDataParallel, DistributedOptimizer
 from bps_rdma.torch.cross_barrier import CrossBarrier
+from bps_rdma.torch.gradient_pass import GradientPass
+from bps_rdma.torch.synchronizer import GradientSynchronizer
 
 pytestmark = pytest.mark.timeout(300)
 BUCKET_MB = 0.001
@@ -126,6 +129,24 @@ def test_a_gradient_that_cannot_be_sent_ends_the_pass(bps: Any, wrap: Callable[[
     zero()
     forward(x).backward()
     assert all(each.eq(1).all() for each in gradients(model))
+
+
+@harness.on_ranks(workers=1)
+def test_a_first_pass_that_has_sent_nothing_is_still_to_come(bps: Any) -> None:
+    """In the one behind it buckets are filled anew, in calls that take all ranks."""
+    forward, _, zero, _ = wrap_model(Chain(), "flat")
+
+    def backward() -> None:
+        zero()
+        forward(torch.ones(500)).backward()
+
+    with mock.patch.object(GradientPass, "complete", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
+        backward()
+    with mock.patch.object(GradientSynchronizer, "rebuild") as rebuild:
+        backward()
+        assert not rebuild.called
+        backward()
+        assert rebuild.called
 
 
 def tell_sent(synchronizer: Any) -> None:
