@@ -52,7 +52,9 @@ class EndOfBackward:
             ending.queue()
 
     def forget(self) -> None:
-        """No backward is running: what a failed one has left does not count."""
+        """What a failed backward has left does not count; it may have left even what waits for its end."""
+        if self.is_due and torch._C._current_graph_task_id() == -1:  # a hook may call this before the end
+            self._dropped()
         self._asked = None
 
     def _end(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import weakref
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
@@ -18,6 +19,7 @@ from interrupts import interrupted
 from torch import nn
 
 from bps_rdma.torch import DistributedDataParallel, DistributedOptimizer
+from bps_rdma.torch.backward import EndOfBackward
 from bps_rdma.torch.cross_barrier import CrossBarrier
 from bps_rdma.torch.gradient_pass import GradientPass
 from bps_rdma.torch.synchronizer import GradientSynchronizer
@@ -129,6 +131,39 @@ def test_a_gradient_that_cannot_be_sent_ends_the_pass(bps: Any, wrap: Callable[[
     zero()
     forward(x).backward()
     assert all(each.eq(1).all() for each in gradients(model))
+
+
+def test_what_waits_for_the_end_of_a_failed_backward_may_live_on() -> None:
+    """As when a backward was to follow from an outer one. Then the next call of forget() tells of the failure."""
+
+    class Owner:
+        calls = 0
+        kept = None
+
+        def ended(self) -> None:
+            raise AssertionError
+
+        def failed(self) -> None:
+            self.calls += 1
+
+        def ask(self, _: torch.Tensor) -> None:
+            end.ask()
+            assert end._asked is not None
+            self.kept = end._asked()
+            end.forget()  # as a step in a hook does
+            assert self.calls == 0
+            raise ZeroDivisionError
+
+    owner = Owner()
+    end = EndOfBackward(owner.ended, owner.failed)
+    x = torch.ones(1, requires_grad=True)
+    x.register_hook(owner.ask)
+    with pytest.raises(ZeroDivisionError):
+        x.sum().backward()
+    end._asked = weakref.ref(owner.kept)
+    for _ in range(2):
+        end.forget()
+        assert owner.calls == 1
 
 
 @harness.on_ranks(workers=1)
