@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 from bps_rdma import _core
 from bps_rdma._core import Handle, PreparedOperation
 from bps_rdma.blockers import Blocker
-from bps_rdma.errors import UnknownHandleError
+from bps_rdma.errors import BpsError, UnknownHandleError
 from bps_rdma.kept_errors import keeping
 from bps_rdma.presence import raised
 
@@ -120,24 +120,24 @@ def wait(pending: Iterable[AnyHandle[T]]) -> list[T]:
         raise UnknownHandleError(f"{pending!r} is not a list of handles", "pass a list, or one handle to synchronize()")
     handles: list[AnyHandle[T]] = []
     outcomes: list[Any] = []  # arrays and errors
+    failed: BpsError | None = None
     try:
         with keeping:  # of further errors the caller learns nothing
             for one in pending:
                 handles.append(one)
                 try:
                     outcomes.extend(starmap(_wait_of(one), ((),)))  # one step, in which no signal handler runs
-                except Exception as error:
+                except BpsError as error:
                     outcomes.append(error)
-        failed = next((each for each in outcomes if isinstance(each, Exception)), None)
+        failed = next((each for each in outcomes if isinstance(each, BpsError)), None)
         if failed is not None:
             raise raised(failed)
         return outcomes
-    except Exception:
-        raise
-    except BaseException:
-        for one, outcome in zip(handles, outcomes, strict=False):
+    except BaseException as error:
+        for one, outcome in zip(handles, outcomes, strict=False) if error is not failed else ():
             if isinstance(one, _GIVE_ONCE):
-                _outcomes[one] = outcome
+                # Frames in a traceback would keep the handle.
+                _outcomes[one] = outcome.with_traceback(None) if isinstance(outcome, BpsError) else outcome
         raise
 
 
@@ -153,7 +153,7 @@ def _wait_of(pending: AnyHandle[T]) -> Callable[[], T]:
 
 
 def _give(outcome: Any) -> Any:
-    if isinstance(outcome, Exception):
+    if isinstance(outcome, BpsError):
         raise raised(outcome)
     return outcome
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import signal
 import time
 from collections.abc import Callable
@@ -20,6 +21,7 @@ import pytest
 from harness import await_mark, mark
 from interrupts import interrupted
 
+from bps_rdma.handle import PythonHandle, _outcomes
 from bps_rdma.operations.begun import give_up
 from bps_rdma.operations.messages import Message
 from bps_rdma.operations.progress import Progress
@@ -299,6 +301,41 @@ def test_who_waits_for_several_handles_is_interrupted(bps: Any, fails: bool) -> 
 
     points = iter(range(1000))
     at_each_point(bps, waits, comes)
+
+
+class Raises(PythonHandle[None]):
+    """Raises at once what a signal handler may raise while somebody waits."""
+
+    def __init__(self, error: type[BaseException]) -> None:
+        self._error = error
+
+    def wait(self) -> None:
+        raise self._error
+
+    def done(self) -> bool:
+        return True
+
+    def blocker(self) -> Any:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, TimeoutError])
+@harness.on_ranks(workers=2, env=ENV)
+def test_what_a_signal_handler_raises_is_no_result(bps: Any, error: type[BaseException]) -> None:
+    """What wait() had been given is kept for the next one, as long as there is the handle."""
+    if bps.rank() == 1:
+        await_mark("over", 0)
+        return
+    pending = [bps.push_pull_async(np.ones(5000), name) for name in ("first", "last")]
+    give_up(list(pending))
+    with pytest.raises(error):
+        bps.wait([*pending, Raises(error)])
+    with pytest.raises(bps.PeerLostError):
+        bps.wait(pending[:1])
+    pending.clear()
+    gc.collect()
+    assert not _outcomes
+    mark("over")
 
 
 @pytest.mark.parametrize("count", SIZES)
