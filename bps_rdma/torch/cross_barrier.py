@@ -246,7 +246,7 @@ class LateOptimizer(WrappedOptimizer):
                 options, version = due
                 try:
                     gradient = self._bps_trained.take_mean(parameter)
-                except Exception:  # it will never come, other than after what a signal handler raises
+                except BpsError:  # it will never come, other than after what a signal handler raises
                     del self._bps_due[parameter]
                     raise
                 del self._bps_due[parameter]
