@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
+from collections import deque
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
@@ -49,31 +50,48 @@ def whole(call: Callable[P, R]) -> Callable[P, R]:
     return start
 
 
-def give_up(begun: list[Any]) -> None:
+def give_up(begun: list[Any], together: bool = True) -> None:
     """Gives up what has begun: all of it, also where a signal handler raises something meanwhile.
 
     That may take a while, and who has pressed Ctrl-C once may press it again.
+
+    Args:
+        begun: handles; this empties the list.
+        together: those of the core may end at the same time.
     """
+    one: Any = None
     try:
-        _give_up_together(begun)
+        if together:
+            _give_up_together(begun)
         while begun:
-            give_up_one(begun[-1])
+            one = begun[-1]
+            give_up_one(one)
             begun.pop()
     except Exception:
-        begun.pop()
-        give_up(begun)
+        if begun and begun[-1] is one:
+            begun.pop()
+        give_up(begun, together=False)
         raise
     except BaseException:
-        give_up(begun)
+        give_up(begun, together=False)
         raise
+
+
+_AT_ONCE = 64  # threads: a model may have thousands of parameters
 
 
 def _give_up_together(begun: list[Any]) -> None:
     """Lets operations of the core end at the same time: loops look only four times a second for those given up."""
-    left = [one for one in begun if isinstance(one, _core.Handle) and not one.done()]
+    left = deque(one for one in begun if isinstance(one, _core.Handle) and not one.done())
+
+    def give_up_some() -> None:
+        with contextlib.suppress(IndexError):
+            while True:
+                _core.give_up(left.popleft())
+
     with contextlib.suppress(RuntimeError):  # without threads they end one after the other
-        for handle in left[1:]:
-            threading.Thread(target=_core.give_up, args=(handle,), daemon=True).start()
+        for _ in range(min(len(left) - 1, _AT_ONCE)):
+            threading.Thread(target=give_up_some, daemon=True).start()
 
 
 def give_up_one(handle: Any) -> None:

@@ -10,6 +10,7 @@ import contextlib
 import functools
 import gc
 import signal
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -301,6 +302,42 @@ def test_who_waits_for_several_handles_is_interrupted(bps: Any, fails: bool) -> 
 
     points = iter(range(1000))
     at_each_point(bps, waits, comes)
+
+
+class Begun:
+    """Something that is not over before it is given up."""
+
+    is_over = False
+
+    def done(self) -> bool:
+        return self.is_over
+
+    def give_up(self) -> None:
+        self.is_over = True
+
+
+def test_what_is_raised_before_anything_is_given_up() -> None:
+    begun = [Begun() for _ in range(3)]
+    together = mock.patch("bps_rdma.operations.begun._give_up_together", side_effect=TimeoutError)
+    with together, pytest.raises(TimeoutError):
+        give_up(list[Any](begun))
+    assert all(one.is_over for one in begun)
+
+
+def test_many_are_given_up_by_few_threads() -> None:
+    begun, threads = [Begun() for _ in range(1000)], set[threading.Thread]()
+
+    def give_up_one(one: Begun) -> None:
+        threads.add(threading.current_thread())
+        one.give_up()
+
+    core = mock.Mock(Handle=Begun, give_up=give_up_one)
+    with mock.patch("bps_rdma.operations.begun._core", core):
+        give_up(list[Any](begun))
+        for thread in threads - {threading.current_thread()}:
+            thread.join()
+    assert all(one.is_over for one in begun)
+    assert len(threads) <= 65
 
 
 class Raises(PythonHandle[None]):
