@@ -208,6 +208,8 @@ class GradientPass:
         # exchange more, which takes all ranks at once.
         ordered = [self._sent[unit.name] for unit in self._units.units]
         waits = [sent.wait for unit, sent in zip(self._units.units, ordered, strict=True) if unit not in self._waited]
+        if self._unused is not None:  # an error of this rank alone must not give up what tells the others
+            waits.append(self._unused.wait)
         try:
             wait_each([*waits, self._check_torn])
         finally:

@@ -47,10 +47,14 @@ class UnusedParameters:
             self._flags, self.name, average=False, priority=1, group=self._sent.group
         )
 
-    def found(self) -> list[IndexedParameter]:
-        """Those that no rank used in the last pass; waits for the other ranks once per pass."""
+    def wait(self) -> None:
+        """Waits for the other ranks, once per pass."""
         if self._handle is not None:
             used = self._handle.wait()
             self._handle = None
             self._found = [self._entries[int(index)] for index in np.flatnonzero(~used)]
+
+    def found(self) -> list[IndexedParameter]:
+        """Those that no rank used in the last pass; waits for the other ranks."""
+        self.wait()
         return self._found

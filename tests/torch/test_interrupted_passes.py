@@ -23,6 +23,7 @@ from bps_rdma.torch.backward import EndOfBackward
 from bps_rdma.torch.cross_barrier import CrossBarrier
 from bps_rdma.torch.gradient_pass import GradientPass
 from bps_rdma.torch.synchronizer import GradientSynchronizer
+from bps_rdma.torch.unused import UnusedParameters
 
 pytestmark = pytest.mark.timeout(300)
 BUCKET_MB = 0.001
@@ -131,6 +132,33 @@ def test_a_gradient_that_cannot_be_sent_ends_the_pass(bps: Any, wrap: Callable[[
     zero()
     forward(x).backward()
     assert all(each.eq(1).all() for each in gradients(model))
+
+
+@harness.on_ranks(workers=2)
+def test_an_error_of_one_rank_leaves_others_theirs(bps: Any) -> None:
+    """A gradient is changed on a rank alone. The other one still learns which parameters were used, and has means."""
+    model, x = Chain(), torch.full((500,), 1.0 + bps.rank())
+    forward = DistributedDataParallel(model, strategy="overlap", find_unused_parameters=True)
+    waits = UnusedParameters.wait
+
+    def wait(unused: UnusedParameters) -> None:
+        mark("waits")
+        waits(unused)
+
+    def change(parameter: torch.Tensor) -> None:
+        assert parameter.grad is not None
+        parameter.grad.add_(1)
+
+    if bps.rank() == 0:
+        model.scales[-1].register_post_accumulate_grad_hook(change)
+        with mock.patch.object(UnusedParameters, "wait", wait), pytest.raises(bps.BpsError, match="changed"):
+            forward(x).backward()
+        mark("waits")
+    else:
+        model.scales[0].register_post_accumulate_grad_hook(lambda _: await_mark("waits", 0))
+        forward(x).backward()
+        assert all(each.eq(1.5).all() for each in gradients(model)[:-1])  # the last one was changed on its way
+    bps.barrier()
 
 
 def test_what_waits_for_the_end_of_a_failed_backward_may_live_on() -> None:
