@@ -284,6 +284,7 @@ class LateOptimizer(WrappedOptimizer):
                 "call step() first, or use DistributedOptimizer",
             )
         self._bps_left.clear()
+        self._bps_sent.clear()  # of a pass that has failed
         super().zero_grad(set_to_none=True)
 
     def state_dict(self) -> dict[str, Any]:

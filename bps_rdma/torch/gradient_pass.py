@@ -138,7 +138,7 @@ class GradientPass:
             self._complete()
         except BaseException as error:
             self._has_failed = self._has_failed or isinstance(error, RoundAbortedError)
-            self._end_claims()  # the error may keep this pass alive while the script tries once more
+            self.end_claims()  # the error may keep this pass alive while the script tries once more
             raise
 
     def _complete(self) -> None:
@@ -193,7 +193,8 @@ class GradientPass:
             _passes[key] = self._own
             self._claimed.append(key)
 
-    def _end_claims(self) -> None:
+    def end_claims(self) -> None:
+        """Another pass may average the same gradients."""
         for key in self._claimed:
             _passes.pop(key, None)
         self._claimed.clear()
@@ -213,7 +214,7 @@ class GradientPass:
         try:
             wait_each([*waits, self._check_torn])
         finally:
-            self._end_claims()
+            self.end_claims()
         for sent in ordered:
             sent.deliver()
         unused = [entry for sent in ordered for entry in sent.unused_everywhere()]
@@ -264,7 +265,7 @@ class GradientPass:
 
     def give_up(self) -> None:
         """Ends what is in progress, on all ranks: from now on nothing writes to gradients."""
-        self._end_claims()
+        self.end_claims()
         give_up(list(self._begun))
 
     def outlast(self) -> None:
@@ -273,7 +274,7 @@ class GradientPass:
             if unit.name in self._sent:
                 with contextlib.suppress(BpsError), keeping:  # it may say that this view has ended, too
                     self._sent[unit.name].wait()
-        self._end_claims()
+        self.end_claims()
 
 
 # By id of a parameter: the pass that is averaging its gradient, unless it has been dropped.

@@ -215,14 +215,17 @@ class GradientSynchronizer:
                 ending.wait()
                 bps_rdma.commit(self.sent.group)  # or some ranks would use gradients that others have not got
         except BaseException as error:
-            ending.give_up()
-            if not (ending.has_begun or ending.is_over):
-                self._pass = None  # the other ranks wait for another one
-            elif self._pass is not None and (ending.is_over or isinstance(error, Exception)):
-                self._end_pass()  # what keeps this rank from sending the rest would do so again
+            self._fail(ending, error)
             raise
         finally:
             self.exposed_s += time.perf_counter() - begin
+
+    def _fail(self, ending: GradientPass, error: BaseException) -> None:
+        ending.give_up()
+        if not (ending.has_begun or ending.is_over):
+            self._pass = None  # the other ranks wait for another one
+        elif self._pass is not None and (ending.is_over or isinstance(error, Exception)):
+            self._end_pass()  # what keeps this rank from sending the rest would do so again
 
     def give_up(self) -> None:
         """Something was raised in an open pass: ends what it has sent, on all ranks. It stays open for finish()."""
@@ -247,12 +250,21 @@ class GradientSynchronizer:
         Returns:
             What the caller is to raise: this rank used some parameters only, and nothing tells whether others used the
             rest.
+
+        Raises:
+            BpsError: a gradient cannot be sent. Nothing is in progress then, and the pass is over.
         """
         ending = self._open_pass()
-        ending.complete()
-        self._frozen = ending.frozen
-        self._end_pass()
-        return ending.error_of_unused()
+        try:
+            ending.complete()
+            self._frozen = ending.frozen
+            unused = ending.error_of_unused()
+            ending.end_claims()
+            self._end_pass()
+        except Exception as error:  # after Ctrl-C another call goes on: nobody looks at gradients meanwhile
+            self._fail(ending, error)
+            raise
+        return unused
 
     def take_mean(self, entry: IndexedParameter) -> torch.Tensor | None:
         """The mean of one gradient of the last pass; None when no rank had one. Once per pass, after finish_later().

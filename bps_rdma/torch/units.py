@@ -126,7 +126,7 @@ class Single:
         shares = self._sent is not None and is_part(self._sent)
         if shares and wire is gradient:  # a hook that changes it now must not change the mean on this rank alone
             wire = gradient.clone()
-        self._gradient, self._wire = gradient, wire
+        self._handle, self._gradient, self._wire = None, gradient, wire
         # Views share a version with their base, and with gradients that are still computed.
         self._version = None if self._sent is None or shares else gradient._version
         data = as_real(wire.data)  # the mean is no change that counts
@@ -135,6 +135,8 @@ class Single:
     def wait(self) -> None:
         """Waits for the mean; also once more, as a signal handler may raise something when it is there."""
         if self._handle is None:
+            if self._wire is not None:
+                raise BpsError(f"{self.name!r} was interrupted when it had been sent", "repeat the step")
             return
         if not self._handle.taken:
             self._handle.wait()

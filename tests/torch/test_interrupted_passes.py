@@ -18,7 +18,7 @@ from harness import await_mark, mark
 from interrupts import interrupted
 from torch import nn
 
-from bps_rdma.torch import DistributedDataParallel, DistributedOptimizer
+from bps_rdma.torch import DistributedDataParallel, DistributedOptimizer, gradient_pass
 from bps_rdma.torch.backward import EndOfBackward
 from bps_rdma.torch.cross_barrier import CrossBarrier
 from bps_rdma.torch.gradient_pass import GradientPass
@@ -259,6 +259,29 @@ def test_who_is_interrupted_in_backward(bps: Any, wrap: Callable[[Chain, str], W
         goes_on = bool(bps.broadcast(np.array([came]), "goes on")[0])
         point += STEP
     assert point > 20 * STEP
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError])
+@harness.on_ranks(workers=1)
+def test_a_late_step_that_fails_holds_nothing(bps: Any, error: type[BaseException]) -> None:
+    """After Ctrl-C step() goes on when it is called once more; another error ends the pass."""
+    model = Chain()
+    optimizer = CrossBarrier(model, torch.optim.SGD(model.parameters(), lr=0.5))
+
+    def backward() -> None:
+        optimizer.zero_grad()
+        model(torch.ones(500)).backward()
+
+    backward()
+    with mock.patch.object(GradientPass, "_complete", side_effect=error), pytest.raises(error):
+        optimizer.step()
+    assert not gradient_pass._passes
+    if error is not KeyboardInterrupt:
+        backward()
+    optimizer.step()
+    assert not gradient_pass._passes
+    optimizer.synchronize()
+    assert all(each.eq(0.5).all() for each in model.scales)
 
 
 def updates_late(bps: Any, exact: bool) -> None:
