@@ -198,7 +198,8 @@ class GradientSynchronizer:
         """Ends the pass: all .grad are averages then. Without a pass this has no effect.
 
         After an error the gradients are undefined, and nothing writes to them any more. If the pass is still open then,
-        as after Ctrl-C, other ranks wait for the rest of it: call this once more.
+        as after Ctrl-C, other ranks wait for the rest of it: call this once more. Gradients of a device may still be
+        written to, unless the core copies them (BPS_DEVICE_ROUTE) and GPUs of a host do not sum (BPS_GPU_HOST_SUM).
 
         Raises:
             PeerLostError, DeadlineError: once no operation is in progress.
