@@ -3,10 +3,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from itertools import islice
+from types import MemberDescriptorType, ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils._pytree import tree_leaves
 
@@ -21,6 +25,8 @@ from bps_rdma.torch.trained import Named, ParametersOf, TrainedParameters
 from bps_rdma.torch.units import IndexedParameter
 
 _DEPTH = 2  # objects in objects, in which tensors of an output are looked for
+_MOST = 1000  # objects and what they hold, in all
+_WITHOUT = (int, float, complex, str, bytes, type(None), np.ndarray, np.generic, ModuleType)  # tensors in them
 
 
 class ModulePasses:
@@ -98,7 +104,7 @@ class ModulePasses:
         """The forward has given these outputs, from which its backward will come: maybe after other forwards."""
         hook = self._at_start_of_backward if self._sync else self._at_start_without_sync
         for tensor in _tensors_of(outputs):
-            if tensor.requires_grad and not tensor.is_leaf:  # that of a parameter would stay
+            if not tensor.is_leaf:  # that of a parameter would stay
                 tensor.register_hook(hook)  # type: ignore[no-untyped-call]
 
     # ---- Backward
@@ -239,14 +245,47 @@ def _is_used(gradient: torch.Tensor | None) -> bool:
     return bool(values.any())
 
 
-def _tensors_of(outputs: Any, depth: int = _DEPTH) -> Iterator[torch.Tensor]:
-    """All tensors of what a forward has given, also in objects, as of data classes and distributions."""
-    for each in tree_leaves(outputs):
-        if isinstance(each, torch.Tensor):
-            yield each
-        elif depth > 0 and not isinstance(each, (type, torch.nn.Module)):
-            slots = [getattr(each, name, None) for name in getattr(each, "__slots__", ())]
-            yield from _tensors_of([*getattr(each, "__dict__", {}).values(), *slots], depth - 1)
+def _tensors_of(outputs: Any) -> list[torch.Tensor]:
+    """Those of what a forward has given from which a backward comes.
+
+    Objects, as data classes and distributions, are looked into only if there are no others: beside an output, such as
+    logits, they may hold tensors of the middle of the graph, as a cache does.
+    """
+    leaves = tree_leaves(outputs)
+    found = [each for each in leaves if isinstance(each, torch.Tensor) and each.requires_grad]
+    return found + _in_objects(leaves) if all(each.is_leaf for each in found) else found
+
+
+def _in_objects(leaves: list[Any]) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
+    seen: set[int] = set()
+    left = [(each, _DEPTH) for each in leaves if not isinstance(each, torch.Tensor)]
+    for _ in range(_MOST):
+        if not left:
+            break
+        one, depth = left.pop()
+        if isinstance(one, torch.Tensor):
+            if one.requires_grad:
+                found.append(one)
+        elif id(one) not in seen and not isinstance(one, _WITHOUT) and not callable(one):
+            seen.add(id(one))
+            if isinstance(one, Mapping | list | tuple | set | frozenset):
+                held = one.values() if isinstance(one, Mapping) else one
+                left.extend((each, depth) for each in islice(held, _MOST))
+            elif depth > 0:
+                left.extend((each, depth - 1) for each in _fields_of(one))
+    return found
+
+
+def _fields_of(one: object) -> list[Any]:
+    slots = [
+        each for part in type(one).__mro__ for each in vars(part).values() if isinstance(each, MemberDescriptorType)
+    ]
+    found = list(getattr(one, "__dict__", {}).values())
+    for slot in slots:
+        with contextlib.suppress(AttributeError):  # it has no value
+            found.append(slot.__get__(one))
+    return found
 
 
 def _maker(

@@ -103,10 +103,30 @@ class InSlots:
     y: torch.Tensor
 
 
+class InOneSlot:
+    __slots__ = "held"  # noqa: PLC0205
+
+    def __init__(self, y: torch.Tensor) -> None:
+        self.held = y
+
+
+class InSlotOfBase(InOneSlot):
+    __slots__ = ("never_set",)
+
+
+class InItself:
+    def __init__(self, y: torch.Tensor) -> None:
+        self.me, self.named = self, {"y": y}
+        self.named["named"] = self.named
+
+
 PACKED = {
     "tensor": (lambda y: y, lambda out: out),
     "data class": (InDict, lambda out: out.y),
     "slots": (InSlots, lambda out: out.y),
+    "one slot": (InOneSlot, lambda out: out.held),
+    "slot of the base": (InSlotOfBase, lambda out: out.held),
+    "itself": (InItself, lambda out: out.named["y"]),
     "distribution": (lambda y: Independent(Normal(y, 1.0), 1), lambda out: out.mean),
 }
 
@@ -146,6 +166,20 @@ def test_a_backward_is_synchronised_as_its_own_forward_says(bps: Any, kind: str)
         reference.step()
     assert training.same_everywhere(bps, module)
     assert training.distance(alone, module) < 1e-5
+
+
+@harness.on_ranks(workers=1)
+def test_objects_beside_an_output_get_no_hooks(bps: Any) -> None:
+    """As caches of transformers, which hold tensors of the middle of the graph."""
+
+    class Caching(training.Plain):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, InDict]:
+            y = super().forward(x)
+            return y.tanh(), InDict(y)
+
+    out, cache = DistributedDataParallel(training.seeded(Caching))(training.batch(0))
+    assert out._backward_hooks
+    assert not cache.y._backward_hooks
 
 
 @every_strategy(workers=2)
