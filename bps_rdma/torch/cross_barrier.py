@@ -23,7 +23,7 @@ from bps_rdma.torch import membership
 from bps_rdma.torch.broadcast import broadcast_object, broadcast_optimizer_state, broadcast_parameters
 from bps_rdma.torch.checks import check_batch_norm, check_count, check_module, check_not_averaged, check_optimizer
 from bps_rdma.torch.compression import Compression
-from bps_rdma.torch.holders import is_of_the_script, is_part
+from bps_rdma.torch.holders import is_of_the_script, is_shared
 from bps_rdma.torch.membership import AnyGroup, init, resume, suspend
 from bps_rdma.torch.ops import push_pull, push_pull_async_inplace
 from bps_rdma.torch.optimizer import DistributedOptimizer, SynchronousOptimizer
@@ -218,7 +218,7 @@ class LateOptimizer(WrappedOptimizer):
             kept = {name: tree_map(_copy, value) for name, value in options.items() if name != "params"}
             for parameter in options["params"]:
                 if self._bps_trained.entry_of(parameter) is not None:
-                    self._bps_due[parameter] = kept, None if is_part(parameter) else parameter._version
+                    self._bps_due[parameter] = kept, None if is_shared(parameter) else parameter._version
         job.current().part(Unfinished).add(self)
         if changed:
             raise error_of(self._bps_trained.name_of(changed[0]))
@@ -246,17 +246,18 @@ class LateOptimizer(WrappedOptimizer):
                 options, version = due
                 try:
                     gradient = self._bps_trained.take_mean(parameter)
-                except BpsError:  # it will never come, other than after what a signal handler raises
+                except BpsError:  # it will never come; after what a signal handler raises it may
                     del self._bps_due[parameter]
                     raise
                 del self._bps_due[parameter]
+                if gradient is None:
+                    continue
                 if version not in (None, parameter._version):
                     raise BpsError(
                         f"{self._bps_trained.name_of(parameter)!r} was changed after step(), before its update",
                         "call synchronize() after step(), and change weights then",
                     )
-                if gradient is not None:
-                    self._step_on(parameter, gradient, options)
+                self._step_on(parameter, gradient, options)
 
     def _step_on(self, parameter: torch.nn.Parameter, gradient: torch.Tensor, options: dict[str, Any]) -> None:
         groups, later, alone = self.param_groups, parameter.grad, {"params": [parameter], **options}

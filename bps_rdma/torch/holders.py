@@ -37,6 +37,11 @@ def is_part(gradient: torch.Tensor) -> bool:
     return gradient._is_view() or gradient.untyped_storage().nbytes() > gradient.numel() * gradient.itemsize
 
 
+def is_shared(parameter: torch.Tensor) -> bool:
+    """Whether other tensors may share memory and version with a parameter."""
+    return is_part(parameter) or not CAN_TELL or sharers_of(parameter) > _UNSHARED
+
+
 def is_of_the_script(parameter: torch.Tensor) -> bool:
     """Whether a gradient, which autograd has not just given, is one that a script has made, or holds."""
     gradient = parameter.grad

@@ -14,7 +14,7 @@ import training
 from torch import nn
 
 import bps_rdma
-from bps_rdma.torch import CrossBarrier
+from bps_rdma.torch import CrossBarrier, holders
 
 Between = Callable[[nn.Module, Any], None]
 Make = Callable[[Any], torch.optim.Optimizer]
@@ -132,6 +132,7 @@ def test_optimizers_that_need_whole_steps_are_refused(bps: Any) -> None:
     bps.barrier()
 
 
+@pytest.mark.skipif(not holders.CAN_TELL, reason="this torch cannot tell who shares memory")
 @harness.on_ranks(workers=2)
 def test_weights_that_change_before_their_update_are_told(bps: Any) -> None:
     """As those that a script clamps after step(): the update would come after that."""
@@ -150,6 +151,26 @@ def test_weights_that_change_before_their_update_are_told(bps: Any) -> None:
             with pytest.raises(bps_rdma.BpsError, match=r"'weight' was changed .*synchronize\(\) after step"):
                 model(training.batch(0))
             optimizer.synchronize()
+    bps.barrier()
+
+
+@harness.on_ranks(workers=2)
+def test_weights_that_no_update_changes_may_change(bps: Any) -> None:
+    """No rank has used the one, and the update of the other one's memory comes first."""
+    model = nn.ModuleDict({"used": nn.Linear(8, 4), "other": nn.Linear(8, 4)})
+    optimizer = CrossBarrier(model, torch.optim.SGD(model.parameters(), lr=0.1), find_unused_parameters=True)
+    model["used"](training.batch(0)).sum().backward()
+    optimizer.step()
+    with torch.no_grad():
+        model["other"].weight.clamp_(-0.1, 0.1)
+    optimizer.synchronize()
+    optimizer.zero_grad()
+
+    model["other"].weight = nn.Parameter(model["used"].weight)
+    optimizer = CrossBarrier(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    (model["used"](training.batch(0)) + model["other"](training.batch(0))).sum().backward()
+    optimizer.step()
+    optimizer.synchronize()
     bps.barrier()
 
 
