@@ -75,6 +75,7 @@ class ModulePasses:
             return False
         self._current[0] = module
         self._returned.forget()
+        self.trained.forget_values()
         self._look_at(module)
         return True
 

@@ -28,6 +28,7 @@ from bps_rdma.torch.check_alike import check_alike, digest_of, digest_of_some, t
 from bps_rdma.torch.checks import check_parameter
 from bps_rdma.torch.membership import View, unique, view
 from bps_rdma.torch.synchronizer import GradientSynchronizer
+from bps_rdma.torch.transfer import members_of
 from bps_rdma.torch.units import IndexedParameter, strides_of
 from bps_rdma.torch.wrapping import remove_hooks
 
@@ -107,6 +108,10 @@ class TrainedParameters:
         """A pass of this rank alone begins. If it is the first of all, a script may change weights by its gradients."""
         if self._alike and not self._agreed and not self._first:
             self._first = {name: digest_of_some(each) for name, each in named()}
+
+    def forget_values(self) -> None:
+        """The owner has other parameters from now on."""
+        self._first = {}
 
     def watch(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         """Hooks parameters, also those that do not require gradients yet."""
@@ -240,13 +245,14 @@ class TrainedParameters:
         lines, failure = self._lines_of(wanted, lambda *_: "")
         lie_alike = self._check_alike([*self._options, *lines], "parameters", failure, places=strides)
         has_trained = self._agreed or job.current().is_late
-        told = np.array([is_new, has_trained or self._alike], np.int64)
-        new, trained = bps_rdma.push_pull(told, f"{self.prefix} new", average=False, group=self._group)
+        told = np.array([is_new, has_trained or self._alike, bool(self._first)], np.int64)
+        new, trained, first = bps_rdma.push_pull(told, f"{self.prefix} new", average=False, group=self._group)
         if new == 0:
             return lie_alike
         whole = trained == 0  # it may take seconds; what one rank has loaded since they were alike shows in some, too
+        known = self._first if first == members_of(self._group).size else {}  # or ranks would compare different times
         values, _ = self._lines_of(
-            wanted, lambda name, each: digest_of(each) if whole else self._first.get(name) or digest_of_some(each)
+            wanted, lambda name, each: digest_of(each) if whole else known.get(name) or digest_of_some(each)
         )
         self._first = {}
         self._check_alike(values, "values", hint=_SYNC if has_trained else _BROADCAST)

@@ -82,6 +82,37 @@ def test_values_count_from_before_a_pass_of_each_rank_alone(bps: Any, loads: boo
     bps.barrier()
 
 
+@harness.on_ranks(workers=2)
+def test_a_pass_of_one_rank_alone_before_all_load_the_same_weights(bps: Any) -> None:
+    """As one that tries out a batch: what it saw does not count, for the others have not looked then."""
+    torch.manual_seed(0)
+    model, state = nn.Linear(3, 5000), nn.Linear(3, 5000).state_dict()
+    ddp = DistributedDataParallel(model)
+    if bps.rank() == 0:
+        with ddp.no_sync():
+            ddp(torch.ones(2, 3)).sum().backward()
+        ddp.zero_grad()
+    model.load_state_dict(state)
+    ddp(torch.ones(2, 3)).sum().backward()
+    bps.barrier()
+
+
+@harness.on_ranks(workers=2)
+def test_values_of_a_module_that_is_replaced_do_not_count(bps: Any) -> None:
+    torch.manual_seed(0)
+    first, second = nn.Linear(3, 5000), nn.Linear(3, 5000)
+    ddp = DistributedDataParallel(first)
+    with ddp.no_sync():
+        ddp(torch.ones(2, 3)).sum().backward()
+    ddp.module = second
+    if bps.rank() == 0:
+        second.load_state_dict(nn.Linear(3, 5000).state_dict())
+    value = ddp(torch.ones(2, 3)).sum()
+    with pytest.raises(MismatchError, match=r"weight .*values.*broadcast_parameters"):
+        value.backward()
+    bps.barrier()
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
