@@ -181,6 +181,7 @@ class DistributedDataParallel(torch.nn.Module):
         A collective call between passes: every rank must make it, which is why it is not a part of state_dict(). See
         bps_rdma.feedback_state().
         """
+        self._follow_module()
         self._passes.make_first()
         return self.synchronizer.compression_state()
 
@@ -190,6 +191,7 @@ class DistributedDataParallel(torch.nn.Module):
         Raises:
             InvalidArgumentError: it is the state of another module, or lacks what this compression remembers.
         """
+        self._follow_module()
         self._passes.make_first()
         if self._spreads_buffers:  # declares its names, as the first forward would: their order counts
             self._spread_buffers()
@@ -234,6 +236,7 @@ class DistributedDataParallel(torch.nn.Module):
         if not enable:
             yield
             return
+        self._follow_module()
         self._passes.make_first()
         prefix, group = self._passes.trained.prefix, self._arguments["group"]
 

@@ -126,3 +126,18 @@ def test_what_join_cannot_do_is_refused():
         second_join, *passes = [each.partition(" is called")[0] for each in of_two]
         assert second_join == "a second join()"
         assert passes == 3 * ["a pass of another wrapper"]
+
+
+@harness.on_ranks(workers=2)
+def test_a_module_that_is_replaced_before_join(bps: Any) -> None:
+    """A rank without inputs, which runs no forward, trains the new one, too."""
+    model = DistributedDataParallel(training.seeded(training.Plain))
+    model.module = nn.Linear(8, 4)
+    bps_torch.broadcast_parameters(model.module.state_dict())
+    before = model.module.weight.detach().clone()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with model.join():
+        for x in batches(bps.rank(), bps.size(), 1):
+            model(x).sum().backward()
+            optimizer.step()
+    assert not torch.equal(model.module.weight, before)
