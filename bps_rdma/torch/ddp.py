@@ -19,7 +19,7 @@ from bps_rdma.torch.broadcast import broadcast_parameters
 from bps_rdma.torch.buffers import BufferBroadcast
 from bps_rdma.torch.check_alike import check_alike
 from bps_rdma.torch.checks import check_batch_norm, check_module
-from bps_rdma.torch.joining import Call, UnevenInputs
+from bps_rdma.torch.joining import Call, UnevenInputs, refuse_beside_join
 from bps_rdma.torch.membership import AnyGroup
 from bps_rdma.torch.module_passes import ModulePasses
 from bps_rdma.torch.plan import StrategyName
@@ -153,7 +153,7 @@ class DistributedDataParallel(torch.nn.Module):
     def _spread_buffers(self) -> None:
         if self._buffers_of_root is None:
             self._buffers_of_root = BufferBroadcast(self.module, self._passes.trained.prefix, self._arguments["group"])
-        if not self._uneven.joined or next(self.module.buffers(), None) is not None:
+        if next(self.module.buffers(), None) is not None:
             self._buffers_of_root.run(self._uneven.announce_buffers())
 
     def finish_gradient_synchronization(self) -> None:
@@ -236,6 +236,7 @@ class DistributedDataParallel(torch.nn.Module):
         if not enable:
             yield
             return
+        refuse_beside_join()
         self._follow_module()
         self._passes.make_first()
         prefix, group = self._passes.trained.prefix, self._arguments["group"]

@@ -31,7 +31,13 @@ def refuse_in_join(what: str, instead: str = "use DistributedOptimizer") -> None
         )
 
 
-_ONE = "wrap one module that has both models in it"
+def refuse_beside_join() -> None:
+    """Raises BpsError within a block of join(), for what another wrapper does by all ranks."""
+    if _attached:
+        raise BpsError(
+            "join() of one wrapper is running; ranks without inputs take no part in passes of another",
+            "leave join() out if all ranks have equally many batches, or wrap one module that has both models in it",
+        )
 
 
 class Call(IntEnum):
@@ -129,7 +135,7 @@ class UnevenInputs:
         divide_by_initial_world_size: bool,
         throw_on_early_termination: bool,
     ) -> Iterator[None]:
-        """Makes the block of a wrapper, after which this rank shadows those that still have inputs.
+        """Makes the block of a wrapper, in that of none, after which this rank shadows those that still have inputs.
 
         Args:
             prefix: of all names; the same on all ranks.
@@ -138,7 +144,6 @@ class UnevenInputs:
             finish: called on all ranks with the rank that has made all steps.
             divide_by_initial_world_size, throw_on_early_termination: see DistributedDataParallel.join().
         """
-        refuse_in_join("a second join()", _ONE)
         joining = Joining(prefix, group, stops=throw_on_early_termination)
         self._joining, self._announced, self._scales = joining, False, not divide_by_initial_world_size
         _attached.add(id(joining))
@@ -151,8 +156,13 @@ class UnevenInputs:
         finish(last)
 
     def announce_buffers(self) -> int | None:
-        """A broadcast of buffers follows. Returns the rank whose buffers count; None outside of join()."""
+        """A broadcast of buffers follows. Returns the rank whose buffers count; None outside of join().
+
+        Raises:
+            BpsError: this is the join() of another wrapper.
+        """
         if self._joining is None:
+            refuse_beside_join()
             return None
         self._joining.announce(Call.buffers)
         return self._joining.root
@@ -169,7 +179,7 @@ class UnevenInputs:
             BpsError: this is the join() of another wrapper, whose ranks without inputs make no such pass.
         """
         if self._joining is None:
-            refuse_in_join("a pass of another wrapper", _ONE)
+            refuse_beside_join()
         elif not self._announced:
             self._joining.announce(Call.gradients)
             self._announced = True

@@ -18,7 +18,7 @@ from bps_rdma.torch import membership, transfer
 from bps_rdma.torch.asynchronous import AsynchronousOptimizer
 from bps_rdma.torch.broadcast import broadcast_optimizer_state, broadcast_parameters
 from bps_rdma.torch.checks import check_batch_norm_of, check_count, check_not_averaged, check_optimizer
-from bps_rdma.torch.joining import Call, UnevenInputs
+from bps_rdma.torch.joining import Call, UnevenInputs, refuse_beside_join
 from bps_rdma.torch.membership import AnyGroup
 from bps_rdma.torch.parameters import FixedParameters, names_of
 from bps_rdma.torch.plan import StrategyName
@@ -223,6 +223,7 @@ class SynchronousOptimizer(WrappedOptimizer):
         if not enable:
             yield
             return
+        refuse_beside_join()
         self._bps_settle()
         prefix, group = self._bps_trained.prefix, self._bps_arguments["group"]
 
