@@ -282,7 +282,8 @@ class DiLoCo:
                 self._saved = saved
                 raise BpsError(
                     f"{self._fixed.name_of(parameter)!r} has other values than when this state was saved",
-                    "load the weights of the same checkpoint into the model, after its optimizer was wrapped",
+                    "load the weights of the same checkpoint into the model, after its optimizer was wrapped; if they "
+                    "are too old, call optimizer.state_dict() before the model's weights are saved: it ends agreements",
                 )
 
     def _parameters(self) -> Iterator[torch.nn.Parameter]:
@@ -303,7 +304,8 @@ class DiLoCo:
     def state_dict(self) -> dict[str, Any]:
         """Returns the state for a checkpoint of this rank, whose inner optimizer and compression feedback are its own.
 
-        Waits for what is under way first, so that every rank must call it at the same step.
+        Waits for what is under way first, so that every rank must call it at the same step. That changes weights: call
+        it before the model's weights are saved.
         """
         self._settle()
         self.synchronize()

@@ -167,7 +167,7 @@ def test_weights_of_a_checkpoint_that_are_overwritten_are_told(bps: Any) -> None
             optimizer = DiLoCo(torch.optim.SGD(net.parameters(), 0.1), net.named_parameters(), every=4)
             optimizer.load_state_dict(state)
             if bps.rank() == 1:
-                with pytest.raises(bps.BpsError, match=r"'0\.weight' has other values than when this state was saved"):
+                with pytest.raises(bps.BpsError, match=r"'0\.weight' has other .*state_dict\(\) before"):
                     optimizer.step()
             net.load_state_dict(weights)
         optimizer.zero_grad()
