@@ -387,12 +387,16 @@ class ParametersOf:
         self._inner: list[int] = []  # ids of the modules in it
         self._modules: list[Any] = []  # the modules and the parameters of it and of each of these, by name
         self._parameters: list[Any] = []
+        self._is_scripted = False  # a module in it is, which keeps neither in dicts
 
     def now(self) -> list[torch.nn.Parameter]:
         """All of them, each as often as it occurs."""
+        if self._is_scripted:
+            return list(self._module.parameters())
         if not self._modules or self._inner != _ids(self._modules):
             modules = list(self._module.modules())
-            if any(isinstance(each, torch.jit.ScriptModule) for each in modules):  # it keeps neither in dicts
+            self._is_scripted = any(isinstance(each, torch.jit.ScriptModule) for each in modules)
+            if self._is_scripted:
                 return list(self._module.parameters())
             self._modules = [each._modules for each in modules]
             self._parameters = [each._parameters for each in modules]
