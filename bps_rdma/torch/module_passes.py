@@ -46,6 +46,10 @@ class ModulePasses:
         self._look_at(module)
         self._looked_at = -1  # the backward that was looked at last, of those that return gradients
         self._end = EndOfBackward(self._end_of_backward, self.trained.give_up)
+        self._decided = -1  # the backward in which a hook on outputs has said whether it is one of no_sync()
+        self._returned_parameters: set[int] = set()  # ids of those that a forward has returned
+        self._undecided: list[torch.nn.Parameter] = []  # of these, whose gradient came before any such hook
+        self._end_undecided = EndOfBackward(self._take_undecided)
         self._sync = True  # the forward of the running backward was outside of no_sync(); before it, the last forward
         self._pending = False  # a forward has run, and its gradients have not been synchronised
         self._keeps = False  # gradients of this rank alone, from inside of no_sync()
@@ -74,6 +78,7 @@ class ModulePasses:
         if module is self._module:
             return False
         self._current[0] = module
+        self._returned_parameters.clear()
         self._returned.forget()
         self.trained.forget_values()
         self._look_at(module)
@@ -90,7 +95,7 @@ class ModulePasses:
         """
         self._sync = sync
         if torch._C._current_graph_task_id() == -1:  # not within a backward that computes activations again
-            self._end.forget()
+            self._forget_backward()
         if not sync:
             self.trained.note_values(self._module.named_parameters)
             return
@@ -105,8 +110,10 @@ class ModulePasses:
         """The forward has given these outputs, from which its backward will come: maybe after other forwards."""
         hook = self._at_start_of_backward if self._sync else self._at_start_without_sync
         for tensor in _tensors_of(outputs):
-            if not tensor.is_leaf:  # that of a parameter would stay
+            if not tensor.is_leaf:
                 tensor.register_hook(hook)  # type: ignore[no-untyped-call]
+            elif self.trained.is_hooked(tensor):  # a hook would stay there, and run in backwards of other forwards
+                self._returned_parameters.add(id(tensor))
 
     # ---- Backward
 
@@ -123,12 +130,14 @@ class ModulePasses:
 
     def _at_start_without_sync(self, _: torch.Tensor) -> None:
         if not self._end.is_due:  # the gradients of a backward from several forwards are sent if one of these wants it
-            self._sync = False
+            self._sync, self._decided = False, torch._C._current_graph_task_id()
+            self._take_undecided()
 
     def _begin(self) -> None:
         self.settle()
         self._backward_began = time.monotonic_ns()
         self._end.ask()
+        self._take_undecided()
 
     def settle(self) -> None:
         """Settles what a pass works on, before the pass; not in a forward, which a rank may run alone."""
@@ -145,6 +154,20 @@ class ModulePasses:
             self._rebuilt = True
 
     def _arrived(self, parameter: torch.nn.Parameter) -> None:
+        is_decided = self._end.is_due or self._decided == torch._C._current_graph_task_id()
+        if is_decided or id(parameter) not in self._returned_parameters:
+            self._take(parameter)
+        else:
+            self._undecided.append(parameter)
+            self._end_undecided.ask()
+
+    def _take_undecided(self) -> None:
+        """Takes gradients of parameters that a forward has returned: its backward may reach them before all others."""
+        arrived, self._undecided = self._undecided, []
+        for parameter in arrived:
+            self._take(parameter)
+
+    def _take(self, parameter: torch.nn.Parameter) -> None:
         trained, sync = self.trained, self._sync
         entry = trained.entry_of(parameter)
         if entry is not None:
@@ -158,6 +181,12 @@ class ModulePasses:
                 entry = trained.entry_of(parameter)
             if entry is not None:
                 trained.ready(entry)
+
+    def _forget_backward(self) -> None:
+        """No backward is running: what a failed one has left does not count."""
+        self._end.forget()
+        self._end_undecided.forget()
+        self._undecided.clear()
 
     def _end_of_backward(self) -> None:
         self._pending = True
@@ -178,7 +207,7 @@ class ModulePasses:
 
     def finish(self) -> None:
         """Waits until all gradients are means; see DistributedDataParallel.finish_gradient_synchronization()."""
-        self._end.forget()
+        self._forget_backward()
         if not (self._pending or self.trained.is_open):
             return
         self._pending = self._keeps = False

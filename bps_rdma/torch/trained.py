@@ -116,8 +116,7 @@ class TrainedParameters:
     def watch(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         """Hooks parameters, also those that do not require gradients yet."""
         for parameter in parameters:
-            known = self._hooked.get(id(parameter))
-            if known is not None and known() is parameter:
+            if self.is_hooked(parameter):
                 continue
             if not (parameter.is_floating_point() or parameter.is_complex()) or parameter.is_inference():
                 continue  # is never trained
@@ -128,6 +127,11 @@ class TrainedParameters:
                 self._hooks.append(parameter.register_hook(_tell_of(self._computed, parameter)))  # type: ignore[no-untyped-call]
             parameter.requires_grad_(not frozen)
             self._hooked[id(parameter)] = weakref.ref(parameter)
+
+    def is_hooked(self, tensor: torch.Tensor) -> bool:
+        """Whether this is a parameter of the owner."""
+        known = self._hooked.get(id(tensor))
+        return known is not None and known() is tensor
 
     def close(self) -> None:
         """Removes all hooks: the parameters may outlive the owner, and get another one."""

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from typing import Any
 
@@ -293,3 +294,44 @@ def test_a_forward_that_returns_a_parameter(bps: Any, strategy: str) -> None:
         (out.sum() + bps.rank() * bias.sum()).backward()
         assert torch.equal(bias.grad, torch.full((4,), 2.5))
         assert not bias._backward_hooks
+
+
+@every_strategy(workers=2)
+def test_a_returned_parameter_follows_the_forward_of_its_backward(bps: Any, strategy: str) -> None:
+    """As the scale of CLIP's loss, whose gradient arrives before those that the forward computed."""
+
+    class Scaled(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(8, 4)
+            self.scale = nn.Parameter(torch.ones(4))
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return super().forward(x), self.scale
+
+    def backward(outputs: tuple[torch.Tensor, torch.Tensor]) -> None:
+        (outputs[0] * outputs[1]).sum().backward()
+
+    def samples(step: int, rank: int) -> torch.Tensor:
+        return torch.full((2, 8), 1.0 + step + 3 * rank)
+
+    alone = training.seeded(Scaled)
+    for step in range(2):
+        for rank in range(2):
+            backward(alone(samples(step, rank)))
+    ddp = DistributedDataParallel(training.seeded(Scaled), strategy=strategy, find_unused_parameters=True)
+    for order in (("alone", "all"), ("all", "alone")):
+        ddp.zero_grad()
+        outputs = {}
+        for step, kind in enumerate(order):
+            with contextlib.nullcontext() if kind == "all" else ddp.no_sync():
+                outputs[kind] = ddp(samples(step, bps.rank()))
+        before = bps.metrics()["total"]["operations"]
+        backward(outputs["alone"])
+        assert bps.metrics()["total"]["operations"] == before, order
+        backward(outputs["all"])
+        for mine, theirs in zip(ddp.module.parameters(), alone.parameters(), strict=True):
+            torch.testing.assert_close(mine.grad, theirs.grad / 2, msg=str(order))
+    ddp.zero_grad()
+    ddp(samples(0, bps.rank()))[1].sum().backward()  # that parameter alone
+    torch.testing.assert_close(ddp.module.scale.grad, torch.ones(4))
+    assert ddp.module.weight.grad is None or not ddp.module.weight.grad.any()
