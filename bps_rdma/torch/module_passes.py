@@ -49,7 +49,7 @@ class ModulePasses:
         self._decided = -1  # the backward in which a hook on outputs has said whether it is one of no_sync()
         self._returned_parameters: set[int] = set()  # ids of those that a forward has returned
         self._undecided: list[torch.nn.Parameter] = []  # of these, whose gradient came before any such hook
-        self._end_undecided = EndOfBackward(self._take_undecided)
+        self._end_undecided = EndOfBackward(self._take_undecided, self._drop_undecided)
         self._sync = True  # the forward of the running backward was outside of no_sync(); before it, the last forward
         self._pending = False  # a forward has run, and its gradients have not been synchronised
         self._keeps = False  # gradients of this rank alone, from inside of no_sync()
@@ -167,6 +167,9 @@ class ModulePasses:
         for parameter in arrived:
             self._take(parameter)
 
+    def _drop_undecided(self) -> None:
+        self._undecided.clear()
+
     def _take(self, parameter: torch.nn.Parameter) -> None:
         trained, sync = self.trained, self._sync
         entry = trained.entry_of(parameter)
@@ -186,7 +189,7 @@ class ModulePasses:
         """No backward is running: what a failed one has left does not count."""
         self._end.forget()
         self._end_undecided.forget()
-        self._undecided.clear()
+        self._drop_undecided()
 
     def _end_of_backward(self) -> None:
         self._pending = True
