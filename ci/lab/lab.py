@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -63,15 +63,14 @@ class Lab:
             self.switch.unshape(host)
         self.disturb()
 
-    def shape(self, mbit: float, queue: str = "200ms", hosts: Sequence[Host] = ()) -> None:
-        """Give the cables of these hosts, or every cable, a rate in each direction.
+    def shape(self, mbit: float, queue: str = "200ms") -> None:
+        """Give every cable a rate, in each direction.
 
         The host's card waits; the switch's port drops what `queue` does not hold.
         """
-        hosts = hosts or self.hosts
-        for host in hosts:
+        for host in self.hosts:
             self.switch.shape(host, mbit, queue)
-        self._on_rails(f"tc qdisc replace dev DEVICE root tbf rate {mbit}mbit burst {BURST} latency 1000ms", hosts)
+        self._on_rails(f"tc qdisc replace dev DEVICE root tbf rate {mbit}mbit burst {BURST} latency 1000ms")
 
     def disturb(self, *netem: str) -> None:
         """Delay or lose what leaves any host, in the words of tc-netem(8); nothing: as new.
@@ -83,7 +82,7 @@ class Lab:
             command += f"; tc qdisc add dev DEVICE root netem limit 100000 {' '.join(netem)}"
             for host in self.hosts:
                 self.switch.unshape(host)
-        self._on_rails(command, self.hosts)
+        self._on_rails(command)
 
     def cut(self, host: Host, rail: int = 0) -> None:
         """Pulls a cable: packets vanish and nobody is told."""
@@ -97,15 +96,17 @@ class Lab:
 
     def forget_neighbours(self) -> None:
         """No host knows the hardware address of another one on the rails, as after the first boot."""
-        self._on_rails("ip neigh flush dev DEVICE", self.hosts)
+        self._on_rails("ip neigh flush dev DEVICE")
 
     def carried(self, rail: int = 0) -> list[tuple[int, int]]:
         """Bytes so far on a rail of each host: from it, to it."""
         return [self.switch.carried(host, rail) for host in self.hosts]
 
-    def _on_rails(self, command: str, hosts: Sequence[Host]) -> None:
-        def act(host: Host) -> None:
-            host.run("; ".join(command.replace("DEVICE", f"d{rail}") for rail in range(len(host.rails))))
+    def _on_rails(self, command: str) -> None:
+        self._everywhere(
+            lambda host: host.run("; ".join(command.replace("DEVICE", f"d{r}") for r in range(len(host.rails))))
+        )
 
+    def _everywhere(self, act: Callable[[Host], object]) -> None:
         with ThreadPoolExecutor(len(self.hosts)) as pool:
-            list(pool.map(act, hosts))
+            list(pool.map(act, self.hosts))

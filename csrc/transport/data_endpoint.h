@@ -94,7 +94,7 @@ struct MeasuredRate {
 
 // Counts the bytes that have gone out by a connection.
 struct Carried {
-  std::uint64_t bytes = 0;    // how many the peer's system, or its device, has acknowledged; with headers
+  std::uint64_t bytes = 0;    // how many the peer's system has acknowledged
   std::uint64_t busy_us = 0;  // for how long some were on their way, or waited
 };
 
@@ -141,8 +141,7 @@ class DataEndpoint : public Endpoint {
   }
   // Returns the rate, which transports measure whose rails do not tell how fast they are.
   virtual MeasuredRate measured_rate() const { return {}; }
-  // Returns what was carried since the last call that found something; zeros where that is unknown. The first call may
-  // be what makes the endpoint count. May ask the system, so it is not for the data path.
+  // Returns what was carried since the last call; zeros where that is unknown. Asks the system; not for the data path.
   virtual Carried take_carried() { return {}; }
 
   DataSink* sink = nullptr;  // set by Transport::attach() and accept_data()

@@ -3,8 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
-#include <utility>
 
 namespace bps::van {
 namespace {
@@ -22,26 +20,15 @@ constexpr double kTry = 2;
 constexpr double kFaster = 3;
 constexpr int kFirstPause = 10, kLongestPause = 160, kGoodTrial = 3;  // how many looks they last
 constexpr double kFades = 0.5;
-
-// Returns the value that is above a quarter of the others, or 0 where there are none.
-double quarter(std::vector<double> all) {
-  if (all.empty()) return 0;
-  const auto at = all.begin() + static_cast<std::ptrdiff_t>(all.size() / 4);
-  std::ranges::nth_element(all, at);
-  return *at;
-}
-
-double mean(const std::vector<double>& all) {
-  return all.empty() ? 0 : std::accumulate(all.begin(), all.end(), 0.0) / static_cast<double>(all.size());
-}
+constexpr double kQuarter = 0.25;  // this share of the flows is below the one with which the others are compared
 
 }  // namespace
 
 // Holds what the flows between each two hosts, in each direction, have carried. Those to and from a link that has been
 // found slow say nothing of the other host.
 struct LinkWatch::Window {
-  Window(std::size_t hosts, bool of_loops)
-      : count(hosts), by_loops(of_loops), bytes(hosts * hosts), busy_us(hosts * hosts), is_slow(hosts, false) {}
+  explicit Window(std::size_t hosts)
+      : count(hosts), bytes(hosts * hosts), busy_us(hosts * hosts), is_slow(hosts, false) {}
   std::size_t at(std::size_t from, std::size_t to) const { return from * count + to; }
   bool counts(std::size_t flow) const { return bytes[flow] >= kLeastBytes && busy_us[flow] > 0; }
 
@@ -52,32 +39,20 @@ struct LinkWatch::Window {
     }
   }
 
-  // Takes the loops that measure RDMA for equally late: one that is later than others makes all that it sends seem
-  // busier. Afterwards a quarter of the flows of each host is as busy as that of any other.
-  void level_senders() {
-    std::vector<double> quarters(count);
-    for (std::size_t host = 0; host < count; ++host) quarters[host] = quarter(busy_flows(host, false));
-    std::vector<double> senders = quarters;
-    std::erase(senders, 0);
-    const double usual = quarter(senders);
-    for (std::size_t host = 0; host < count; ++host) {
-      for_each_flow(host, false, [&](std::size_t flow, bool) { busy_us[flow] *= usual / quarters[host]; });
-    }
-  }
-
-  std::vector<double> busy_flows(std::size_t host, bool in) const {
-    std::vector<double> found;
-    for_each_flow(host, in, [&](std::size_t flow, bool tells) {
-      if (tells) found.push_back(busy_us[flow]);
-    });
-    return found;
-  }
-
-  // Returns the mean time for which the flows of a host are busy, in the direction in which it is longer; where loops
-  // measure it, in the direction to the host.
+  // Returns the mean time for which the flows of a host are busy, in the direction in which they are longer.
   double busy_of(std::size_t host) const {
-    return by_loops ? mean(busy_flows(host, true))
-                    : std::max(mean(busy_flows(host, false)), mean(busy_flows(host, true)));
+    double longer = 0;
+    for (const bool in : {false, true}) {
+      double sum = 0;
+      int flows = 0;
+      for_each_flow(host, in, [&](std::size_t flow, bool tells) {
+        if (!tells) return;
+        sum += busy_us[flow];
+        ++flows;
+      });
+      if (flows > 0) longer = std::max(longer, sum / flows);
+    }
+    return longer;
   }
   // Returns the time for which flows are busy on links that are not slow; 0: there are none.
   double usual_busy() const {
@@ -85,16 +60,14 @@ struct LinkWatch::Window {
     for (std::size_t flow = 0; flow < bytes.size(); ++flow) {
       if (counts(flow)) all.push_back(busy_us[flow]);
     }
-    return quarter(std::move(all));
+    if (all.empty()) return 0;
+    const auto quarter = all.begin() + static_cast<std::ptrdiff_t>(static_cast<double>(all.size()) * kQuarter);
+    std::ranges::nth_element(all, quarter);
+    return *quarter;
   }
   // Returns bytes per second while the link is busy, in the busier direction.
   double rate_of(std::size_t host) const {
     double best = 0;
-    if (by_loops) {
-      for_each_flow(host, true, [&](std::size_t flow, bool) { best += bytes[flow]; });
-      const double busy = busy_of(host);
-      return busy > 0 ? best / busy * 1e6 : 0;
-    }
     for (const bool in : {false, true}) {
       double longest = 0, sum = 0;
       for_each_flow(host, in, [&](std::size_t flow, bool tells) {
@@ -108,7 +81,6 @@ struct LinkWatch::Window {
   }
 
   std::size_t count;
-  bool by_loops;
   std::vector<double> bytes, busy_us;  // by at()
   std::vector<bool> is_slow;           // by host
 };
@@ -121,7 +93,6 @@ LinkWatch::LinkWatch(const Membership& members) {
     Host& host = hosts_[found->second];
     host.nominal = std::max(host.nominal, static_cast<double>(node.link));
     host_of_.push_back(found->second);
-    by_loops_ |= std::ranges::find(node.addresses, "rdma", &TransportAddress::transport) != node.addresses.end();
   }
 }
 
@@ -139,7 +110,7 @@ bool LinkWatch::take(std::uint32_t node, const LinkUse& use) {
 // Returns what counts now. Of several flows between two hosts the longest counts. What earlier looks have seen counts
 // half as much each time, since a single look sees a step or two.
 LinkWatch::Window LinkWatch::window() {
-  Window now(hosts_.size(), by_loops_);
+  Window now(hosts_.size());
   for (auto& [nodes, flow] : flows_) {
     const std::size_t at = now.at(host_of_[nodes.first - 1], host_of_[nodes.second - 1]);
     now.bytes[at] += flow.bytes;
@@ -147,7 +118,6 @@ LinkWatch::Window LinkWatch::window() {
     flow.bytes *= kFades;
     flow.busy_us *= kFades;
   }
-  if (by_loops_) now.level_senders();
   return now;
 }
 
@@ -211,7 +181,7 @@ std::optional<std::vector<std::uint64_t>> LinkWatch::look(bool may_change) {
   bool changes = false, is_new = false;
   for (std::size_t i = 0; i < hosts_.size(); ++i) {
     links[i] = used(hosts_[i]);
-    if (ratios[i] == 0 && hosts_[i].state == Host::State::kGood) continue;
+    if (ratios[i] == 0) continue;
     const auto link = judge(hosts_[i], ratios[i], rates[i] / part, may_change);
     is_new |= hosts_[i].slower == 1;
     if (!link) continue;

@@ -7,9 +7,6 @@
 // measured while it is busy. A link is slow only if it also carries less than others do of what they should, and two
 // looks in a row must agree.
 //
-// Over RDMA loops measure how long flows are busy, and one that is late makes all that it sends seem busy. So each flow
-// is compared with the others of its sender, and a link is judged by what other hosts send to it.
-//
 // A trial finds out whether a slow link is faster again: the link gets twice as much to do, after a pause. The pause
 // doubles each time that the trial fails. When the link carries much more than it is counted on for, it is tried at
 // once, or after a quarter of the pause where a trial has failed: a link that limits what is sent by a bucket of tokens
@@ -72,7 +69,6 @@ class LinkWatch {
   double nominal(const Host& host) const { return host.nominal > 0 ? host.nominal : usual_; }
   double used(const Host& host) const { return host.used > 0 ? host.used : nominal(host); }
 
-  bool by_loops_ = false;             // some member can use RDMA, where loops measure how long flows are busy
   std::vector<std::size_t> host_of_;  // by node - 1
   std::vector<Host> hosts_;
   std::map<std::pair<std::uint32_t, std::uint32_t>, Flow> flows_;  // by the sending and the receiving node

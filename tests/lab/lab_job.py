@@ -140,10 +140,6 @@ class Job(harness.Members):
         """The part of all sums of each worker, and then of each dedicated server."""
         return list(self.events(0, "counted")[0]["shares"])
 
-    def shares_now(self) -> list[float]:
-        """The same after the last round so far."""
-        return list(self.events(0, "round")[-1]["shares"])
-
     def goodput(self, nbytes: int, skip: int = 2) -> list[float]:
         """Mbit/s of a worker: lower quartile, median, upper quartile of the rounds after the first ones."""
         by_rank = [[event["seconds"] for event in self.events(rank, "round")] for rank in range(len(self.ranks))]

@@ -44,11 +44,6 @@ def rounds(count: int, elements: int) -> Iterator[tuple[int, float, int]]:
         yield k, seconds, sum(int(np.count_nonzero(part != sums[k % ROUNDS_KEPT][: len(part)])) for part in parts)
 
 
-def shares() -> list[float]:
-    """The part of all sums of each worker, and then of each dedicated server."""
-    return [member.get("share", 0) for member in bps.dump()["members"]]
-
-
 def main() -> None:
     told: list[int] = []
     signal.signal(signal.SIGUSR1, lambda number, _: told.append(number))
@@ -58,13 +53,13 @@ def main() -> None:
         tell(event="ready", seconds=time.monotonic() - begin)
         if "READY" not in sys.argv:
             for k, seconds, wrong in rounds(int(sys.argv[1]), int(sys.argv[2]) // 4):
-                parts = shares() if bps.rank() == 0 and "UNTIL_TOLD" in sys.argv else []
-                tell(event="round", round=k, seconds=seconds, wrong=wrong, shares=parts)
+                tell(event="round", round=k, seconds=seconds, wrong=wrong)
                 if "UNTIL_TOLD" in sys.argv and bps.push_pull(np.array([len(told)]), average=False, name="told")[0] > 0:
                     break
             counted = bps.metrics()["total"]
+            shares = [member.get("share", 0) for member in bps.dump()["members"]]
             told = {name: counted[name] for name in ("partitions", "paths_lost")}
-            tell(event="counted", shares=shares(), **told)
+            tell(event="counted", shares=shares, **told)
         bps.shutdown()
     except bps.BpsError as error:
         tell(event="error", kind=type(error).__name__, text=str(error))

@@ -32,8 +32,7 @@ def share(goodput):
 def measured(lab, workers, servers, rounds=8, env=None):
     """(goodput of a worker, times the tensor that each link carried, parts of the sums); the sums are right."""
     before = lab.carried()
-    constant = {"BPS_PLACEMENT_SECONDS": "0"}  # the parts of servers are, however busy this machine makes a link
-    with Job(workers, servers, rounds, TENSOR, env=constant | (env or {})) as job:
+    with Job(workers, servers, rounds, TENSOR, env=env) as job:
         job.finish()
     assert job.partitions() == {TENSOR / PARTITION}
     return job.goodput(TENSOR), per_round(before, lab.carried(), rounds), job.shares()

@@ -12,21 +12,11 @@ RdmaData::RdmaData(const Hello& made_by, TransportState& of, RcConnection by)
   longest_piece_ = kLongestPiece;
 }
 
-Carried RdmaData::take_carried() {
-  is_watched_ = true;
-  if (is_lost() || carried_bytes_ == 0) return {};  // the time counts when the bytes do
-  if (awaited_ > 0) {
-    const std::uint64_t now = now_ns();
-    busy_ns_ += now - std::exchange(busy_since_ns_, now);
-  }
-  return {std::exchange(carried_bytes_, 0), std::exchange(busy_ns_, 0) / 1000};
-}
-
 void RdmaData::drop() {
   for (Pending& pending : pending_) {
     if (Registration* source = std::exchange(pending, {}).source) state.registrations.release(source);
   }
-  awaited_ = 0;
+  tokens_ = 0;
   wants_room_ = false;
   headers_memory_.reset();
 }

@@ -10,9 +10,6 @@
 // So a completion comes soon for every write, as tokens, windows and registrations want it, and a batch of 16
 // partitions costs one.
 //
-// A write is awaited if it has a token, or at least 64 KiB while somebody counts what is carried. Its completion wakes
-// the loop. take_carried() counts awaited writes.
-//
 // Belongs to the thread of the loop.
 #pragma once
 
@@ -30,11 +27,10 @@ class RdmaData final : public RdmaEndpoint<DataEndpoint> {
 
   std::size_t write(std::span<const WriteOp> ops) override;
   bool is_flushed() const override { return is_lost() || completed_ == posted_; }
-  Carried take_carried() override;
 
   void on_sent(std::uint64_t number) override;
   void on_arrived(const ibv_wc& completion) override;
-  bool awaits_completions() const override { return awaited_ > 0 || wants_room_; }
+  bool awaits_completions() const override { return tokens_ > 0 || wants_room_; }
   void look() override { acknowledgements.look(posted_, completed_); }
   void give_up_sends() override {
     if (posted_ > 0) on_sent(posted_ - 1);
@@ -45,25 +41,16 @@ class RdmaData final : public RdmaEndpoint<DataEndpoint> {
   struct Pending {
     std::uint64_t token = kNoToken;
     Registration* source = nullptr;
-    std::uint32_t bytes = 0;
-    bool is_awaited = false;
   };
 
   bool build(const WriteOp& op);
   void ring(std::uint64_t first);
-  void begin_awaiting();
-  void end_awaiting(std::uint32_t bytes);
 
   std::uint64_t posted_ = 0;  // how many requests ever; number n is in place n % kDataWindow
   std::uint64_t completed_ = 0;
   std::uint64_t signalled_ = 0;  // how many requests up to the last one that asked for a completion
-  std::uint32_t awaited_ = 0;    // how many requests of awaited writes are on the way
+  std::uint32_t tokens_ = 0;     // how many are on the way
   bool wants_room_ = false;
-  bool is_watched_ = false;  // somebody calls take_carried()
-  // How many bytes of awaited writes are finished since take_carried(), and for how long some were on the way.
-  std::uint64_t carried_bytes_ = 0;
-  std::uint64_t busy_ns_ = 0;
-  std::uint64_t busy_since_ns_ = 0;  // where awaited_ > 0
   std::array<ibv_send_wr, kDataWindow> requests_{};
   std::array<std::array<ibv_sge, 2>, kDataWindow> pieces_{};
   std::array<Pending, kDataWindow> pending_{};

@@ -11,7 +11,6 @@
 namespace bps::transport::rdma {
 namespace {
 
-constexpr std::uint64_t kLargeWrite = 64 << 10;  // worth waking the loop for at its end
 constexpr int kMostBatches = 8;  // batches of completions per look, so that no other part of the loop starves
 
 }  // namespace
@@ -32,7 +31,6 @@ bool RdmaData::build(const WriteOp& op) {
   const std::uint64_t total = op.total();
   const std::uint64_t count = pieces_of(total);
   if (posted_ - completed_ + count > kDataWindow) return false;
-  const bool is_awaited = op.token != kNoToken || (is_watched_ && total >= kLargeWrite);
   const auto* source = static_cast<const RdmaRegion*>(op.source);
   std::uint64_t offset = 0;  // counts in header and payload together
   const std::byte* next = op.length > 0 ? source->bytes().data() + op.source_offset : nullptr;
@@ -74,10 +72,9 @@ bool RdmaData::build(const WriteOp& op) {
       signalled_ = posted_;
     }
     Pending& pending = pending_[place];
-    pending = {last ? op.token : kNoToken, payload > 0 ? source->registration(state.rail) : nullptr,
-               static_cast<std::uint32_t>(size), is_awaited};
+    pending = {last ? op.token : kNoToken, payload > 0 ? source->registration(state.rail) : nullptr};
     if (pending.source != nullptr) ++pending.source->users;
-    if (is_awaited) begin_awaiting();
+    if (pending.token != kNoToken) ++tokens_;
     offset += size;
   }
   state.counters.data_writes.add();
@@ -103,18 +100,10 @@ void RdmaData::on_sent(std::uint64_t number) {
     const Pending done = std::exchange(pending_[completed_ % kDataWindow], {});
     ++completed_;
     if (done.source != nullptr) state.registrations.release(done.source);
-    if (done.is_awaited) end_awaiting(done.bytes);
-    if (done.token != kNoToken) sink->on_written(*this, done.token);
+    if (done.token == kNoToken) continue;
+    --tokens_;
+    sink->on_written(*this, done.token);
   }
-}
-
-void RdmaData::begin_awaiting() {
-  if (awaited_++ == 0) busy_since_ns_ = now_ns();
-}
-
-void RdmaData::end_awaiting(std::uint32_t bytes) {
-  carried_bytes_ += bytes;
-  if (--awaited_ == 0) busy_ns_ += now_ns() - busy_since_ns_;
 }
 
 void RdmaData::on_arrived(const ibv_wc& completion) {

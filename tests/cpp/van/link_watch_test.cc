@@ -4,10 +4,7 @@
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <numeric>
 #include <random>
-#include <tuple>
 
 #include "van/link_shares.h"
 
@@ -21,10 +18,8 @@ constexpr double kTensor = 100e6;
 class Cluster {
  public:
   // `nominal`: what members say of their links. 0: they do not know.
-  Cluster(std::vector<double> links, std::size_t workers, double nominal = kGigabit, std::uint32_t seed = 1,
-          std::string transport = "tcp")
-      : transport_(std::move(transport)),
-        random_(seed),
+  Cluster(std::vector<double> links, std::size_t workers, double nominal = kGigabit, std::uint32_t seed = 1)
+      : random_(seed),
         links_(std::move(links)),
         workers_(workers),
         said_(links_.size(), nominal),
@@ -38,11 +33,6 @@ class Cluster {
   void let_burst(std::size_t host, double times) {
     bursts_ = host;
     burst_ = times;
-  }
-  // What these hosts send seems busy so many times as long.
-  void let_lag(std::vector<std::size_t> hosts, double times) {
-    late_ = std::move(hosts);
-    lag_ = times;
   }
   // True when the watch has asked for other weights. It gets them.
   bool run_for_a_second() {
@@ -58,7 +48,6 @@ class Cluster {
         double busy = std::max(load(shares, i) / links_[i], load(shares, j) / links_[j]) * noise_(random_);
         if ((i == bursts_ || j == bursts_) && static_cast<double>(used_[bursts_]) < 1.2 * links_[bursts_])
           busy /= burst_;
-        if (std::ranges::find(late_, i) != late_.end()) busy *= lag_;
         use.peers.push_back({static_cast<std::uint32_t>(j + 1), static_cast<std::uint64_t>(bytes * rounds),
                              static_cast<std::uint64_t>(1e6 * busy * rounds)});
       }
@@ -100,7 +89,6 @@ class Cluster {
       node.server_rank = static_cast<std::int32_t>(i);
       node.host = node.host_key = "host " + std::to_string(i);
       node.link = static_cast<std::uint64_t>(said_[i]);
-      node.addresses = {{transport_, {}}};
       members.nodes.push_back(node);
     }
     return members;
@@ -121,9 +109,7 @@ class Cluster {
   }
 
   std::size_t bursts_ = ~std::size_t{0};
-  std::vector<std::size_t> late_;
-  double burst_ = 1, lag_ = 1;
-  const std::string transport_;
+  double burst_ = 1;
   std::minstd_rand random_;
   std::vector<double> links_;  // as they are
   const std::size_t workers_;
@@ -135,70 +121,19 @@ class Cluster {
 };
 
 TEST(LinkWatch, LeavesGoodLinksAlone) {
-  for (const std::string transport : {"tcp", "rdma"}) {
-    for (const double nominal : {kGigabit, 0.0, 10 * kGigabit, kGigabit / 10}) {
-      for (const std::size_t workers : {3, 4, 8}) {
-        Cluster cluster(std::vector<double>(workers + 2, kGigabit), workers, nominal, 1, transport);
-        EXPECT_EQ(cluster.changes_in(100), 0) << transport << ", " << nominal << ", " << workers;
-      }
+  for (const double nominal : {kGigabit, 0.0, 10 * kGigabit, kGigabit / 10}) {
+    for (const std::size_t workers : {3, 4, 8}) {
+      Cluster cluster(std::vector<double>(workers + 2, kGigabit), workers, nominal);
+      EXPECT_EQ(cluster.changes_in(100), 0) << nominal << ", " << workers;
     }
   }
 }
-
-// A loop that is late sees late that its writes over RDMA are finished. All that it sends seems to take longer.
-class LateLoops : public testing::TestWithParam<std::tuple<std::size_t, std::size_t, double>> {
- protected:
-  // Calls `look` with a cluster in which no loop is late, one of a worker, that of a spare host, two, and all of
-  // workers.
-  static void for_each_cluster(auto&& look) {
-    const auto [workers, spares, lag] = GetParam();
-    std::vector<std::size_t> all_workers(workers);
-    std::iota(all_workers.begin(), all_workers.end(), 0);
-    for (const std::vector<std::size_t>& late : {{}, {0}, {workers}, {0, workers - 1}, all_workers}) {
-      for (std::uint32_t seed = 1; seed <= 2; ++seed) {
-        for (const double nominal : {kGigabit, 0.0, 10 * kGigabit}) {
-          Cluster cluster(std::vector<double>(workers + spares, kGigabit), workers, nominal, seed, "rdma");
-          cluster.let_lag(late, lag);
-          SCOPED_TRACE(testing::PrintToString(late) + " are late, seed " + std::to_string(seed) + ", nominal " +
-                       std::to_string(nominal));
-          look(cluster);
-        }
-      }
-    }
-  }
-};
-
-TEST_P(LateLoops, MakeNoLinkSlow) {
-  for_each_cluster([](Cluster& cluster) { EXPECT_EQ(cluster.changes_in(100), 0); });
-}
-
-TEST_P(LateLoops, HideNoSlowLink) {
-  for (const bool of_spare : {true, false}) {
-    const std::size_t slow = of_spare ? std::get<0>(GetParam()) : 1;
-    for_each_cluster([&](Cluster& cluster) {
-      cluster.change(slow, kGigabit / 4);
-      EXPECT_GE(cluster.changes_in(8), 1);
-      EXPECT_GE(cluster.goodput(), 0.65);
-      const std::vector<LinkWatch::Slow> found = cluster.slow();
-      const auto is_it = [&](const LinkWatch::Slow& one) { return one.host == "host " + std::to_string(slow); };
-      EXPECT_TRUE(std::ranges::any_of(found, is_it));
-      // The one spare host of many workers, which sums what a slow one did, may seem slow for a while, also over TCP.
-      if (of_spare) {
-        EXPECT_TRUE(std::ranges::all_of(found, is_it));
-      }
-    });
-  }
-}
-
-INSTANTIATE_TEST_SUITE_P(LinkWatch, LateLoops,
-                         testing::Combine(testing::Values(2, 4, 8), testing::Values(1, 4), testing::Values(1.5, 5.0)));
 
 struct Case {
   std::string name;
   std::size_t workers, spares;
   std::vector<std::size_t> slow;
   double factor;
-  std::string transport = "tcp";
 };
 
 class Drop : public testing::TestWithParam<Case> {};
@@ -207,8 +142,7 @@ TEST_P(Drop, IsFollowedAndForgotten) {
   const Case& drop = GetParam();
   for (std::uint32_t seed = 0; seed < 6; ++seed) {
     const double nominal = seed % 2 == 0 ? kGigabit : 0;
-    Cluster cluster(std::vector<double>(drop.workers + drop.spares, kGigabit), drop.workers, nominal, seed,
-                    drop.transport);
+    Cluster cluster(std::vector<double>(drop.workers + drop.spares, kGigabit), drop.workers, nominal, seed);
     EXPECT_EQ(cluster.changes_in(10), 0);
     for (const std::size_t host : drop.slow) cluster.change(host, kGigabit * drop.factor);
     const double before = cluster.goodput();
@@ -226,17 +160,11 @@ TEST_P(Drop, IsFollowedAndForgotten) {
   }
 }
 
-std::vector<Case> over(const std::string& transport) {
-  std::vector<Case> all = {{"Spare", 4, 1, {4}, 0.25},       {"OneOfTwoSpares", 4, 2, {5}, 0.25},
-                           {"WorkerHost", 4, 0, {2}, 0.5},   {"WorkerHostMuch", 4, 1, {0}, 0.25},
-                           {"TwoSpares", 6, 3, {6, 8}, 0.2}, {"OfThree", 3, 1, {3}, 0.1},
-                           {"Large", 32, 8, {3, 35}, 0.25}};
-  for (Case& one : all) one.transport = transport;
-  return all;
-}
-INSTANTIATE_TEST_SUITE_P(LinkWatchTcp, Drop, testing::ValuesIn(over("tcp")),
-                         [](const auto& one) { return one.param.name; });
-INSTANTIATE_TEST_SUITE_P(LinkWatchRdma, Drop, testing::ValuesIn(over("rdma")),
+INSTANTIATE_TEST_SUITE_P(LinkWatch, Drop,
+                         testing::Values(Case{"Spare", 4, 1, {4}, 0.25}, Case{"OneOfTwoSpares", 4, 2, {5}, 0.25},
+                                         Case{"WorkerHost", 4, 0, {2}, 0.5}, Case{"WorkerHostMuch", 4, 1, {0}, 0.25},
+                                         Case{"TwoSpares", 6, 3, {6, 8}, 0.2}, Case{"OfThree", 3, 1, {3}, 0.1},
+                                         Case{"Large", 32, 8, {3, 35}, 0.25}),
                          [](const auto& one) { return one.param.name; });
 
 TEST(LinkWatch, ALinkThatOnlySeemsFastIsTriedLessAndLessOften) {
