@@ -8,7 +8,7 @@ namespace bps::van {
 namespace {
 
 constexpr double kLeastBusy_us = 100e3;   // of the busiest flow between two looks: below it a slow link costs little
-constexpr double kLeastBytes = 64 << 10;  // a flow with fewer says nothing
+constexpr double kLeastBytes = 64 << 10;  // a flow with fewer says nothing, unless its link is known to be slow
 constexpr int kLooks = 2;                 // so many looks have to agree
 // The flows of a slow link are busy this many times as long as others. Those of a good one differ by up to 1.6 on a
 // machine with a load of 13. A link that is known to be slow is followed more closely.
@@ -28,14 +28,14 @@ constexpr double kQuarter = 0.25;  // this share of the flows is below the one w
 // found slow say nothing of the other host.
 struct LinkWatch::Window {
   explicit Window(std::size_t hosts)
-      : count(hosts), bytes(hosts * hosts), busy_us(hosts * hosts), is_slow(hosts, false) {}
+      : count(hosts), bytes(hosts * hosts), busy_us(hosts * hosts), is_slow(hosts, false), is_known(hosts, false) {}
   std::size_t at(std::size_t from, std::size_t to) const { return from * count + to; }
-  bool counts(std::size_t flow) const { return bytes[flow] >= kLeastBytes && busy_us[flow] > 0; }
+  bool counts(std::size_t flow, double least = kLeastBytes) const { return bytes[flow] >= least && busy_us[flow] > 0; }
 
   void for_each_flow(std::size_t host, bool in, auto&& look) const {
     for (std::size_t other = 0; other < count; ++other) {
       const std::size_t flow = in ? at(other, host) : at(host, other);
-      if (counts(flow)) look(flow, !is_slow[other]);
+      if (counts(flow, is_known[host] ? 1 : kLeastBytes)) look(flow, !is_slow[other]);
     }
   }
 
@@ -83,6 +83,7 @@ struct LinkWatch::Window {
   std::size_t count;
   std::vector<double> bytes, busy_us;  // by at()
   std::vector<bool> is_slow;           // by host
+  std::vector<bool> is_known;          // by host: it was slow before
 };
 
 LinkWatch::LinkWatch(const Membership& members) {
@@ -118,6 +119,7 @@ LinkWatch::Window LinkWatch::window() {
     flow.bytes *= kFades;
     flow.busy_us *= kFades;
   }
+  for (std::size_t i = 0; i < hosts_.size(); ++i) now.is_known[i] = hosts_[i].state != Host::State::kGood;
   return now;
 }
 
@@ -140,7 +142,7 @@ std::optional<double> LinkWatch::judge(Host& host, double ratio, double rate, bo
   if (std::ranges::any_of(hosts_, is_tried)) return std::nullopt;
   ++host.calm;
   if (host.state == State::kTried && host.calm >= kGoodTrial) {
-    host.pause = kFirstPause;
+    if (ratio > 0) host.pause = kFirstPause;  // a link that carries nothing has proved nothing
     host.state = used(host) >= nominal(host) * kLess ? State::kGood : State::kSlow;
     if (host.state == State::kSlow) host.faster = kLooks;  // the link may be faster still
   }
@@ -181,7 +183,7 @@ std::optional<std::vector<std::uint64_t>> LinkWatch::look(bool may_change) {
   bool changes = false, is_new = false;
   for (std::size_t i = 0; i < hosts_.size(); ++i) {
     links[i] = used(hosts_[i]);
-    if (ratios[i] == 0) continue;
+    if (ratios[i] == 0 && hosts_[i].state == Host::State::kGood) continue;  // it carries nothing
     const auto link = judge(hosts_[i], ratios[i], rates[i] / part, may_change);
     is_new |= hosts_[i].slower == 1;
     if (!link) continue;

@@ -34,6 +34,8 @@ class Cluster {
     bursts_ = host;
     burst_ = times;
   }
+  // A server whose share is below this gets nothing.
+  void deal_pieces_of(double share) { piece_ = share; }
   // True when the watch has asked for other weights. It gets them.
   bool run_for_a_second() {
     const std::vector<double> shares = shares_of(std::vector<double>(used_.begin(), used_.end()));
@@ -96,7 +98,9 @@ class Cluster {
   std::vector<double> shares_of(const std::vector<double>& links) const {
     std::vector<Site> sites;
     for (std::size_t i = 0; i < links.size(); ++i) sites.push_back({.link = links[i], .contributions = i < workers_});
-    return link_shares(sites);
+    std::vector<double> shares = link_shares(sites);
+    for (double& share : shares) share = share < piece_ ? 0 : share;
+    return shares;
   }
   double load(const std::vector<double>& shares, std::size_t host) const {
     const auto n = static_cast<double>(workers_);
@@ -108,6 +112,7 @@ class Cluster {
     return longest;
   }
 
+  double piece_ = 0;
   std::size_t bursts_ = ~std::size_t{0};
   double burst_ = 1;
   std::minstd_rand random_;
@@ -176,6 +181,22 @@ TEST(LinkWatch, ALinkThatOnlySeemsFastIsTriedLessAndLessOften) {
   cluster.change(4, kGigabit);
   EXPECT_GE(cluster.changes_in(60), 1);
   EXPECT_GE(cluster.goodput(), 0.85);
+}
+
+TEST(LinkWatch, ASlowLinkWithLittleOrNothingToDoIsTriedAgain) {
+  for (const double piece : {0.0, 1.0 / 64}) {
+    Cluster cluster(std::vector<double>(5, kGigabit), 4);
+    cluster.deal_pieces_of(piece);
+    cluster.change(4, kGigabit / 5000);
+    cluster.changes_in(400);
+    ASSERT_EQ(cluster.slow().size(), 1U);
+    EXPECT_LE(cluster.changes_in(320), 16) << "it tries less and less often";
+    EXPECT_GE(cluster.mean_goodput(), 0.85);
+    cluster.change(4, kGigabit);
+    cluster.changes_in(600);
+    EXPECT_GE(cluster.goodput(), 0.85);
+    EXPECT_EQ(cluster.slow().size(), 0U);
+  }
 }
 
 TEST(LinkWatch, IgnoresWhatTakesNoTime) {
