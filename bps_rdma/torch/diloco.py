@@ -142,6 +142,7 @@ class DiLoCo:
             raise InvalidArgumentError(f"{wrong[0]!r} is not of a floating-point type", "leave it out of the optimizer")
         self.inner = optimizer
         self.steps = 0
+        self._is_checked = False  # by _check_first(), since this was made or a state was loaded
         self._saved: list[str] = []  # digests of the parameters that belong to a state which was loaded
         self._copied: tuple[list[torch.Tensor], list[torch.Tensor]] | None = None  # anchors and velocities
         self._every, self._delay, self._mix = every, delay, mix
@@ -213,7 +214,7 @@ class DiLoCo:
             for one, (anchor, velocity) in zip(self._fragments, fragments, strict=True):
                 one.anchor.copy_(anchor)
                 one.velocity.copy_(velocity)
-        self._lacks_state, self._saved = False, []
+        self._lacks_state, self._is_checked, self._saved = False, False, []
 
     _step_supports_amp_scaling = True  # torch's GradScaler calls step() also where it has found an infinity
 
@@ -235,8 +236,9 @@ class DiLoCo:
         Raises:
             InvalidArgumentError: a parameter is trained that was not when this was made; names it.
             BpsError: a parameter has other values at the first step than this was made with, or than were saved with
-                the state that was loaded; names it. Or this process entered a running job, and take_over() has not been
-                called.
+                the state that was loaded; names it. Other ranks raise InvalidArgumentError then, which names the rank.
+                Or this process entered a running job, and take_over() has not been called.
+            MismatchError: ranks have loaded states of different steps.
             PeerLostError, DeadlineError: the ranks could not agree. RoundAbortedError: the same on every rank that is
                 left. The step itself has been made, on the parameters of this rank; go on with the next one. The next
                 agreement starts from the last anchor.
@@ -248,9 +250,8 @@ class DiLoCo:
             )
         self._settle()
         self._fixed.check(self.inner)
-        if self.steps == 0 and self._outer != (1, 0):  # a plain mean does not depend on the anchor
-            self._check_anchors()
-        self._check_saved()
+        if not self._is_checked:
+            self._check_first()
         result = scaled_step(self, lambda: self.inner.step(closure), self._parameters())
         self.steps += 1
         for number, fragment in enumerate(self._fragments):
@@ -264,27 +265,38 @@ class DiLoCo:
             self._agree(due)
         return result
 
-    def _check_anchors(self) -> None:
+    def _check_first(self) -> None:
+        """Refuses on all ranks what is wrong on one before the first step, so that none waits for another."""
+        failure = self._wrong_anchor() or self._wrong_values()
+        if self._fragments and not job.current().may_lose_members:  # there, not all might hear of a loss in it
+            check_alike([f"made {self.steps} steps"], f"{self._fragments[0].name}.first", self._group, failure)
+        elif failure:
+            raise failure
+        self._is_checked, self._saved = True, []
+
+    def _wrong_anchor(self) -> BpsError | None:
         """A checkpoint that is loaded into the model alone would be left again at the first agreement."""
+        if self.steps > 0 or self._outer == (1, 0):  # a plain mean does not depend on the anchor
+            return None
         for one in self._fragments:
             for parameter, anchor in zip(one.parameters, one.of_each(one.anchor), strict=True):
                 if not torch.allclose(parameter, anchor.to(parameter.dtype), rtol=0, atol=0, equal_nan=True):
-                    raise BpsError(
+                    return BpsError(
                         f"{self._fixed.name_of(parameter)!r} has other values than when the ranks agreed on it",
                         "load weights into the model before you wrap its optimizer, or load a state_dict() of both",
                     )
+        return None
 
-    def _check_saved(self) -> None:
+    def _wrong_values(self) -> BpsError | None:
         """Weights that were loaded before this was made have become those of another rank."""
-        saved, self._saved = self._saved, []
-        for parameter, digest in zip(self._parameters(), saved, strict=False):
+        for parameter, digest in zip(self._parameters(), self._saved, strict=False):
             if digest_of_some(parameter) != digest:
-                self._saved = saved
-                raise BpsError(
+                return BpsError(
                     f"{self._fixed.name_of(parameter)!r} has other values than when this state was saved",
                     "load the weights of the same checkpoint into the model, after its optimizer was wrapped; if they "
                     "are too old, call optimizer.state_dict() before the model's weights are saved: it ends agreements",
                 )
+        return None
 
     def _parameters(self) -> Iterator[torch.nn.Parameter]:
         return (one for part in self._fragments for one in part.parameters)
@@ -344,7 +356,7 @@ class DiLoCo:
         self.synchronize()
         self.inner.load_state_dict(state["inner"])
         self.steps = state["steps"]
-        self._saved = state.get("values", [])
+        self._is_checked, self._saved = False, state.get("values", [])
         for one, saved, pieces in zip(self._fragments, state["fragments"], remembered, strict=True):
             one.anchor.copy_(saved["anchor"])
             one.velocity.copy_(saved["velocity"])

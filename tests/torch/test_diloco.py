@@ -80,7 +80,7 @@ def test_local_sgd_averages_every_few_steps(bps: Any) -> None:
         before = bps.metrics()["total"]["operations"]
         optimizer.step()
         sent = bps.metrics()["total"]["operations"] - before
-        assert sent == (1 if step in (2, 5) else 0), "only then do ranks speak to each other"
+        assert sent == (1 if step in (0, 2, 5) else 0), "they are compared once, and agree twice"
         flat = torch.cat([one.detach().flatten() for one in net.parameters()])
         everybody = bps.all_gather(flat).view(bps.size(), -1)
         assert bool((everybody == everybody[0]).all()) == (step in (2, 5))
@@ -166,8 +166,9 @@ def test_weights_of_a_checkpoint_that_are_overwritten_are_told(bps: Any) -> None
             net.load_state_dict(weights)
             optimizer = DiLoCo(torch.optim.SGD(net.parameters(), 0.1), net.named_parameters(), every=4)
             optimizer.load_state_dict(state)
-            if bps.rank() == 1:
-                with pytest.raises(bps.BpsError, match=r"'0\.weight' has other .*state_dict\(\) before"):
+            told = "" if bps.rank() == 1 else "worker 1 cannot take part: "
+            for _ in range(2):
+                with pytest.raises(bps.BpsError, match=rf"{told}'0\.weight' has other .*state_dict\(\) before"):
                     optimizer.step()
             net.load_state_dict(weights)
         optimizer.zero_grad()
@@ -175,6 +176,21 @@ def test_weights_of_a_checkpoint_that_are_overwritten_are_told(bps: Any) -> None
         optimizer.step()
     for mine, same in zip(net.parameters(), trained(bps, {}, 8), strict=True):
         assert torch.equal(mine, same)
+
+
+@harness.on_ranks(workers=2)
+def test_states_of_different_steps_are_told(bps: Any) -> None:
+    net = model()
+    optimizer = DiLoCo(torch.optim.SGD(net.parameters(), 0.1), every=2)
+    loss(net, 0, bps.rank()).backward()
+    optimizer.step()
+    weights, new = copy.deepcopy((net.state_dict(), optimizer.state_dict()))
+    loss(net, 1, bps.rank()).backward()
+    optimizer.step()
+    net.load_state_dict(weights)
+    optimizer.load_state_dict(new | {"steps": 1 + bps.rank()})
+    with pytest.raises(bps.MismatchError, match="worker 0 has made 1 steps where worker 1 has made 2 steps"):
+        optimizer.step()
 
 
 @harness.on_ranks(workers=2)
