@@ -131,6 +131,26 @@ def test_what_join_cannot_do_is_refused():
         assert all(each.startswith("join() of one wrapper is running") for each in of_two)
 
 
+@harness.on_ranks(workers=1)
+def test_a_rank_alone_may_do_so(bps: Any) -> None:
+    """What trains on one rank need not be written anew: nobody else can run out of inputs."""
+    model, other = (DistributedDataParallel(training.seeded(training.Plain)) for _ in range(2))
+    optimizer = DistributedOptimizer(torch.optim.SGD(other.parameters(), lr=0.1), other.module.named_parameters())
+    sharded = ShardedOptimizer(model.parameters(), torch.optim.SGD, lr=0.1)
+    expected = training.seeded(training.Plain)
+    plain = torch.optim.SGD(expected.parameters(), lr=0.1)
+    with model.join(), optimizer.join():
+        for x in batches(bps.rank(), bps.size(), 2):
+            (model(x).sum() + other.module(x).sum()).backward()
+            expected(x).sum().backward()
+            for each in (sharded, optimizer, plain):
+                each.step()
+                each.zero_grad()
+    for one, two, right in zip(*(each.parameters() for each in (model, other, expected)), strict=True):
+        assert torch.equal(one, right)
+        assert torch.equal(two, right)
+
+
 @harness.on_ranks(workers=2)
 def test_a_module_that_is_replaced_before_join(bps: Any) -> None:
     """A rank without inputs, which runs no forward, trains the new one, too."""
