@@ -18,6 +18,7 @@ from bps_rdma.operations.begun import give_up, of_thread, whole
 from bps_rdma.operations.lanes import ANYTHING, Content, Lanes, Part, part_of
 from bps_rdma.operations.messages import How, Message, Together, completed, mismatch
 from bps_rdma.operations.point_to_point import Subject, started
+from bps_rdma.operations.start import check_apart, overlaps
 
 A = TypeVar("A")  # an array; one that is replaced in place keeps its type
 
@@ -122,7 +123,7 @@ def scatter(
             the other ranks, where it may be None.
         root: worker rank whose array is taken.
         sizes: on the root: the first dimension of every rank's part. Default: all are equal.
-        out: receives this rank's part.
+        out: receives this rank's part. On the root it may be that part of `array`, but not overlap it elsewhere.
         name, priority, group, timeout: as for push_pull_inplace().
 
     Raises:
@@ -166,7 +167,7 @@ def all_to_all(
         sizes: the first dimension of the part for each rank. Default: all are equal.
         out_sizes: the first dimension of the part that each rank gives this one. Default: as `sizes` is by default;
             with `sizes`, the others say it, which costs a copy of parts over 952 bytes.
-        out: receives all parts; may not be `array`. Default: a new array.
+        out: receives all parts; may not overlap `array`. Default: a new array.
         name, priority, group, timeout: as for push_pull_inplace().
 
     Raises:
@@ -202,7 +203,7 @@ class _Rows:
     """An array as rows, which are cut into one part for each rank."""
 
     def __init__(self, array: Any, members: Group, sizes: Sequence[int] | None, what: str, *, writable: bool) -> None:
-        part_of(array, writable)  # or an error in the words of the caller
+        self.memory = part_of(array, writable).memory  # or an error in the words of the caller
         self.flat = arrays.flat(array)
         self.shape = arrays.shape_of(array)
         self.width = math.prod(self.shape[1:])
@@ -273,7 +274,9 @@ def _scatter(
     if own != root:
         return exchange("scatter", {}, {root: target}, subject, how, lambda _: out)
     rows = _Rows(array, members, sizes, "array", writable=False)
-    _copy("scatter", own, target, rows.part(own))
+    part = rows.part(own)
+    check_apart(target.memory, rows.memory, part.memory.address)
+    _copy("scatter", own, target, part)
     outs = {rank: rows.part(rank) for rank in members.ranks if rank != own}
     return exchange("scatter", outs, {}, subject, how, lambda _: out)
 
@@ -288,6 +291,8 @@ def _all_to_all(
 ) -> PythonHandle[Any]:
     members, own = _members(subject), current().process.rank
     rows = _Rows(array, members, sizes, "array", writable=False)
+    if out is not None and overlaps(part_of(out, True).memory, rows.memory):
+        raise InvalidTensorError("`out` overlaps the array, whose parts are to be sent", "pass an array of its own")
     others = [rank for rank in members.ranks if rank != own]
     outs = {rank: rows.part(rank) for rank in others}
     if sizes is not None and out_sizes is None:
@@ -332,10 +337,13 @@ def _joined(array: Any, out: Any, members: Group, own_part: Part, got: dict[int,
             raise InvalidTensorError(
                 f"`out` has {target.content}, but {rows * width} have come", "leave out=None where sizes are not known"
             )
-    address = target.memory.address
+    address, kept = target.memory.address, own_part.memory
+    if overlaps(target.memory, kept):  # what is written for the ranks before this one would replace it
+        kept = arrays.describe(arrays.empty_bytes(kept.nbytes), True)
+        _core.copy_bytes(kept.address, own_part.memory.address, kept.nbytes)
     for rank, content in contents.items():
         if content.nbytes > 0:
-            source = own_part.memory.address if rank == own else got[rank].received.ctypes.data
+            source = kept.address if rank == own else got[rank].received.ctypes.data
             _core.copy_bytes(address, source, content.nbytes)
         address += content.nbytes
     return whole

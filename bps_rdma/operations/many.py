@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any, TypeVar, overload
 
 from bps_rdma import arrays as memories
-from bps_rdma.errors import InvalidArgumentError
+from bps_rdma.errors import InvalidArgumentError, InvalidTensorError
 from bps_rdma.group import Group
 from bps_rdma.handle import PythonHandle
 from bps_rdma.job import current
@@ -60,7 +61,7 @@ def push_pull_many(
         arrays: {name: array}, or a list.
         name: stands before the names, as in "name.key", or before the numbers of a list, as in "name.0". None: the
             names alone; arrays of a list are then matched by their order per dtype and size.
-        inplace: the results replace the arrays. Default: they are new arrays.
+        inplace: the results replace the arrays, of which no two may share memory. Default: they are new arrays.
         average, op, group, timeout, compression, exact: as for push_pull_inplace(), of all of them.
         priority: of the last array; the one before has one more.
 
@@ -68,7 +69,8 @@ def push_pull_many(
         The results, by the same names or in the same order.
 
     Raises:
-        InvalidTensorError, MismatchError: as push_pull_inplace(), of the first array with a fault; nothing was sent.
+        InvalidTensorError, MismatchError: as push_pull_inplace(), of the first array with a fault; or two arrays share
+            memory, and `inplace` is True. Nothing was sent.
         Otherwise as push_pull_inplace(), once all of them are over.
     """
     how = text_of(compression, exact)
@@ -97,6 +99,8 @@ def _together(arrays: Any, name: str | None, inplace: bool, options: OperationOp
             memories.note_change(array)
         out = array if inplace else memories.empty_like(array)
         described.append((each, start.reducing(array, out, options)))
+    if inplace:
+        check_shared([(found.target.device, found.target.address, found.target.nbytes) for _, found in described])
     _declare_new([(each, array) for each, array in by_name if each is not None], options)
     last = len(described) - 1
     handles = [
@@ -104,6 +108,22 @@ def _together(arrays: Any, name: str | None, inplace: bool, options: OperationOp
         for place, (each, found) in enumerate(described)
     ]
     return Together(handles, lambda: like(arrays, [found.result for _, found in described]))
+
+
+def check_shared(blocks: Sequence[tuple[Any, int, int]]) -> None:
+    """Raises InvalidTensorError where two arrays share memory: what one becomes would be summed for the other.
+
+    Args:
+        blocks: (device, address, bytes) of each.
+    """
+    places = sorted((*block, place) for place, block in enumerate(blocks) if block[2] > 0)
+    for (device, address, nbytes, one), (next_device, next_address, _, other) in pairwise(places):
+        if device == next_device and next_address < address + nbytes:
+            first, second = sorted((one, other))
+            raise InvalidTensorError(
+                f"the arrays at places {first} and {second} overlap, which are to be replaced by sums at the same time",
+                "pass what is in both once, or leave out inplace=True",
+            )
 
 
 def named(arrays: Any, name: str | None) -> list[tuple[str | None, Any]]:

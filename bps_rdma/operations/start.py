@@ -120,7 +120,7 @@ def accumulate(delta: Any, out: Any, most_ahead: int, again: bool, options: Oper
     result = arrays.empty_like(delta) if out is None else out
     target = describe(result, True)
     _check_alike(target, source)
-    _check_apart(target, source, source.address)
+    check_apart(target, source, source.address)
     described = Described(Kind.accumulate, source, target, result, source.elements, most_ahead, again=again)
     return run(described, options)
 
@@ -132,7 +132,7 @@ def reducing(array: Any, out: Any, options: OperationOptions) -> Described:
     source = target if result is array else describe(array, False)
     check_mean(source, options)
     _check_alike(target, source)
-    _check_apart(target, source, source.address)
+    check_apart(target, source, source.address)
     return Described(_PUSH_PULL, source, target, result, source.elements)
 
 
@@ -144,7 +144,7 @@ def scattering(array: Any, out: Any, options: OperationOptions) -> Described:
     result = arrays.empty_flat(array, (end - begin,)) if out is None else out
     target = describe(result, True)
     _check_size(target, source, end - begin, "out")
-    _check_apart(target, source, source.address + begin * (source.nbytes // max(source.elements, 1)))
+    check_apart(target, source, source.address + begin * (source.nbytes // max(source.elements, 1)))
     return Described(Kind.reduce_scatter, source, target, result, source.elements)
 
 
@@ -166,7 +166,7 @@ def gathering(array: Any, out: Any, options: OperationOptions) -> Described:
     is_beside = part.address != own and part.nbytes > 0
     copies = is_beside and part.device < 0
     # From GPUs the core copies later, when answers may have come.
-    if is_beside and _overlaps(part, whole) and not copies:
+    if is_beside and overlaps(part, whole) and not copies:
         raise InvalidTensorError(
             f"the array of a GPU overlaps `out`, and is not its own part of it: elements {begin} to {end}",
             "pass that part of `out`, or an array of its own",
@@ -271,13 +271,14 @@ def _check_alike(target: arrays.Memory, source: arrays.Memory) -> None:
         )
 
 
-def _overlaps(one: arrays.Memory, other: arrays.Memory) -> bool:
+def overlaps(one: arrays.Memory, other: arrays.Memory) -> bool:
+    """Whether some bytes belong to both."""
     return one.address < other.address + other.nbytes and other.address < one.address + one.nbytes
 
 
-def _check_apart(target: arrays.Memory, source: arrays.Memory, own: int) -> None:
+def check_apart(target: arrays.Memory, source: arrays.Memory, own: int) -> None:
     """Raises InvalidTensorError if answers would overwrite what is still to be sent; those at `own` cannot."""
-    if target.address != own and _overlaps(target, source):
+    if target.address != own and overlaps(target, source):
         raise InvalidTensorError(
             "`out` overlaps the array, and does not begin where its result belongs",
             "pass an array of its own, or the part of the array that is replaced",

@@ -12,7 +12,7 @@ import bps_rdma
 from bps_rdma import arrays
 from bps_rdma.handle import PythonHandle
 from bps_rdma.operations.begun import whole
-from bps_rdma.operations.many import like, named
+from bps_rdma.operations.many import check_shared, like, named
 from bps_rdma.operations.messages import Together
 from bps_rdma.operations.options import OperationOptions, reducing
 from bps_rdma.positions import Unpack, keywords_of
@@ -58,6 +58,8 @@ def _together(tensors: Any, name: str | None, inplace: bool, shared: OperationOp
     for _, tensor in found:
         check_tensor(tensor)
         transfer.check_reducible(tensor, shared)  # or an error, before anything is sent
+    if inplace:
+        check_shared([(str(tensor.device), tensor.data_ptr(), tensor.nbytes) for _, tensor in found])
     new = {each: tensor for each, tensor in found if each is not None}
     if new:
         transfer.declare_many(new, shared.group, shared.compression)

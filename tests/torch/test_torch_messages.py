@@ -108,7 +108,8 @@ def test_many_tensors_at_once(bps: Any, on_device: bool) -> None:
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         squared.sum().backward()
     first = torch.full((3,), float(rank))
-    for wrong, words in ((torch.ones(4, 4).t(), "not contiguous"), (torch.ones(4, dtype=torch.bool), "no mean")):
+    no_mean = torch.ones(4, dtype=torch.bool)
+    for wrong, words in ((torch.ones(4, 4).t(), "not contiguous"), (no_mean, "no mean"), (first[1:], "overlap")):
         with pytest.raises(bps.InvalidTensorError, match=words):
             bps_torch.push_pull_many([first, wrong], inplace=True)
     bps_torch.push_pull_many([first], average=False, inplace=True)

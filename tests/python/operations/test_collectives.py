@@ -151,6 +151,38 @@ def test_results_that_would_overwrite_what_is_still_sent_are_refused(bps: Any) -
     assert bps.prepare("push_pull", array, "p", average=False, out=array)().tolist() == [size * i for i in range(1000)]
     part = bps.reduce_scatter(array, "r", average=False, out=array[begin:end])
     assert part.tolist() == [size * size * i for i in range(begin, end)]
+    other = memory[1 - rank : 1001 - rank]  # overlaps the array on both ranks
+    for start in (
+        lambda: bps.all_to_all(array, "t", out=array),
+        lambda: bps.all_to_all(array, "t", sizes=[500, 500], out_sizes=[500, 500], out=shifted),
+        lambda: bps.all_to_all(array, "t", sizes=[500, 500], out=other),
+        lambda: bps.scatter(array, "s", root=rank, out=memory[begin + 1 : end + 1]),
+        lambda: bps.push_pull_many([array, shifted], "m", inplace=True),
+        lambda: bps.push_pull_many({"a": array, "b": memory[:3]}, inplace=True),
+    ):
+        before = memory.copy()
+        with pytest.raises(bps.InvalidTensorError, match="overlap"):
+            start()
+        assert memory.tolist() == before.tolist()
+
+
+@harness.on_ranks(workers=2)
+def test_parts_that_are_replaced_where_they_lie(bps: Any) -> None:
+    """`out` may be what the array's own part is in, and arrays that only touch may be summed in place together."""
+    rank, size, count = bps.rank(), bps.size(), 5000
+    whole = np.arange(size * count, dtype=np.float32)
+    part = np.empty(count, np.float32)
+    bps.scatter(whole if rank == 1 else None, "s", root=1, out=whole[count:] if rank == 1 else part)
+    assert (whole[count:] if rank == 1 else part)[:2].tolist() == [rank * count, rank * count + 1]
+    whole[:count] = rank
+    for uneven in (False, True):  # the part of rank 0 comes where that of rank 1 has been
+        found = bps.gather(whole[:count], f"g{uneven}", root=1, uneven=uneven, out=whole if rank == 1 else None)
+        if rank == 1:
+            assert found.reshape(size, count)[:, :2].tolist() == [[0, 0], [1, 1]], uneven
+            whole[:count] = 1
+    whole[...] = rank
+    bps.push_pull_many({"a": whole[:count], "b": whole[count:], "c": whole[3:3]}, average=False, inplace=True)
+    assert whole.tolist() == [1] * (size * count)
 
 
 @pytest.mark.parametrize("env", [{"BPS_HOST_SUM": "0"}, {"BPS_HOST_SUM": "1"}], ids=["0", "1"])
