@@ -24,7 +24,7 @@ def new_group(ranks: Iterable[int], name: str = "") -> Group:
         DeadlineError: a member did not call it in time. PeerLostError: a member was lost.
     """
     wanted = _whole_numbers(ranks)
-    argument_types.explain(name=name)
+    argument_types.check_name(name)
     return surviving(lambda: _make_group(wanted, name))
 
 
@@ -87,6 +87,7 @@ def commit(group: Group | None = None, timeout: float | None = None) -> None:
         RoundAbortedError: a member was lost; nobody may use the results of this step.
         DeadlineError, PeerLostError: as barrier().
     """
+    argument_types.explain(timeout=timeout)  # also in a job that does not vote
 
     def end_step() -> None:
         job = current()

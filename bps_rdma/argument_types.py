@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from bps_rdma.errors import InvalidArgumentError
 
@@ -17,20 +18,36 @@ _LARGEST = 2**31 - 1
 
 def explain(*, name: object = None, priority: object = 0, timeout: object = None) -> None:
     """Raises InvalidArgumentError for the first of these that the core cannot use; without one it has no effect."""
-    if name is not None and not isinstance(name, str):
-        text = name.decode(errors="replace") if isinstance(name, bytes) else str(name)
-        raise InvalidArgumentError(f"name={name!r} is not a text", f"pass name={text!r}, the same on all ranks")
-    try:
-        (name or "").encode()
-    except UnicodeEncodeError:
-        raise InvalidArgumentError(f"name={name!r} is not a text", "pass one without surrogates") from None
+    if name is not None:
+        check_name(name)
     number = whole(priority)
     if number is None or not -_LARGEST <= number <= _LARGEST:
         raise InvalidArgumentError(
             f"priority={priority!r} is not a whole number of 32 bits", "pass a number; higher ones are sent first"
         )
-    if timeout is not None and (isinstance(timeout, str) or not hasattr(timeout, "__float__")):
+    if timeout is not None and not _is_number(timeout):
         raise InvalidArgumentError(f"timeout={timeout!r} is not a number", "pass seconds, or float('inf') for no limit")
+
+
+def check_name(name: object) -> None:
+    """Raises InvalidArgumentError unless it is a text; None is none."""
+    if not isinstance(name, str):
+        text = name.decode(errors="replace") if isinstance(name, bytes) else str(name)
+        raise InvalidArgumentError(f"name={name!r} is not a text", f"pass name={text!r}, the same on all ranks")
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise InvalidArgumentError(f"name={name!r} is not a text", "pass one without surrogates") from None
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, str) or not hasattr(value, "__float__"):
+        return False
+    try:
+        float(value)
+    except (OverflowError, TypeError, ValueError):  # 10**400, or an array of several
+        return False
+    return True
 
 
 def whole(value: object) -> int | None:
@@ -41,6 +58,17 @@ def whole(value: object) -> int | None:
         return operator.index(value)  # type: ignore[arg-type]
     except TypeError:
         return None
+
+
+def whole_numbers(name: str, values: object) -> list[int]:
+    """The whole numbers in a list. Raises InvalidArgumentError if it is none."""
+    found = [whole(value) for value in values] if isinstance(values, Iterable) else [None]
+    numbers = [number for number in found if number is not None]
+    if len(numbers) < len(found):
+        raise InvalidArgumentError(
+            f"{name}={values!r} is no list of whole numbers", "pass one for each rank of the group, as in [1, 3]"
+        )
+    return numbers
 
 
 def check_root(root: object, ranks: Sequence[int], name: str = "root") -> int:

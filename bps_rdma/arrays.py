@@ -33,6 +33,7 @@ NUMPY_DTYPES: dict[str, Any] = {
     "int64": Dtype.int64,
     "bool": Dtype.bool,
 }
+READ_ONLY = ("the array is read-only", "pass an array that can be written to; push_pull() leaves its array as it is")
 FLOATING = (Dtype.float32, Dtype.float64, Dtype.float16, Dtype.bfloat16)
 
 
@@ -96,7 +97,11 @@ def numpy_dtype(dtype: Any) -> np.dtype[Any]:
 def _core_dtype(dtype: Any) -> Any:
     name = dtype.name if isinstance(dtype, np.dtype) else str(dtype).removeprefix("torch.")
     found = NUMPY_DTYPES.get(name)
-    if found is None or not getattr(dtype, "isnative", True):
+    if found is not None and not getattr(dtype, "isnative", True):
+        raise InvalidTensorError(
+            f"dtype {dtype} is not supported: its bytes are in the other order", f"pass array.astype({name!r})"
+        )
+    if found is None:
         raise InvalidTensorError(f"dtype {dtype} is not supported", f"use one of {', '.join(NUMPY_DTYPES)}")
     return found
 
@@ -228,7 +233,7 @@ def _describe_numpy(array: np.ndarray[Any, Any], writable: bool) -> Memory:
             f"the array of shape {array.shape} is not contiguous", "pass numpy.ascontiguousarray(array)"
         )
     if writable and not array.flags.writeable:
-        raise InvalidTensorError("the array is read-only", "use push_pull() instead of its in-place form, or a copy")
+        raise InvalidTensorError(*READ_ONLY)
     address = array.__array_interface__["data"][0]
     return Memory(array, address, array.size, array.nbytes, dtype, array, address, array.nbytes)
 

@@ -85,7 +85,7 @@ def _check(shape: tuple[int, ...], is_contiguous: bool, is_refused: bool) -> Non
     if not is_contiguous:
         raise InvalidTensorError(f"the array of shape {shape} is not contiguous", "pass a contiguous copy of it")
     if is_refused:
-        raise InvalidTensorError("the array is read-only", "use push_pull() instead of its in-place form, or a copy")
+        raise InvalidTensorError(*arrays.READ_ONLY)
 
 
 def _is_contiguous(shape: tuple[int, ...], strides: Sequence[int] | None, width: int) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bps_rdma import _core, arrays
+from bps_rdma import _core, argument_types, arrays
 from bps_rdma.agreement import group_of
 from bps_rdma.errors import InvalidArgumentError, InvalidTensorError, RoundAbortedError
 from bps_rdma.group import Group
@@ -103,16 +103,18 @@ class ExactSum:
 
     def _divisor(self, average: bool, divisor: int | None, is_wide: bool) -> int:
         if divisor is None:
-            return group_of(current(), self._group).size if average else 1
-        if average:
+            divides = argument_types.truth("average", average)
+            return group_of(current(), self._group).size if divides else 1
+        if argument_types.truth("average", average):
             raise InvalidArgumentError("there is a divisor, and average=True", "pass one of them")
-        if not isinstance(divisor, int) or not 1 <= divisor <= _LARGEST_DIVISOR:
+        number = argument_types.whole(divisor)
+        if number is None or not 1 <= number <= _LARGEST_DIVISOR:
             raise InvalidArgumentError(f"divisor={divisor!r}", f"pass a whole number from 1 to {_LARGEST_DIVISOR}")
-        if is_wide and divisor > 1:
+        if is_wide and number > 1:
             raise InvalidArgumentError(
                 "a sum of float64 cannot be divided exactly by a number of the caller's", "pass average=True, or none"
             )
-        return divisor
+        return number
 
 
 class UnroundedSums:

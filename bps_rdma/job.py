@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from bps_rdma import _core, presence, stacks, startup, staying, views
+from bps_rdma import _core, argument_types, presence, stacks, startup, staying, views
 from bps_rdma.errors import BpsError, NotInitializedError
 from bps_rdma.group import Group
 from bps_rdma.launch import cluster
@@ -141,6 +141,7 @@ def shutdown(timeout: float | None = None) -> None:
     that a CrossBarrier of this thread has still to make; nothing is while an exception is handled. An init() that is in
     progress ends with NotInitializedError, and so do calls of other threads that still wait.
     """
+    argument_types.explain(timeout=timeout)
     leave(timeout)
 
 

@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from bps_rdma import _core
 from bps_rdma.compression import Compression
+from bps_rdma.errors import InvalidArgumentError
 
 
 @dataclass(frozen=True)
@@ -36,13 +37,17 @@ def config_with(settings: Mapping[str, object]) -> Any:
     """The settings that init() uses with these arguments."""
     config = _core.Config()
     for name, value in settings.items():
-        config.set(f"BPS_{name.upper()}", _text_of(value), "argument")
+        config.set(f"BPS_{name.upper()}", _text_of(name, value), "argument")
     return config
 
 
-def _text_of(value: object) -> str:
+def _text_of(name: str, value: object) -> str:
     if isinstance(value, Compression):
         return value.text
+    if value is None or (isinstance(value, Collection) and not isinstance(value, str)):
+        raise InvalidArgumentError(  # without the value, which may be a secret
+            f"{name} is a {type(value).__name__}, and no text, number or truth value", "pass one, or leave it out"
+        )
     return str(int(value)) if isinstance(value, bool) else str(value)
 
 

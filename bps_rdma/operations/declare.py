@@ -30,6 +30,7 @@ def declare(
     exact: bool | None = None,
 ) -> None:
     """Announces a name before its first use; see declare_many()."""
+    argument_types.check_name(name)  # which may be no key of a dict
     found = like if like is not None else (shape, dtype)
     declare_many({name: found}, group=group, compression=compression, exact=exact)
 
@@ -60,7 +61,7 @@ def declare_many(
     if not isinstance(tensors, Mapping):
         raise InvalidArgumentError(f"{type(tensors).__name__} is not a dict", "pass {name: array or (shape, dtype)}")
     for name in tensors:
-        argument_types.explain(name=name)
+        argument_types.check_name(name)
     declare_with(tensors, group, text_of(compression, exact))
 
 

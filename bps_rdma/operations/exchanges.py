@@ -214,14 +214,10 @@ class _Rows:
                     "pass the sizes of the parts",
                 )
             sizes = [self.shape[0] // members.size] * members.size
-        self.sizes = [argument_types.whole(size) for size in sizes]
-        if (
-            len(sizes) != members.size
-            or sum(size or 0 for size in self.sizes) != self.shape[0]
-            or not all(size is not None and size >= 0 for size in self.sizes)
-        ):
+        self.sizes = argument_types.whole_numbers("sizes" if what == "array" else "out_sizes", sizes)
+        if len(self.sizes) != members.size or sum(self.sizes) != self.shape[0] or min(self.sizes) < 0:
             raise InvalidArgumentError(
-                f"sizes {list(sizes)} are not those of {members.size} parts of the {self.shape[0]} rows of {what}",
+                f"sizes {self.sizes} are not those of {members.size} parts of the {self.shape[0]} rows of {what}",
                 "pass one whole number for each rank of the group, whose sum is the first dimension",
             )
         self._writable = writable
@@ -229,8 +225,8 @@ class _Rows:
 
     def part(self, rank: int) -> Part:
         place = self._ranks.index(rank)
-        begin = sum(size or 0 for size in self.sizes[:place]) * self.width
-        return part_of(self.flat[begin : begin + (self.sizes[place] or 0) * self.width], self._writable)
+        begin = sum(self.sizes[:place]) * self.width
+        return part_of(self.flat[begin : begin + self.sizes[place] * self.width], self._writable)
 
 
 def _copy(name: str, own: int, target: Part, source: Part) -> None:
@@ -306,7 +302,7 @@ def _all_to_all(
             lambda got: _joined(array, out, members, own_part, got),
         )
     if out is None:
-        first = rows.shape[0] if out_sizes is None else sum(out_sizes)
+        first = rows.shape[0] if out_sizes is None else sum(argument_types.whole_numbers("out_sizes", out_sizes))
         out = arrays.empty_flat(array, (first, *rows.shape[1:]))
     else:
         arrays.note_change(out)

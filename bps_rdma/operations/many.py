@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, TypeVar, overload
 
+from bps_rdma import argument_types
 from bps_rdma import arrays as memories
+from bps_rdma.agreement import group_of
 from bps_rdma.errors import InvalidArgumentError, InvalidTensorError
 from bps_rdma.group import Group
 from bps_rdma.handle import PythonHandle
@@ -92,6 +94,8 @@ def push_pull_many_async(
 
 
 def _together(arrays: Any, name: str | None, inplace: bool, options: OperationOptions) -> Together:
+    argument_types.explain(name=name, priority=options.priority)
+    inplace = argument_types.truth("inplace", inplace)
     by_name = named(arrays, name)
     described = []
     for each, array in by_name:
@@ -148,7 +152,9 @@ def like(arrays: Any, results: list[Any]) -> Any:
 
 def _declare_new(by_name: list[tuple[str, Any]], options: OperationOptions) -> None:
     job = current()
-    members = job.world if options.group is None else options.group
+    members = group_of(job, options.group)
+    for name, _ in by_name:
+        argument_types.check_name(name)
     new = {name: array for name, array in by_name if (members.id, name) not in job.tensors}
     if new:
         declare_with(new, options.group, options.compression)

@@ -151,8 +151,7 @@ def text_of(compression: AnyCompression | None, exact: bool | None = None) -> st
     if compression is None and exact is None:
         return None
     if exact is not None:
-        if exact not in (True, False):
-            raise InvalidArgumentError(f"exact={exact!r} is neither True nor False", "pass one of them")
+        exact = argument_types.truth("exact", exact)
         text = compression_text(compression)
         if exact and text not in (None, NONE, EXACT):
             raise InvalidArgumentError("what is compressed is not exact", "pass `compression` or exact=True, not both")

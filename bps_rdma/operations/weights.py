@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from bps_rdma import arrays
+from bps_rdma import argument_types, arrays
 from bps_rdma._core import Handle
 from bps_rdma.errors import InvalidArgumentError
 from bps_rdma.group import Group
@@ -133,9 +133,10 @@ def accumulate_async(
 
 
 def _start(delta: Any, out: Any, staleness: int | None, again: bool, options: OperationOptions) -> Handle[Any]:
-    if staleness is not None and not (isinstance(staleness, int) and 0 <= staleness <= _MOST_AHEAD):
+    ahead = -1 if staleness is None else argument_types.whole(staleness)
+    if ahead is None or not (staleness is None or 0 <= ahead <= _MOST_AHEAD):
         raise InvalidArgumentError(f"staleness={staleness!r}", f"pass a whole number from 0 to {_MOST_AHEAD}, or None")
-    handle = start.accumulate(delta, out, 0 if staleness is None else staleness + 1, again, options)
+    handle = start.accumulate(delta, out, ahead + 1, again, options)
     arrays.note_change(out)
     return handle
 

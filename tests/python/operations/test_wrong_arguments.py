@@ -13,8 +13,9 @@ import harness
 import numpy as np
 import pytest
 
+import bps_rdma
 from bps_rdma import extras
-from bps_rdma.errors import BpsError, TransportError
+from bps_rdma.errors import BpsError, InvalidArgumentError, TransportError
 from bps_rdma.operations.options import ReduceName, ReduceOp
 from bps_rdma.operations.prepare import KINDS, prepare
 
@@ -70,6 +71,31 @@ WRONG = [
     ("empty(3, 'nonsense')", "'nonsense' is not a dtype"),
     ("empty(10**13)", "more than the memory of the machine"),
     ("empty(10**30)", "bytes are more than any machine has"),
+    ("push_pull(x, 5, average=False)", "name=5 is not a text"),
+    ("push_pull(x, b'w')", "name=b'w' is not a text"),
+    ("broadcast(x, 5, root=0)", "name=5 is not a text"),
+    ("push_pull(x, timeout=10**400)", "is not a number"),
+    ("push_pull(x, timeout=x)", "is not a number"),
+    ("barrier(timeout=x)", "is not a number"),
+    ("commit(timeout='3s')", "timeout='3s' is not a number"),
+    ("shutdown('3s')", "timeout='3s' is not a number"),
+    ("push_pull(x, exact=x)", "is neither True nor False"),
+    ("push_pull_many([x], inplace=x)", "is neither True nor False"),
+    ("push_pull_many({1: x})", "name=1 is not a text"),
+    ("push_pull_many([x], 'm', group=3)", "3 is not a group"),
+    ("push_pull_many([x], priority='high')", "priority='high' is not a whole number"),
+    ("push_pull_many([x], timeout=x)", "is not a number"),
+    ("declare(None, x)", "name=None is not a text"),
+    ("declare(['a'], x)", "name=['a'] is not a text"),
+    ("new_group([0], name=None)", "name=None is not a text"),
+    ("all_to_all(x, sizes=4)", "sizes=4 is no list of whole numbers"),
+    ("all_to_all(x, sizes=[4], out_sizes=4)", "out_sizes=4 is no list of whole numbers"),
+    ("all_to_all(x, sizes=[4], out_sizes=['4'])", "out_sizes=['4'] is no list of whole numbers"),
+    ("scatter(x, sizes=4, out=x)", "sizes=4 is no list of whole numbers"),
+    ("accumulate(x, 'a', staleness=True)", "staleness=True"),
+    ("ExactSum(x, 'e').push_pull(divisor=True)", "divisor=True"),
+    ("ExactSum(x, 'e').push_pull(average=x)", "is neither True nor False"),
+    ("ExactSum(x, 'e').push_pull(timeout=x)", "is not a number"),
 ]
 
 
@@ -81,6 +107,29 @@ def test_wrong_arguments_are_named(alone):
         assert caught.value.hint, call
     assert alone.push_pull(X, average=np.False_).tolist() == [1] * 4
     assert alone.push_pull(X, name="w", priority=np.int64(3), timeout=np.float32(9)).tolist() == [1] * 4
+    total = alone.ExactSum(X, "e")
+    total.add(X)
+    assert total.push_pull(divisor=np.int64(2)).tolist() == [0.5] * 4
+
+
+@pytest.mark.parametrize("value", [None, b"open-sesame", ["open-sesame"], {"open-sesame": 1}])
+def test_a_setting_of_a_wrong_type_is_not_made_a_text(value):
+    """As a text, `None` would be a secret that everybody guesses."""
+    with pytest.raises(InvalidArgumentError, match=f"secret is a {type(value).__name__}, and no text") as caught:
+        bps_rdma.init(secret=value)
+    assert "open-sesame" not in str(caught.value)
+
+
+def test_hints_for_arrays_say_what_to_pass(alone):
+    frozen = np.ones(3)
+    frozen.flags.writeable = False
+    for call in (alone.push_pull_inplace, alone.broadcast, lambda out: alone.all_gather(np.ones(3), out=out)):
+        with pytest.raises(alone.InvalidTensorError, match="read-only") as caught:
+            call(frozen)
+        assert caught.value.hint == "pass an array that can be written to; push_pull() leaves its array as it is"
+    with pytest.raises(alone.InvalidTensorError, match="dtype >f4") as caught:
+        alone.push_pull(np.ones(3, ">f4"))
+    assert "array.astype('float32')" in caught.value.hint
 
 
 def test_masked_arrays_are_refused(alone):
