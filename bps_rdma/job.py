@@ -21,7 +21,7 @@ from bps_rdma.group import Group
 from bps_rdma.launch import cluster
 from bps_rdma.presence import Stage, raised
 from bps_rdma.running_job import Job
-from bps_rdma.settings import SettingValue, config_with, table_of
+from bps_rdma.settings import SettingValue, config_with, naming_what_is_no_text, table_of
 from bps_rdma.unfinished import Unfinished, disown_dropped
 from bps_rdma.views import asked, current, resume, surviving
 
@@ -96,11 +96,12 @@ def join(settings: Mapping[str, object], *, resumes: bool) -> Membership:
         if is_initialized():
             return Membership(joined=False)
         cluster.adopt(os.environ, settings)
-        config = config_with(settings)
-        start = startup.from_config(config)
-        _warn_of_agent(config)
-        start.resumes = resumes
-        process = _core.Process.start(config, start, change.stop)
+        with naming_what_is_no_text():
+            config = config_with(settings)
+            start = startup.from_config(config)
+            _warn_of_agent(config)
+            start.resumes = resumes
+            process = _core.Process.start(config, start, change.stop)
         job = Job(process, config, Group(0, tuple(range(process.workers))))
         presence.become(Stage.INSIDE, views.settled(job, change))
         atexit.register(shutdown)

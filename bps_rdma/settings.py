@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import os
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,14 +53,45 @@ def _text_of(name: str, value: object) -> str:
     return str(int(value)) if isinstance(value, bool) else str(value)
 
 
+def no_text() -> InvalidArgumentError | None:
+    """The error for a variable of a setting that is not UTF-8; None: there is none. A secret may have any bytes."""
+    for name, aliases, *_, secret in _core.Config.table():
+        if secret:
+            continue
+        for variable in (name, *aliases.split()):
+            try:
+                os.environb.get(variable.encode(), b"").decode()
+            except UnicodeDecodeError:
+                return InvalidArgumentError(f"{variable} is not a text in UTF-8", f"set {variable} to one, or unset it")
+    return None
+
+
+@contextmanager
+def naming_what_is_no_text() -> Iterator[None]:
+    """Raises the error of no_text() where reading a setting fails for that."""
+    try:
+        yield
+    except UnicodeDecodeError:
+        error = no_text()
+        if error is None:
+            raise
+        raise error from None
+
+
 def table_of(values: _core.Config) -> list[SettingValue]:
     """Every setting with its value and the source of the value; of a secret only whether it is set."""
-    return [
-        SettingValue(name, _shown(values, name, secret), values.source(name), default, tuple(aliases.split()), text)
-        for name, aliases, default, text, secret in _core.Config.table()
-    ]
+    with naming_what_is_no_text():
+        return [
+            SettingValue(name, _shown(values, name, secret), values.source(name), default, tuple(aliases.split()), text)
+            for name, aliases, default, text, secret in _core.Config.table()
+        ]
 
 
 def _shown(values: Any, name: str, secret: bool) -> str:
-    text: str = values.text(name)
+    try:
+        text: str = values.text(name)
+    except UnicodeDecodeError:
+        if not secret:  # secrets may have any bytes
+            raise
+        text = "?"
     return ("set" if text else "unset") if secret else text

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import shutil
 import signal
@@ -13,6 +15,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from bps_rdma.errors import BpsError, InvalidArgumentError
+from bps_rdma.settings import no_text
 
 if TYPE_CHECKING:
     import typer
@@ -85,10 +88,38 @@ def closing(*examples: str, status: str = "") -> str:
     return "\n\n".join("\n  ".join((f"\b\n{title}", *lines)) for title, lines in blocks)
 
 
+def _prepare_standard_streams() -> None:
+    """Opens those that are closed, and lets those that take no letter of other languages take its number instead.
+
+    A descriptor that is closed would become that of the next file, to which output would then be written.
+    """
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # this takes the lowest number that is free
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, mode, encoding="utf-8", closefd=False))
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.encoding.lower() not in ("utf-8", "utf8"):
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
 def _without_a_reader() -> int:
     """Discards the output from now on, for its reader, such as `head`, has ended; the status of programs in C then."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno() if sys.__stdout__ else 1)
     return 128 + signal.SIGPIPE
+
+
+def _is_explained(error: OSError) -> bool:
+    """Prints an error of a file that the user has named, or for which there is no room; returns whether it is one."""
+    if error.filename is not None:
+        print_error(f"{error.filename}: {error.strerror}", "name another file, or make room for it")
+    elif error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        _without_a_reader()  # else the rest would be written again at the end of the process
+        print_error(f"cannot write: {error.strerror}", "make room, or write elsewhere")
+    else:
+        return False
+    return True
 
 
 def _path_of(command: Any, name: str, words: Sequence[str]) -> str:
@@ -108,6 +139,7 @@ def run_app(app: typer.Typer, name: str, arguments: Sequence[str] | None = None)
     """
     import typer
 
+    _prepare_standard_streams()
     # The base class of all errors about the command line. Its module differs between versions of typer.
     usage_error: Any = typer.BadParameter.__mro__[2]
     status: object = 1
@@ -135,8 +167,13 @@ def run_app(app: typer.Typer, name: str, arguments: Sequence[str] | None = None)
         path = place.command_path if place else _path_of(command, name, sys.argv[1:] if given is None else given)
         print_error(error.format_message(), f"`{path} --help` lists the options")
         status = 2
-    except OSError as error:
-        if error.filename is None:  # not about a file that the user has named
+    except UnicodeDecodeError:
+        refusal = no_text()
+        if refusal is None:
             raise
-        print_error(f"{error.filename}: {error.strerror}", "name another file, or make room for it")
+        print_error(refusal.message, refusal.hint)
+        status = 2
+    except OSError as error:
+        if not _is_explained(error):
+            raise
     sys.exit(status if isinstance(status, int) else 0)

@@ -113,6 +113,40 @@ def test_spellings_of_run(call, arguments, out):
     assert shown.startswith(out)
 
 
+@pytest.mark.parametrize(
+    ("shell", "status", "says"),
+    [
+        ("bps config >&-", 0, ""),
+        ("bps bogus 2>&-", 2, ""),
+        ("bps run -np 1 echo out >&-", 0, ""),
+        ("bps run -np 1 echo out >/dev/full", 1, "error: cannot write: No space left on device"),
+        ("bps config >/dev/full", 1, "error: cannot write: No space left on device"),
+        ("PYTHONIOENCODING=ascii BPS_JOB_ID=\u00e9 bps config | grep -q '\\\\xe9'", 0, ""),
+    ],
+)
+def test_outputs_that_are_closed_or_full_or_take_only_ascii(shell, status, says):
+    paths = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = harness.run_command(["bash", "-c", shell], env=harness.clean_env(PATH=paths))
+    assert done.returncode == status, done.stderr
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr
+
+
+def test_a_variable_that_is_no_text_is_named(call, monkeypatch):
+    for name in ("BPS_TIMEOUT", "BPS_ROOT_URI", "MASTER_ADDR"):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, "\udcff")  # the byte 0xff
+            for start in (bps_rdma.init, bps_rdma.config):
+                with pytest.raises(bps_rdma.InvalidArgumentError, match=f"{name} is not a text in UTF-8"):
+                    start()
+            status, _, errors = call("config")
+            assert (status, errors.splitlines()[0]) == (2, f"error: {name} is not a text in UTF-8")
+    with monkeypatch.context() as patch:
+        patch.setenv("BPS_SECRET", "\udcff")
+        assert call("config")[0] == 0
+
+
 def test_completion_and_the_module():
     env = harness.clean_env(_BPS_COMPLETE="complete_bash", COMP_WORDS="bps all", COMP_CWORD="1")
     code = "import sys; sys.argv[0] = 'bps'; from bps_rdma.cli import main; main()"
