@@ -273,11 +273,12 @@ def config(
         from rich.box import SIMPLE_HEAD
         from rich.padding import Padding
         from rich.table import Table
+        from rich.text import Text
 
         console = wide_console()
         if console.width < 60:  # columns would be a letter wide
             for setting in settings:
-                console.print(f"{setting.name}={setting.value} ({setting.source})", highlight=False, markup=False)
+                console.print(f"{setting.name}={setting.value} ({setting.source})", highlight=False)
                 console.print(Padding(setting.help, (0, 0, 0, 2)))
             return
         table = Table(box=SIMPLE_HEAD)
@@ -285,7 +286,7 @@ def config(
             # Both are copied: a name is never broken, and a value never cut.
             table.add_column(heading, overflow="fold", no_wrap=heading == "setting")
         for setting in settings:
-            source = setting.source if setting.source == "default" else f"[bold]{setting.source}[/bold]"
+            source = Text(setting.source, "" if setting.source == "default" else "bold")
             table.add_row(setting.name, setting.value or "-", source, setting.help)
         console.print(table)
 

@@ -56,10 +56,12 @@ def showing_progress() -> Iterator[Callable[[str], None]]:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
-def wide_console(columns: int = 160) -> Console:
+def wide_console(columns: int = 160, *, markup: bool = False) -> Console:
     """A rich console on standard output.
 
-    A pipe is that many columns wide, so that tables are not wrapped, unless COLUMNS says otherwise.
+    Args:
+        columns: of a pipe, so that tables are not wrapped, unless COLUMNS says otherwise.
+        markup: [red] begins a colour. Else it is text: names of users may hold anything.
     """
     from rich.console import Console
 
@@ -67,7 +69,8 @@ def wide_console(columns: int = 160) -> Console:
         def on_broken_pipe(self) -> None:
             raise BrokenPipeError  # for run_app(), which knows the exit status
 
-    return Ours() if sys.stdout.isatty() or os.environ.get("COLUMNS") else Ours(width=columns)
+    width = None if sys.stdout.isatty() or os.environ.get("COLUMNS") else columns
+    return Ours(width=width, markup=markup, emoji=False)
 
 
 def closing(*examples: str, status: str = "") -> str:

@@ -281,7 +281,7 @@ def doctor(
         found = {"checks": checks, "rdma": report.rdma, "gpus": asdict(report.gpus)}
         print(json.dumps({"healthy": report.healthy, **found}, indent=1))
     else:
-        _show(report, wide_console())
+        _show(report, wide_console(markup=True))
     return 0 if report.healthy else 1
 
 

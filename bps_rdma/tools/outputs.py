@@ -58,7 +58,7 @@ def progress(announcement: str) -> Iterator[Callable[[str, float], None]]:
         yield _Lines().tell
         return
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         TextColumn("{task.percentage:3.0f} %"),
         TimeElapsedColumn(),

@@ -62,6 +62,14 @@ def test_settings(monkeypatch, capfd):
     assert "".join(part.strip() for part in parts) == long
 
 
+def test_names_in_brackets_are_printed_as_they_are(monkeypatch, capfd):
+    """Tables of rich would take them for colours, and end with an error at [/]."""
+    name = "[/]w[bias]:x:"
+    monkeypatch.setenv("BPS_ROOT_URI", name)
+    for show in (lambda: call("config"), lambda: trace_cli._print("Waits", [{"name": name, "rank": 1}])):
+        assert name in in_80_columns(monkeypatch, capfd, show)
+
+
 def test_settings_in_a_narrow_terminal_keep_their_words(monkeypatch, capfd):
     monkeypatch.setenv("COLUMNS", "40")
     call("config")
@@ -131,7 +139,7 @@ def test_traces_trials_and_devices(monkeypatch, capfd):
     }
     port = {"number": 1, "gids": [gid]}
     report = doctor.Findings(rdma={"devices": [{"name": "mlx5_bond_12", "ports": [port]}]})
-    shown = in_80_columns(monkeypatch, capfd, lambda: doctor._show(report, terminal.wide_console()))
+    shown = in_80_columns(monkeypatch, capfd, lambda: doctor._show(report, terminal.wide_console(markup=True)))
     assert "mlx5_bond_12" in without_breaks(shown)
 
 
