@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from bps_rdma.errors import InvalidArgumentError
 from bps_rdma.launch import cluster
-from bps_rdma.launch.environment import LocalJob, outer_environment
+from bps_rdma.launch.environment import LocalJob, inside_a_job, outer_environment
 from bps_rdma.launch.mpi import LaunchedRank
 
 DEFAULT_PORT = 29500  # torchrun's
@@ -106,6 +106,7 @@ def job_on(
                 print(
                     "note: this pod is one of an Indexed Job; without --nnodes it is a job by itself", file=sys.stderr
                 )
+            _note_without_effect(least)
             return LocalJob(processes, servers, transport, least)
         _no_servers(servers)
         return Task(processes or 1, None, transport)
@@ -125,6 +126,13 @@ def job_on(
         raise InvalidArgumentError(f"MASTER_PORT={text!r} is not a port", "set it to a number")
     port = port or int(text or DEFAULT_PORT)
     return Part(processes, None, transport, hosts=hosts, host=found, address=address, port=port)
+
+
+def _note_without_effect(least: int | None) -> None:
+    """Says that a variable which the user, and not a job around this one, has set is not passed on."""
+    wanted = os.environ.get("BPS_MIN_WORKERS", "0")
+    if least is None and wanted not in ("", "0") and not inside_a_job():
+        print(f"note: BPS_MIN_WORKERS has no effect here; pass --min-np {wanted}", file=sys.stderr)
 
 
 def _completion_index() -> int | None:

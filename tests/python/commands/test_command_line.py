@@ -113,6 +113,13 @@ def test_spellings_of_run(call, arguments, out):
     assert shown.startswith(out)
 
 
+def test_run_says_that_it_does_not_take_the_least_number_of_ranks_from_a_variable(call, monkeypatch):
+    monkeypatch.setenv("BPS_MIN_WORKERS", "1")
+    assert call("run", "-np", "1", "true")[::2] == (0, "note: BPS_MIN_WORKERS has no effect here; pass --min-np 1\n")
+    monkeypatch.setenv("RANK", "0")  # then it is that of the job around this one
+    assert call("run", "-np", "1", "true") == (0, "", "")
+
+
 @pytest.mark.parametrize(
     ("shell", "status", "says"),
     [
