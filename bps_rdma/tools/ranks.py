@@ -10,7 +10,7 @@ import socket
 import time
 from typing import Any
 
-from bps_rdma.errors import BpsError, DeadlineError, PeerLostError
+from bps_rdma.errors import BpsError, DeadlineError, InvalidArgumentError, PeerLostError
 from bps_rdma.launch.process import Child, Children
 
 # When a rank fails, the others learn of it within 2 s. One second more lets the answer with the cause arrive.
@@ -108,6 +108,7 @@ class Ranks:
 
 def _as_error(index: int, answer: dict[str, Any]) -> BpsError:
     # The other ranks report a lost peer, which is an effect. Its type keeps it apart from causes.
-    cls = PeerLostError if answer["kind"] == PeerLostError.__name__ else BpsError
+    kinds: dict[str, type[BpsError]] = {one.__name__: one for one in (PeerLostError, InvalidArgumentError)}
+    cls = kinds.get(answer["kind"], BpsError)
     message = answer["error"] if answer["kind"] == "ended" else f"rank {index}: {answer['error']}"
     return cls(message, answer["hint"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
@@ -96,7 +97,7 @@ def pushpull_bench(
     of that job.
     """
     if size_mb is not None:
-        sizes = str(int(size_mb * (1 << 20)))
+        sizes = str(int(size_mb * (1 << 20))) if math.isfinite(size_mb) else str(size_mb)
     baselines = parse_choices(compare, BASELINES, "baseline") if compare else ()
     plan = Plan(
         cases=make_cases(sizes, dtypes, ops, group, calls, loaded=load > 0),

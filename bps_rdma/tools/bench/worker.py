@@ -60,6 +60,8 @@ def serve(plan: Plan, join: Callable[[], Sequence[Implementation]], requests: Te
         _serve(plan, join(), requests, answers)
     except BpsError as error:
         _answer(answers, error=error.message, hint=error.hint, kind=type(error).__name__)
+    except MemoryError as error:
+        _answer(answers, error=f"out of memory: {error}", hint="measure smaller --sizes", kind="MemoryError")
     except BrokenPipeError:  # the launcher has ended
         pass
     else:

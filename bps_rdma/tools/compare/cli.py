@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -124,7 +125,7 @@ def _sizes(text: str) -> tuple[float, ...]:
         sizes = tuple(float(word) for word in text.split(","))
     except ValueError:
         sizes = (0.0,)
-    if min(sizes) <= 0:
+    if not all(0 < size < math.inf for size in sizes):
         raise InvalidArgumentError(f"--buckets {text!r} is not a list of positive numbers", "write it as 1,10,100")
     return sizes
 

@@ -76,6 +76,7 @@ def test_versions(call):
         (("trace", "merge", "--out"), "`bps trace merge --help`"),
         (("bench", "--bogus"), "`bps bench --help`"),
         (("bench", "--plot", "x.bmp"), ".png, .svg, .pdf"),
+        (("bench", "--size-mb", "nan"), "4096, 64K, 1.5M or 1G"),
         (("launch",), "DMLC_ROLE"),
     ],
 )

@@ -4,18 +4,20 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import json
 import os
 import sys
 from types import SimpleNamespace
+from typing import Any
 
 import harness
 import pytest
 
 from bps_rdma.errors import InvalidArgumentError
 from bps_rdma.tools import bench as pushpull
-from bps_rdma.tools import outputs
-from bps_rdma.tools.bench import allreduce, memory, teams
+from bps_rdma.tools import outputs, ranks
+from bps_rdma.tools.bench import allreduce, memory, teams, worker
 from bps_rdma.tools.bench.baselines import PushPull
 from bps_rdma.tools.bench.cli import progress_of
 from bps_rdma.tools.bench.peers import environments
@@ -110,6 +112,18 @@ def test_bad_options_are_errors_in_words(call, command, words):
     assert status == 2
     assert error.startswith("error: ")
     assert "\nhint: " in error
+
+
+def test_errors_of_ranks_keep_their_kind_and_a_lack_of_memory_is_one():
+    def join() -> list[Any]:
+        raise MemoryError("Unable to allocate 1000. GiB")
+
+    answers = io.StringIO()
+    assert worker.serve(Plan(cases=[]), join, io.StringIO(), answers) == 1
+    error = ranks._as_error(3, json.loads(answers.getvalue()))
+    assert error.message == "rank 3: out of memory: Unable to allocate 1000. GiB"
+    setting = ranks._as_error(0, {"error": "no number", "hint": "", "kind": "InvalidArgumentError"})
+    assert isinstance(setting, InvalidArgumentError)  # which ends the command with 2
 
 
 @pytest.mark.parametrize(
