@@ -83,7 +83,8 @@ def _named(function: str, old: tuple[str, ...], values: tuple[Any, ...], keyword
     if len(values) == 1 and values[0] is None and (old[0] != "average" or keywords.keys() & {"average", "op"}):
         return {"name": None} | keywords  # else it may be meant as average=None, which is refused
     # What can only be the name, if not a proper one, is refused as such.
-    if len(values) == 1 and "name" not in keywords and (old[0] in keywords or isinstance(values[0], bytes)):
+    is_nameless = "name" in old and "name" not in keywords
+    if len(values) == 1 and is_nameless and (old[0] in keywords or isinstance(values[0], bytes)):
         return {"name": values[0]} | keywords
     given = dict(zip(old, values, strict=False))
     if both := given.keys() & keywords.keys():

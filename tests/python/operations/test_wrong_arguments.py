@@ -110,6 +110,8 @@ def test_wrong_arguments_are_named(alone):
     total = alone.ExactSum(X, "e")
     total.add(X)
     assert total.push_pull(divisor=np.int64(2)).tolist() == [0.5] * 4
+    with pytest.raises(TypeError, match="multiple values for argument 'average'"):
+        total.push_pull(True, average=True)
 
 
 @pytest.mark.parametrize("value", [None, b"open-sesame", ["open-sesame"], {"open-sesame": 1}])
