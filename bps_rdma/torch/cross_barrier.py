@@ -9,6 +9,7 @@ The module also has the names that BytePS's scripts use from byteps.torch.cross_
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -122,10 +123,12 @@ class LateOptimizer(WrappedOptimizer):
     _bps_pending: dict[torch.nn.Parameter, PendingGradient]  # the stand-in in .grad of those that were sent
     _bps_sent: set[torch.nn.Parameter]  # in this pass
     _bps_hooked: weakref.WeakSet[torch.nn.Module]
+    _bps_lock: threading.RLock  # who updates: another thread may save a checkpoint
 
     def _bps_set_up(self) -> None:
         super()._bps_set_up()
         self._bps_due, self._bps_pending, self._bps_sent = {}, {}, set()
+        self._bps_lock = threading.RLock()
         self._bps_hooked = weakref.WeakSet()
         self._bps_hook_modules()
 
@@ -206,6 +209,11 @@ class LateOptimizer(WrappedOptimizer):
                 "remove them, or use DistributedOptimizer",
             )
         loss = closure() if closure is not None else None
+        with self._bps_lock:
+            self._bps_record()
+        return loss
+
+    def _bps_record(self) -> None:
         self.synchronize()  # updates of parameters that the model did not use since the last step
         self._bps_settle()
         synchronizer = self._bps_trained.synchronizer
@@ -227,7 +235,6 @@ class LateOptimizer(WrappedOptimizer):
         self._bps_steps_left -= 1
         if self._bps_steps_left == 0:
             self.synchronize()
-        return loss
 
     step.hooked = True  # type: ignore[attr-defined]  # for torch: the step() that it calls runs the hooks of users
 
@@ -237,9 +244,14 @@ class LateOptimizer(WrappedOptimizer):
         Raises:
             PeerLostError: a rank was lost. DeadlineError: a rank did not send its gradients in time; names it.
         """
-        self._bps_update(list(self._bps_due))
+        with self._bps_lock:
+            self._bps_update(list(self._bps_due))
 
     def _bps_update(self, parameters: Iterable[torch.nn.Parameter | None]) -> None:
+        with self._bps_lock:
+            self._bps_update_each(parameters)
+
+    def _bps_update_each(self, parameters: Iterable[torch.nn.Parameter | None]) -> None:
         for parameter in parameters:
             due = self._bps_due.get(parameter) if parameter is not None else None
             if parameter is not None and due is not None:
@@ -286,22 +298,26 @@ class LateOptimizer(WrappedOptimizer):
             )
         self._bps_left.clear()
         self._bps_sent.clear()  # of a pass that has failed
-        super().zero_grad(set_to_none=True)
+        with self._bps_lock:
+            super().zero_grad(set_to_none=True)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state as usual, after all recorded updates."""
-        self.synchronize()
-        return super().state_dict()
+        with self._bps_lock:
+            self.synchronize()
+            return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads a state as usual, after all recorded updates."""
-        self.synchronize()
-        super().load_state_dict(state_dict)
+        with self._bps_lock:
+            self.synchronize()
+            super().load_state_dict(state_dict)
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns the usual state after all recorded updates, with the model: the copy updates the copied model."""
-        self.synchronize()
-        return {**super().__getstate__(), "_bps_model": self._bps_model, "_bps_steps_left": self._bps_steps_left}
+        with self._bps_lock:
+            self.synchronize()
+            return {**super().__getstate__(), "_bps_model": self._bps_model, "_bps_steps_left": self._bps_steps_left}
 
 
 class _Update:

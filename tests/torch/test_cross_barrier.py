@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -99,6 +100,44 @@ def test_late_updates_are_those_of_their_step(bps: Any) -> None:
         for ones, others in zip(model.kept, alone.kept, strict=True):
             for one, other in zip(ones, others, strict=True):
                 torch.testing.assert_close(one, other)
+
+
+class Waiting(torch.optim.SGD):
+    """Its first update in another thread lasts until the main thread makes one, or for a moment if that waits."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, lr=0.1, momentum=0.9)
+        self.begins, self.meets = threading.Event(), threading.Event()
+
+    def step(self, closure: Any = None) -> Any:
+        """Makes an update."""
+        if threading.current_thread() is threading.main_thread():
+            self.meets.set()
+        elif not self.begins.is_set():
+            self.begins.set()
+            self.meets.wait(0.2)
+        return super().step(closure)
+
+
+@harness.on_ranks(workers=2)
+def test_another_thread_may_save_while_this_one_trains(bps: Any) -> None:
+    cut = training.share(bps.rank(), bps.size())
+    alone, model = (training.seeded(lambda: nn.Linear(8, 4)) for _ in range(2))
+    train(alone, momentum(alone.parameters()), training.batch, nothing)
+    optimizer: Any = CrossBarrier(model, Waiting(model.parameters()))
+    threads: list[threading.Thread] = []
+
+    def save(_: nn.Module, __: Any) -> None:
+        if not threads:
+            optimizer.meets.clear()
+            threads.append(threading.Thread(target=model.state_dict))
+            threads[0].start()
+            assert optimizer.begins.wait(60)
+
+    train(model, optimizer, lambda step: training.batch(step, *cut), save)
+    threads[0].join()
+    optimizer.synchronize()
+    assert training.distance(alone, model) < 1e-5
 
 
 class Counting(torch.optim.Optimizer):
