@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Container, Iterable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Container, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -38,41 +38,55 @@ def check_module(value: object) -> None:
         raise InvalidArgumentError(f"{type(value).__name__} is not a torch.nn.Module", "pass the model")
 
 
-def check_batch_norm(module: torch.nn.Module, ranks: int) -> None:
-    """Raises InvalidArgumentError for a SyncBatchNorm of several ranks that would use the statistics of its own one.
+def check_layers(module: torch.nn.Module, ranks: int) -> None:
+    """Raises InvalidArgumentError for a layer with which several ranks would not train as one; names it.
 
-    It finds the other ranks by torch.distributed alone. Where that is not initialised it does without them, in silence.
+    SyncBatchNorm finds the other ranks by torch.distributed alone. Where that is not initialised it uses the statistics
+    of its own rank, in silence. An embedding with `max_norm` changes the rows that a batch uses: others on each rank.
     """
-    if ranks == 1 or (dist.is_available() and dist.is_initialized()):
-        return
-    for name, each in module.named_modules():
-        if isinstance(each, torch.nn.SyncBatchNorm):
-            raise _synchronises_nothing(f"{name or 'the module'!r} is")
+    if ranks > 1:
+        for name, each in module.named_modules():
+            _check_layer(each, f"{name or 'the module'!r} is")
 
 
-def check_batch_norm_of(named: Iterable[tuple[str, torch.nn.Parameter]], ranks: int) -> None:
-    """The same for those who have the parameters only: these may be those of a SyncBatchNorm.
+def check_layers_of(named: Iterable[tuple[str, torch.nn.Parameter]], ranks: int) -> None:
+    """The same for those who have the parameters only, which do not know their layers."""
+    if ranks == 1:
+        return
+    names = {id(parameter): name for name, parameter in named}
+    for each in _all_of(torch.nn.SyncBatchNorm, torch.nn.Embedding, torch.nn.EmbeddingBag):
+        for parameter in each.parameters(recurse=False):
+            if id(parameter) in names:
+                _check_layer(each, f"{names[id(parameter)]!r} is a parameter of")
 
-    Parameters do not know their module. The garbage collector knows all modules there are, and takes a tenth of a
-    second to list a million objects; it is asked only where a parameter is one that a SyncBatchNorm could have.
-    """
-    if ranks == 1 or (dist.is_available() and dist.is_initialized()):
+
+def _check_layer(layer: torch.nn.Module, what: str) -> None:
+    if isinstance(layer, torch.nn.SyncBatchNorm) and not (dist.is_available() and dist.is_initialized()):
+        raise InvalidArgumentError(
+            f"{what} a SyncBatchNorm, which would synchronise nothing: it uses torch.distributed, which is not "
+            "initialised",
+            'call init_process_group("bps") first, or use BatchNorm',
+        )
+    if not isinstance(layer, torch.nn.Embedding | torch.nn.EmbeddingBag) or layer.max_norm is None:
         return
-    vectors = {id(parameter): name for name, parameter in named if parameter.dim() == 1}
-    if not vectors:
-        return
+    if layer.weight.requires_grad:
+        raise InvalidArgumentError(
+            f"{what} an {type(layer).__name__} with max_norm, which changes its weight in forward: on each rank those "
+            "rows that its batch uses",
+            f"leave max_norm out; after step() call weight.data.renorm_({layer.norm_type:g}, 0, {layer.max_norm:g})",
+        )
+
+
+def _all_of(*kinds: type[torch.nn.Module]) -> Iterator[Any]:
+    """All objects of these classes. The garbage collector knows them; it may have a million others."""
+    known: dict[int, bool] = {}  # by id of a class
     for each in gc.get_objects():
-        if issubclass(type(each), torch.nn.SyncBatchNorm):  # isinstance() would run the code of proxies
-            for parameter in each.parameters(recurse=False):
-                if id(parameter) in vectors:
-                    raise _synchronises_nothing(f"{vectors[id(parameter)]!r} is a parameter of")
-
-
-def _synchronises_nothing(what: str) -> InvalidArgumentError:
-    return InvalidArgumentError(
-        f"{what} a SyncBatchNorm, which would synchronise nothing: it uses torch.distributed, which is not initialised",
-        'call init_process_group("bps") first, or use BatchNorm',
-    )
+        kind = type(each)  # isinstance() would run the code of proxies
+        found = known.get(id(kind))
+        if found is None:
+            found = known[id(kind)] = issubclass(kind, kinds)
+        if found:
+            yield each
 
 
 def check_not_averaged(named: Iterable[tuple[str, torch.nn.Parameter]]) -> None:
@@ -95,12 +109,11 @@ def check_not_averaged(named: Iterable[tuple[str, torch.nn.Parameter]]) -> None:
 
 
 def _averaged_by_torch(names: Mapping[int, str]) -> str | None:
-    """The first of these parameters that one of torch's wrappers has. The garbage collector knows all there are."""
-    for each in gc.get_objects():
-        if issubclass(type(each), torch.nn.parallel.DistributedDataParallel):
-            for parameter in each.parameters():
-                if id(parameter) in names:
-                    return names[id(parameter)]
+    """The first of these parameters that one of torch's wrappers has."""
+    for each in _all_of(torch.nn.parallel.DistributedDataParallel):
+        for parameter in each.parameters():
+            if id(parameter) in names:
+                return names[id(parameter)]
     return None
 
 

@@ -22,7 +22,7 @@ from bps_rdma.errors import BpsError, InvalidArgumentError
 from bps_rdma.operations.options import AnyCompression, text_of
 from bps_rdma.torch import membership
 from bps_rdma.torch.broadcast import broadcast_object, broadcast_optimizer_state, broadcast_parameters
-from bps_rdma.torch.checks import check_batch_norm, check_count, check_module, check_not_averaged, check_optimizer
+from bps_rdma.torch.checks import check_count, check_layers, check_module, check_not_averaged, check_optimizer
 from bps_rdma.torch.compression import Compression
 from bps_rdma.torch.holders import is_of_the_script, is_shared
 from bps_rdma.torch.membership import AnyGroup, init, resume, suspend
@@ -94,7 +94,7 @@ def CrossBarrier(  # noqa: N802
     membership.init()
     named = names_of(optimizer, list(model.named_parameters()) if named_parameters is None else named_parameters)
     ours = membership.group_of(group)
-    check_batch_norm(model, members_of(ours).size)
+    check_layers(model, members_of(ours).size)
     check_not_averaged(named)
     arguments: SynchronizerOptions = {
         "strategy": "overlap", "compression": text_of(compression, exact), "group": ours,

@@ -18,7 +18,7 @@ from bps_rdma.torch import membership
 from bps_rdma.torch.broadcast import broadcast_parameters
 from bps_rdma.torch.buffers import BufferBroadcast
 from bps_rdma.torch.check_alike import check_alike
-from bps_rdma.torch.checks import check_batch_norm, check_module
+from bps_rdma.torch.checks import check_layers, check_module
 from bps_rdma.torch.joining import Call, UnevenInputs, refuse_beside_join
 from bps_rdma.torch.membership import AnyGroup
 from bps_rdma.torch.module_passes import ModulePasses
@@ -59,7 +59,8 @@ class DistributedDataParallel(torch.nn.Module):
 
     Raises:
         InvalidArgumentError, InvalidTensorError: an argument or a parameter cannot be used; names it. Or the module has
-            a SyncBatchNorm, and torch.distributed, by which that finds the other ranks, is not initialised.
+            a SyncBatchNorm, and torch.distributed, by which that finds the other ranks, is not initialised; or an
+            Embedding that is trained with max_norm, which would change other rows on each rank.
         MismatchError: the module is not the same on all ranks.
     """
 
@@ -82,7 +83,7 @@ class DistributedDataParallel(torch.nn.Module):
         check_module(module)
         membership.init()
         ours = membership.group_of(group if group is not None else process_group)
-        check_batch_norm(module, members_of(ours).size)
+        check_layers(module, members_of(ours).size)
         self.module = module
         self.require_backward_grad_sync = True
         self._arguments: SynchronizerOptions = {

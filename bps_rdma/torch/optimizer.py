@@ -17,7 +17,7 @@ from bps_rdma.spans import spans
 from bps_rdma.torch import membership, transfer
 from bps_rdma.torch.asynchronous import AsynchronousOptimizer
 from bps_rdma.torch.broadcast import broadcast_optimizer_state, broadcast_parameters
-from bps_rdma.torch.checks import check_batch_norm_of, check_count, check_not_averaged, check_optimizer
+from bps_rdma.torch.checks import check_count, check_layers_of, check_not_averaged, check_optimizer
 from bps_rdma.torch.joining import Call, UnevenInputs, refuse_beside_join
 from bps_rdma.torch.membership import AnyGroup
 from bps_rdma.torch.parameters import FixedParameters, names_of
@@ -68,8 +68,8 @@ def DistributedOptimizer(  # noqa: N802
 
     Raises:
         InvalidArgumentError: a name twice, a parameter without a name, or an unknown name in `sparse`. Or a parameter
-            is that of a SyncBatchNorm, and torch.distributed is not initialised; or torch's DistributedDataParallel
-            averages its gradients already.
+            is that of a SyncBatchNorm, and torch.distributed is not initialised, or of an Embedding with max_norm; or
+            torch's DistributedDataParallel averages its gradients already.
         InvalidTensorError, MismatchError: a parameter cannot be synchronised; names it.
     """
     check_optimizer(optimizer)
@@ -77,7 +77,7 @@ def DistributedOptimizer(  # noqa: N802
     ours = membership.group_of(group)
     named = names_of(optimizer, named_parameters)
     check_count("backward_passes_per_step", backward_passes_per_step, 1)
-    check_batch_norm_of(named, members_of(ours).size)
+    check_layers_of(named, members_of(ours).size)
     if job.current().asynchronous:
         how = text_of(compression, exact)
         if how not in (None, NONE):

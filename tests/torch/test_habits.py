@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -11,9 +12,10 @@ import harness
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 
 import bps_rdma.torch as bps_torch
-from bps_rdma.torch import DistributedDataParallel, DistributedOptimizer
+from bps_rdma.torch import CrossBarrier, DistributedDataParallel, DistributedOptimizer
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -62,3 +64,22 @@ def test_exact_means_of_complex_and_sparse_gradients_are_refused(bps: Any) -> No
     for make, kind in ((habits.Waves, "'turn' are complex"), (habits.Words, "'words.weight' are sparse")):
         with pytest.raises(bps.InvalidTensorError, match=kind):
             DistributedDataParallel(make(), exact=True)
+
+
+@harness.on_ranks(workers=2)
+def test_embeddings_that_change_their_weight_in_forward_are_refused(bps: Any) -> None:
+    """Each rank would change other rows. One alone may do so, and a frozen weight is the same wherever it is used."""
+    for kind in (nn.Embedding, nn.EmbeddingBag):
+        model = nn.Sequential(kind(4, 2, max_norm=1.0))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        wraps: list[tuple[Callable[[], Any], str]] = [
+            (lambda model=model: DistributedDataParallel(model), "'0' is"),
+            (lambda optimizer=optimizer: DistributedOptimizer(optimizer), "'parameter 0' is a parameter of"),
+            (lambda model=model, optimizer=optimizer: CrossBarrier(model, optimizer), "'0' is"),
+        ]
+        for wrap, what in wraps:
+            with pytest.raises(bps.InvalidArgumentError, match=f"{what} an {kind.__name__} with max_norm") as caught:
+                wrap()
+            assert "weight.data.renorm_(2, 0, 1)" in caught.value.hint
+        DistributedDataParallel(model, group=bps.new_group([bps.rank()]))
+        DistributedDataParallel(model.requires_grad_(False))
