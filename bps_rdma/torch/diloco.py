@@ -84,7 +84,8 @@ class _Fragment:
 class DiLoCo:
     """Steps an optimizer on each rank alone, and brings the ranks together after every so many steps.
 
-    Every rank must make the same number of steps. The constructor broadcasts the parameters of the group's first rank.
+    Every rank must make the same number of steps. The constructor gives the optimizer's parameters, frozen ones too,
+    the values that they have on the group's first rank.
     A copy, as by copy.deepcopy(), agrees with the copies of the other ranks.
 
         optimizer = DiLoCo(torch.optim.AdamW(model.parameters()), every=100, compression=Int8(feedback=True))
@@ -157,7 +158,8 @@ class DiLoCo:
         with naming("DiLoCo.begin", self._group) as begin:
             if not self._lacks_state:
                 check_alike([f"{name} {value}" for name, value in options.items()], begin, self._group)
-                broadcast_parameters(named, self._group.ranks[0] if self._group else 0, f"{begin}.", self._group)
+                root = self._group.ranks[0] if self._group else 0
+                broadcast_parameters(self._fixed.all, root, f"{begin}.", self._group)
         self._parts = _cut([one for _, one in named], fragments)
         self._fragments: list[_Fragment] = []
         self._begin([torch.cat([one.detach().flatten().float() for one in part]) for part in self._parts], [])

@@ -47,6 +47,10 @@ class FixedParameters:
     Args:
         optimizer: whose.
         named: as for names_of().
+
+    Attributes:
+        all: (name, parameter) of the optimizer's, frozen ones too.
+        named: of those that are trained.
     """
 
     def __init__(
@@ -54,7 +58,8 @@ class FixedParameters:
     ) -> None:
         pairs = names_of(optimizer, named)
         own = {p for options in optimizer.param_groups for p in options["params"]}
-        self.named = [(name, p) for name, p in pairs if p in own and p.requires_grad]
+        self.all = [(name, p) for name, p in pairs if p in own]
+        self.named = [(name, p) for name, p in self.all if p.requires_grad]
         self._names = {p: name for name, p in pairs}
         self._known = {p for _, p in self.named}
 

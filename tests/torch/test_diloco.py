@@ -10,6 +10,7 @@ from typing import Any
 import harness
 import pytest
 import torch
+import training
 from harness import await_mark, mark
 from restarted import ends_of
 from torch import nn
@@ -152,6 +153,14 @@ def test_a_checkpoint_goes_on(bps: Any, compression: Compression) -> None:
         for piece in one["compression"].values()
         for value in piece.values()
     )
+
+
+@harness.on_ranks(workers=2)
+def test_frozen_parameters_are_those_of_one_rank(bps: Any) -> None:
+    net = model(seed=1 + bps.rank())
+    net[0].requires_grad_(False)
+    DiLoCo(torch.optim.SGD(net.parameters(), 0.1))
+    assert training.distance(net, model()) == 0
 
 
 @harness.on_ranks(workers=2)
