@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from datetime import timedelta
 from typing import Any
 
@@ -68,8 +69,10 @@ def reductions(_: Any) -> None:
     same(wave, torch.full((3,), complex(sum(range(size)), size)))
     empty = torch.empty(0)
     dist.all_reduce(empty)
-    sparse = torch.sparse_coo_tensor([[rank]], [1.0], (size,))
-    dist.all_reduce(sparse)
+    sparse = torch.sparse_coo_tensor([[rank]], [1.0], (size,), check_invariants=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # torch warns once of a sparse tensor that is made without a choice of checks
+        dist.all_reduce(sparse)
     same(sparse.to_dense(), torch.ones(size))
     dist.destroy_process_group()
 

@@ -79,7 +79,9 @@ def sum_sparse(tensor: torch.Tensor, op: ReduceOp | Fold, ranks: int, options: O
 
     def finish() -> None:
         indices, added = (one.wait() for one in gathered)
-        found = torch.sparse_coo_tensor(indices.t(), added, tensor.shape, device="cpu").coalesce()
+        found = torch.sparse_coo_tensor(
+            indices.t(), added, tensor.shape, device="cpu", check_invariants=True
+        ).coalesce()
         if op is ReduceOp.average:
             found = found / ranks
         with torch.no_grad():
