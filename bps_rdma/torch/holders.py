@@ -6,8 +6,10 @@ from __future__ import annotations
 import sys
 
 import torch
+from torch.utils.weak import WeakIdKeyDictionary
 
 _count = getattr(torch._C, "_storage_Use_Count", None)
+_lent = WeakIdKeyDictionary()
 CAN_TELL = _count is not None  # not with old versions of torch that were built without CUDA
 
 
@@ -32,9 +34,20 @@ def held_gradient(parameter: torch.Tensor, *, arrives: bool = False) -> torch.Te
     return gradient if gradient.layout is torch.strided and sharers_of(gradient) > _UNSHARED else None
 
 
+def lent(place: torch.Tensor) -> torch.Tensor:
+    """A part of a buffer that is to be a gradient. A view would refuse detach_(), as some scripts call it."""
+    gradient = place.detach()  # shares its version with the buffer, as a view does
+    _lent[gradient] = None
+    return gradient
+
+
 def is_part(gradient: torch.Tensor) -> bool:
-    """Whether a dense gradient is a part of a larger buffer. Others may write to that, and change its version."""
-    return gradient._is_view() or gradient.untyped_storage().nbytes() > gradient.numel() * gradient.itemsize
+    """Whether a dense gradient is a part of a larger buffer. Others may write to that, and change its version.
+
+    A gradient whose memory was replaced (`.grad.data = ...`) still has the version of the buffer.
+    """
+    is_view = gradient._is_view() or gradient in _lent
+    return is_view or gradient.untyped_storage().nbytes() > gradient.numel() * gradient.itemsize
 
 
 def is_shared(parameter: torch.Tensor) -> bool:

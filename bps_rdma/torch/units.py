@@ -24,7 +24,7 @@ from bps_rdma.errors import BpsError
 from bps_rdma.operations import OperationOptions, ReduceOp
 from bps_rdma.operations.options import EXACT, NONE
 from bps_rdma.torch import holders, transfer
-from bps_rdma.torch.holders import BY_GRAD, held_gradient, is_part, sharers_of
+from bps_rdma.torch.holders import BY_GRAD, held_gradient, is_part, lent, sharers_of
 from bps_rdma.torch.transfer import AnyHandle
 from bps_rdma.uncompressed import why_not
 
@@ -401,6 +401,5 @@ def _view(memory: torch.Tensor, entry: IndexedParameter, offset: int) -> torch.T
         memory, offset = torch.view_as_complex(memory[: len(memory) // 2 * 2].view(-1, 2)), offset // 2
     flat = memory[offset : offset + parameter.numel()]
     if entry.strides is None:
-        return flat.view(parameter.shape)
-    strided: torch.Tensor = flat.as_strided(parameter.size(), entry.strides, flat.storage_offset())
-    return strided
+        return lent(flat.view(parameter.shape))
+    return lent(flat.as_strided(parameter.size(), entry.strides, flat.storage_offset()))

@@ -80,10 +80,31 @@ def moving(bps: Any) -> None:
         assert training.distance(alone, model) < 1e-5, name
 
 
+def zeroed(model: nn.Module, optimizer: Any, samples: Callable[[int], torch.Tensor]) -> None:
+    """Zeroes gradients in place, after a detach_(), as optimizers did before torch 1.7, and some still do."""
+    for step in range(4):
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                parameter.grad.detach_().zero_()
+        training.loss_of(model(samples(step))).backward()
+        optimizer.step()
+
+
+def zeroing(bps: Any) -> None:
+    cut = training.share(bps.rank(), bps.size())
+    alone = training.seeded(Pixels)
+    zeroed(*plain(alone), training.batch)
+    for name, wrap in wraps(bps).items():
+        model = training.seeded(Pixels)
+        zeroed(*wrap(model), lambda step: training.batch(step, *cut))
+        assert training.distance(alone, model) < 1e-5, name
+
+
 def on_a_device(bps: Any) -> None:
     simulated.install(immediate=True)
     kept(bps)
     moving(bps)
+    zeroing(bps)
 
 
 def with_an_old_torch(bps: Any) -> None:
@@ -92,7 +113,7 @@ def with_an_old_torch(bps: Any) -> None:
     kept(bps)
 
 
-@pytest.mark.parametrize("body", [kept, moving, on_a_device, with_an_old_torch])
+@pytest.mark.parametrize("body", [kept, moving, zeroing, on_a_device, with_an_old_torch])
 def test_gradients_are_those_of_one_process(body):
     harness.run(body, workers=2)
 
