@@ -39,7 +39,7 @@ RdmaRails nothing(const std::vector<RdmaDevice>& devices, const RdmaOptions& opt
 }  // namespace
 
 RdmaRails find_rdma(const RdmaOptions& options, GidWish wish) {
-  const RdmaLibraries& libraries = rdma_libraries(options.verbs_library);
+  const RdmaLibraries& libraries = rdma_libraries(options.verbs_library.c_str());
   if (!libraries.ready) return {{}, libraries.why_not, libraries.hint};
   wish.index = options.gid_index;
   const auto devices = list_rdma_devices();

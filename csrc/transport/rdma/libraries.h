@@ -19,6 +19,6 @@ struct RdmaLibraries {
 inline constexpr const char* kVerbsLibrary = "libibverbs.so.1";  // the name of its ABI version
 
 // The name counts in the first call of the process.
-const RdmaLibraries& rdma_libraries(const std::string& verbs = kVerbsLibrary);
+const RdmaLibraries& rdma_libraries(const char* verbs = kVerbsLibrary);
 
 }  // namespace bps::transport::rdma

@@ -45,10 +45,10 @@ void protect_in_forks(void* verbs) {
   if (protect != nullptr && (status == nullptr || status() != kUnneeded)) protect();
 }
 
-Handles open_libraries(const std::string& verbs) {
+Handles open_libraries(const char* verbs) {
   Handles handles;
   // These are the names of the ABI versions; the names without a number come with the development files only.
-  handles.verbs = ::dlopen(verbs.c_str(), RTLD_NOW | RTLD_LOCAL);
+  handles.verbs = ::dlopen(verbs, RTLD_NOW | RTLD_LOCAL);
   handles.cm = handles.verbs == nullptr ? nullptr : ::dlopen("librdmacm.so.1", RTLD_NOW | RTLD_LOCAL);
   RdmaLibraries& found = handles.libraries;
   if (handles.cm == nullptr) {
@@ -69,7 +69,7 @@ Handles open_libraries(const std::string& verbs) {
   return handles;
 }
 
-const Handles& handles(const std::string& verbs = kVerbsLibrary) {
+const Handles& handles(const char* verbs = kVerbsLibrary) {
   static const Handles opened = open_libraries(verbs);
   return opened;
 }
@@ -82,7 +82,7 @@ F* real(void* library, const char* name) {
 
 }  // namespace
 
-const RdmaLibraries& rdma_libraries(const std::string& verbs) {
+const RdmaLibraries& rdma_libraries(const char* verbs) {
   return handles(verbs).libraries;
 }
 
