@@ -5,7 +5,7 @@ namespace bps::van {
 
 Connection::Connection(EventLoop& loop, Fd socket, transport::MessageKeys keys, OnMessage on_message,
                        OnClosed on_closed)
-    : loop_(loop), state_(std::make_shared<State>(std::move(socket), std::move(keys))) {
+    : loop_(loop), state_(std::make_shared<State>(std::move(socket), keys)) {
   state_->on_message_decoded = std::move(on_message);
   state_->on_closed = std::move(on_closed);
   state_->endpoint.start(loop);
