@@ -143,13 +143,21 @@ TEST_P(Conformance, WhatHasGoneOutIsToldOnceWithTheTimeThatItTook) {
     so_far.busy_us += more.busy_us;
     return so_far.bytes - before >= bytes;
   };
-  for (std::uint64_t writes = 1; writes <= 3; ++writes) {
+  std::uint64_t writes = 0;
+  const auto write_one = [&] {
+    ++writes;
     post_all(*caller, data,
              {{.source = from.get(), .length = source.size(), .target = to->remote(0, target.size()), .immediate = 5}});
     EXPECT_TRUE(eventually([&] { return all_are_told(writes * source.size()); }));
-  }
-  EXPECT_LT(so_far.bytes - before, 3.1 * static_cast<double>(source.size())) << "nothing is counted twice";
-  EXPECT_GT(so_far.busy_us, 0U);
+  };
+  for (int i = 0; i < 3; ++i) write_one();
+  // The kernel counts this time in ticks of several milliseconds, and all writes so far may lie in one.
+  EXPECT_TRUE(eventually([&] {
+    if (so_far.busy_us == 0) write_one();
+    return so_far.busy_us > 0;
+  }));
+  EXPECT_LT(so_far.bytes - before, (0.1 + static_cast<double>(writes)) * static_cast<double>(source.size()))
+      << "nothing is counted twice";
   EXPECT_TRUE(eventually([&] {
     const Carried rest = taken();
     return rest.bytes == 0 && rest.busy_us == 0;
