@@ -74,8 +74,8 @@ void start_message(Process& process, const TensorOfMessage& notices, const Memor
   pieces.push_back(piece_of(notices, tensor::OperationKind::kAllGather, half, whole, priority, awaited && is_first));
   for (const py::handle& content : contents) {
     const auto parts = py::reinterpret_borrow<py::tuple>(content);
-    const auto& memory = parts[1].cast<const Memory&>();
-    pieces.push_back(piece_of(parts[0].cast<TensorOfMessage>(), tensor::OperationKind::kBroadcast, memory, memory,
+    const auto* memory = parts[1].cast<const Memory*>();
+    pieces.push_back(piece_of(parts[0].cast<TensorOfMessage>(), tensor::OperationKind::kBroadcast, *memory, *memory,
                               priority, awaited));
     pieces.back().request.root = parts[2].cast<std::uint32_t>();
   }
