@@ -174,7 +174,9 @@ std::optional<std::vector<std::uint64_t>> LinkWatch::look(bool may_change) {
   for (std::size_t i = 0; i < hosts_.size(); ++i) {
     if (!now.is_slow[i] && busy[i] > 0) look_at(i);
   }
-  usual_ = std::max(usual_, std::ranges::max(rates));
+  for (std::size_t i = 0; i < hosts_.size(); ++i) {  // a short flow of a slow link may seem faster than any link is
+    if (!now.is_known[i]) usual_ = std::max(usual_, rates[i]);
+  }
   // This is the part that the busiest link carries of what weights count on. What is measured at the start may be more
   // than a busy machine can carry.
   double part = 0;
