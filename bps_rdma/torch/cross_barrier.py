@@ -124,11 +124,12 @@ class LateOptimizer(WrappedOptimizer):
     _bps_sent: set[torch.nn.Parameter]  # in this pass
     _bps_hooked: weakref.WeakSet[torch.nn.Module]
     _bps_lock: threading.RLock  # who updates: another thread may save a checkpoint
+    _bps_is_updating: bool  # under the lock: the last update is no longer due, and not made yet
 
     def _bps_set_up(self) -> None:
         super()._bps_set_up()
         self._bps_due, self._bps_pending, self._bps_sent = {}, {}, set()
-        self._bps_lock = threading.RLock()
+        self._bps_lock, self._bps_is_updating = threading.RLock(), False
         self._bps_hooked = weakref.WeakSet()
         self._bps_hook_modules()
 
@@ -249,7 +250,11 @@ class LateOptimizer(WrappedOptimizer):
 
     def _bps_update(self, parameters: Iterable[torch.nn.Parameter | None]) -> None:
         with self._bps_lock:
-            self._bps_update_each(parameters)
+            self._bps_is_updating = True
+            try:
+                self._bps_update_each(parameters)
+            finally:
+                self._bps_is_updating = False
 
     def _bps_update_each(self, parameters: Iterable[torch.nn.Parameter | None]) -> None:
         for parameter in parameters:
@@ -328,7 +333,7 @@ class _Update:
 
     def __call__(self, module: torch.nn.Module, *_: Any) -> None:
         optimizer = None if self._optimizer is None else self._optimizer()
-        if optimizer is not None and optimizer._bps_due:
+        if optimizer is not None and (optimizer._bps_due or optimizer._bps_is_updating):
             optimizer._bps_update(module._parameters.values())
 
     def __reduce__(self) -> Any:

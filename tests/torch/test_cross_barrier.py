@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -119,24 +120,30 @@ class Waiting(torch.optim.SGD):
         return super().step(closure)
 
 
+@pytest.mark.parametrize("bias", [True, False])
 @harness.on_ranks(workers=2)
-def test_another_thread_may_save_while_this_one_trains(bps: Any) -> None:
+def test_another_thread_may_save_while_this_one_trains(bps: Any, bias: bool) -> None:
+    """It may also be at the last update that is due."""
     cut = training.share(bps.rank(), bps.size())
-    alone, model = (training.seeded(lambda: nn.Linear(8, 4)) for _ in range(2))
-    train(alone, momentum(alone.parameters()), training.batch, nothing)
-    optimizer: Any = CrossBarrier(model, Waiting(model.parameters()))
+    alone, model = (training.seeded(functools.partial(nn.Linear, 8, 4, bias=bias)) for _ in range(2))
+    right: list[torch.Tensor] = []
+    found: list[torch.Tensor] = []
     threads: list[threading.Thread] = []
 
-    def save(_: nn.Module, __: Any) -> None:
+    def save(net: nn.Module, optimizer: Any) -> None:
         if not threads:
             optimizer.meets.clear()
-            threads.append(threading.Thread(target=model.state_dict))
+            threads.append(threading.Thread(target=net.state_dict))
             threads[0].start()
             assert optimizer.begins.wait(60)
+            found.append(net(training.batch(0)).detach())
 
+    train(alone, momentum(alone.parameters()), training.batch, lambda net, _: right.append(net(training.batch(0))))
+    optimizer: Any = CrossBarrier(model, Waiting(model.parameters()))
     train(model, optimizer, lambda step: training.batch(step, *cut), save)
     threads[0].join()
     optimizer.synchronize()
+    torch.testing.assert_close(found[0], right[0].detach(), rtol=0, atol=1e-5)
     assert training.distance(alone, model) < 1e-5
 
 
