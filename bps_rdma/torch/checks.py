@@ -55,7 +55,7 @@ def check_layers_of(named: Iterable[tuple[str, torch.nn.Parameter]], ranks: int)
         return
     names = {id(parameter): name for name, parameter in named}
     for each in _all_of(torch.nn.SyncBatchNorm, torch.nn.Embedding, torch.nn.EmbeddingBag):
-        for parameter in each.parameters(recurse=False):
+        for parameter in each.__dict__.get("_parameters", {}).values():  # of one whose __init__() failed there are none
             if id(parameter) in names:
                 _check_layer(each, f"{names[id(parameter)]!r} is a parameter of")
 
@@ -67,13 +67,14 @@ def _check_layer(layer: torch.nn.Module, what: str) -> None:
             "initialised",
             'call init_process_group("bps") first, or use BatchNorm',
         )
-    if not isinstance(layer, torch.nn.Embedding | torch.nn.EmbeddingBag) or layer.max_norm is None:
+    if not isinstance(layer, torch.nn.Embedding | torch.nn.EmbeddingBag):
         return
-    if layer.weight.requires_grad:
+    max_norm, weight = (getattr(layer, name, None) for name in ("max_norm", "weight"))  # a script's class may lack them
+    if max_norm is not None and getattr(weight, "requires_grad", False):
         raise InvalidArgumentError(
             f"{what} an {type(layer).__name__} with max_norm, which changes its weight in forward: on each rank those "
             "rows that its batch uses",
-            f"leave max_norm out; after step() call weight.data.renorm_({layer.norm_type:g}, 0, {layer.max_norm:g})",
+            f"leave max_norm out; after step() call weight.data.renorm_({layer.norm_type:g}, 0, {max_norm:g})",
         )
 
 

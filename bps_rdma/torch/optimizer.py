@@ -77,7 +77,8 @@ def DistributedOptimizer(  # noqa: N802
     ours = membership.group_of(group)
     named = names_of(optimizer, named_parameters)
     check_count("backward_passes_per_step", backward_passes_per_step, 1)
-    check_layers_of(named, members_of(ours).size)
+    own = {id(each) for options in optimizer.param_groups for each in options["params"]}
+    check_layers_of([(name, each) for name, each in named if id(each) in own], members_of(ours).size)
     if job.current().asynchronous:
         how = text_of(compression, exact)
         if how not in (None, NONE):
