@@ -243,7 +243,8 @@ class DiLoCo:
             MismatchError: ranks have loaded states of different steps.
             PeerLostError, DeadlineError: the ranks could not agree. RoundAbortedError: the same on every rank that is
                 left. The step itself has been made, on the parameters of this rank; go on with the next one. The next
-                agreement starts from the last anchor.
+                agreement starts from the last anchor. Only the first step, in which ranks compare what they begin
+                with, has not been made then.
         """
         if self._lacks_state:
             raise BpsError(

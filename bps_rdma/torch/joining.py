@@ -19,7 +19,7 @@ from bps_rdma import Group
 from bps_rdma.errors import BpsError
 from bps_rdma.torch.transfer import members_of
 
-_attached: set[int] = set()  # ids of the Joinings with other ranks whose blocks this process is in
+_attached: set[int] = set()  # ids of the Joinings whose blocks this process is in, in a job of several ranks
 
 
 def refuse_in_join(what: str, instead: str = "use DistributedOptimizer") -> None:
@@ -71,11 +71,6 @@ class Joining:
         """
         if not self._is_listening:
             self._exchange(call)
-
-    @property
-    def is_alone(self) -> bool:
-        """No other rank can wait for this one."""
-        return len(self._ranks) == 1
 
     @property
     def root(self) -> int:
@@ -151,7 +146,7 @@ class UnevenInputs:
         """
         joining = Joining(prefix, group, stops=throw_on_early_termination)
         self._joining, self._announced, self._scales = joining, False, not divide_by_initial_world_size
-        if not joining.is_alone:
+        if bps_rdma.size() > 1:  # else nobody can wait for this rank
             _attached.add(id(joining))
         try:
             yield
