@@ -82,7 +82,7 @@ def _named(function: str, old: tuple[str, ...], values: tuple[Any, ...], keyword
         _refuse(f"{function}() takes at most {len(old)} arguments behind the first, but got {len(values)}")
     if len(values) == 1 and values[0] is None and (old[0] != "average" or keywords.keys() & {"average", "op"}):
         return {"name": None} | keywords  # else it may be meant as average=None, which is refused
-    # What can only be the name, if not a proper one, is refused as such.
+    # A value that can only be the name is taken for it; whoever needs a name refuses it then.
     is_nameless = "name" in old and "name" not in keywords
     if len(values) == 1 and is_nameless and (old[0] in keywords or isinstance(values[0], bytes)):
         return {"name": values[0]} | keywords
