@@ -6,6 +6,16 @@
 #include "core/error.h"
 
 namespace bps::worker {
+namespace {
+
+// Other threads may have begun later rounds meanwhile.
+void go_beyond(std::atomic<std::uint32_t>& next, std::uint32_t round) {
+  std::uint32_t now = next.load();
+  while (static_cast<std::int32_t>(round + 1 - now) > 0 && !next.compare_exchange_weak(now, round + 1)) {
+  }
+}
+
+}  // namespace
 
 std::uint32_t take_round(Tensor& tensor, const Request& request) {
   if (tensor::is_feedback(request.kind) && !tensor.compressor) {
@@ -22,13 +32,13 @@ std::uint32_t take_round(Tensor& tensor, const Request& request) {
   const bool split = request.kind == tensor::OperationKind::kSplit;
   if (split && request.pulls) return tensor.next_pull.fetch_add(1);
   const std::uint32_t round = tensor.next_round.fetch_add(1);
-  if (!split) {  // other threads may have begun later ones meanwhile
-    std::uint32_t pull = tensor.next_pull.load();
-    while (static_cast<std::int32_t>(round + 1 - pull) > 0 &&
-           !tensor.next_pull.compare_exchange_weak(pull, round + 1)) {
-    }
-  }
+  if (!split) go_beyond(tensor.next_pull, round);
   return round;
+}
+
+void leave_round(Tensor& tensor, std::uint32_t round) {
+  go_beyond(tensor.next_round, round);
+  go_beyond(tensor.next_pull, round);
 }
 
 void count_tries(Tensor& tensor, Request& request, std::uint32_t round) {
