@@ -21,6 +21,11 @@ struct Plain : Math {
   static void store(std::byte* to, const Lanes* from) { store_vector<typename Math::Lane>(to, *from); }
 };
 
+// Takes each byte but 0 for true, as numpy and torch do: views of other dtypes hold such bytes.
+struct Bools : Plain<BoolMath> {
+  static void load(const std::byte* from, Lanes* to) { *to = (Lanes)(load_vector<Lane>(from) != 0) & 1; }
+};
+
 // Loads 16-bit floats that share 32-bit words. Even elements become one vector of float32 and odd ones another, which
 // takes masks and shifts only, no shuffle. Half names the conversions: widen() heeds only the low 16 bits of a word,
 // and narrow() leaves the high 16 zero.
@@ -190,7 +195,7 @@ isa::Kernel choose(Dtype dtype, ReduceOp op) {
     case Dtype::kInt8: return choose<Plain<IntegerMath<std::int8_t>>>(op);
     case Dtype::kInt32: return choose<Plain<IntegerMath<std::int32_t>>>(op);
     case Dtype::kInt64: return choose<Plain<IntegerMath<std::int64_t>>>(op);
-    case Dtype::kBool: return choose<Plain<BoolMath>>(op);
+    case Dtype::kBool: return choose<Bools>(op);
   }
   return nullptr;
 }

@@ -97,7 +97,7 @@ struct IntegerMath {
   static Lanes maximum(Lanes a, Lanes b) { return (Signed)a > (Signed)b ? a : b; }
 };
 
-// Works on bytes of 0 and 1. They have no mean: the operation is refused before it gets here.
+// Works on bytes of 0 and 1, as Bools loads them. They have no mean: the operation is refused before it gets here.
 struct BoolMath {
   using Lane = std::uint8_t;
   using Lanes = Vector<std::uint8_t>;

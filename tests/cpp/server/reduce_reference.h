@@ -86,6 +86,7 @@ T floor_of_mean(std::uint32_t divisor, const std::vector<T>& values) {
 template <typename T>
 T reduce_one(ReduceOp op, std::uint32_t divisor, const std::vector<T>& values) {
   if constexpr (std::is_same_v<T, Bool>) {
+    if (values.size() == 1) return values[0];  // bytes are copied as they are
     bool all = true;
     bool any = false;
     for (const Bool& value : values) {

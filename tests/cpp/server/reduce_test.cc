@@ -24,7 +24,7 @@ constexpr ReduceOp kOps[] = {ReduceOp::kSum, ReduceOp::kAverage, ReduceOp::kMin,
 template <typename T>
 T random_value(std::mt19937_64& random) {
   if constexpr (std::is_same_v<T, Bool>) {
-    return {static_cast<std::uint8_t>(random() & 1)};
+    return {static_cast<std::uint8_t>(random() % 2 == 0 ? 0 : random())};  // some bytes are neither 0 nor 1
   } else if constexpr (std::is_integral_v<T>) {
     return static_cast<T>(random());
   } else {
