@@ -50,6 +50,7 @@ void GoneMembers::check(const Tensor& tensor, tensor::OperationKind kind) const 
   const std::lock_guard lock(mutex_);
   // A member may have pushed its part before it left: a push or pull on its own can still succeed.
   if (kind == tensor::OperationKind::kSplit) return;
+  if (tensor.bytes == 0) return;  // that member may have done the same before: nobody waits for anybody
   for (const auto& [node, what] : left_) {
     const auto rank = static_cast<std::uint32_t>(van_.membership().by_id(node)->worker_rank);
     if (tensor.group->index_of(rank) != van::kNoRank) {

@@ -248,6 +248,24 @@ def test_what_a_rank_contributed_counts_when_its_connections_have_closed(env):
         assert job.results() == [[3.0] * 50, []]
 
 
+@pytest.mark.parametrize("servers", [None, 1])
+@harness.on_ranks("servers", workers=2, env=ENV)
+def test_nobody_waits_for_a_rank_that_left_where_nothing_is_sent(bps: Any) -> None:
+    """The last call of ranks may be of an array without elements, which the first of them need not wait for."""
+    nothing = np.empty(0, np.float32)
+    if bps.rank() == 0:
+        with pytest.raises(bps.PeerLostError, match=r"worker 1 .*has left the job"):
+            bps.push_pull(np.ones(1), name="x")
+    assert bps.push_pull(nothing, name="sum").size == 0
+    assert bps.push_pull_many({"b": nothing})["b"].size == 0
+    assert bps.reduce_scatter(nothing, name="part").size == 0
+    assert bps.all_gather(nothing, name="all").size == 0
+    bps.broadcast(nothing, 0, name="copy")
+    bps.store(nothing, name="kept")
+    if bps.rank() == 1:
+        bps.shutdown(0)
+
+
 @harness.on_ranks(workers=1, init=False)
 def test_an_excepthook_that_was_set_before_is_called_once(bps: Any) -> None:
     code = """
