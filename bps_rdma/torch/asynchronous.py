@@ -20,7 +20,7 @@ from bps_rdma.torch import membership
 from bps_rdma.torch.membership import View, naming
 from bps_rdma.torch.parameters import FixedParameters
 from bps_rdma.torch.transfer import staged_from, zeros_beside
-from bps_rdma.torch.wrapping import new_instance, scaled_step
+from bps_rdma.torch.wrapping import forgetting_scale, new_instance, scaled_step
 
 
 class _Weights:
@@ -191,6 +191,12 @@ class AsynchronousOptimizer(torch.optim.Optimizer):
             MismatchError: with BPS_STALENESS=0, a step has failed on this rank and not on others, or the other way
                 round: call store_weights() on all ranks.
         """
+        with forgetting_scale(self):
+            return self._bps_step(closure, **options)
+
+    step.hooked = True  # type: ignore[attr-defined]  # for torch: the step() that it calls runs the hooks of users
+
+    def _bps_step(self, closure: Callable[[], Any] | None, **options: Any) -> Any:
         self._bps_begin_copy()
         running = job.current()
         self._bps_fixed.check(self)
@@ -214,8 +220,6 @@ class AsynchronousOptimizer(torch.optim.Optimizer):
         self._bps_unfinished = True
         self._bps_meet() if running.staleness == 0 else self._bps_add(running.staleness)
         return result
-
-    step.hooked = True  # type: ignore[attr-defined]  # for torch: the step() that it calls runs the hooks of users
 
     def _bps_add(self, staleness: int | None) -> None:
         """Adds the deltas where that has not been done, and takes over what the servers keep."""

@@ -33,7 +33,7 @@ from bps_rdma.torch.checks import check_count, check_number
 from bps_rdma.torch.membership import AnyGroup, naming
 from bps_rdma.torch.parameters import FixedParameters
 from bps_rdma.torch.transfer import AnyHandle
-from bps_rdma.torch.wrapping import scaled_step
+from bps_rdma.torch.wrapping import forgetting_scale, scaled_step
 
 
 @dataclass
@@ -246,6 +246,10 @@ class DiLoCo:
                 agreement starts from the last anchor. Only the first step, in which ranks compare what they begin
                 with, has not been made then.
         """
+        with forgetting_scale(self):
+            return self._step(closure)
+
+    def _step(self, closure: Callable[[], Any] | None) -> Any:
         if self._lacks_state:
             raise BpsError(
                 "a process has entered the job, and not all ranks know what the others agreed on last",

@@ -25,7 +25,7 @@ from bps_rdma.torch.plan import StrategyName
 from bps_rdma.torch.synchronizer import SynchronizerOptions
 from bps_rdma.torch.transfer import members_of
 from bps_rdma.torch.wrapped import WrappedOptimizer
-from bps_rdma.torch.wrapping import rebase
+from bps_rdma.torch.wrapping import forgetting_scale, rebase
 
 
 def DistributedOptimizer(  # noqa: N802
@@ -255,6 +255,12 @@ class SynchronousOptimizer(WrappedOptimizer):
 
     def step(self, closure: Callable[[], Any] | None = None, **options: Any) -> Any:
         """Synchronises, then steps. With a closure it does so after each call; the loss is the mean over the ranks."""
+        with forgetting_scale(self):
+            return self._bps_step(closure, **options)
+
+    step.hooked = True  # type: ignore[attr-defined]  # for torch: the step() that it calls runs the hooks of users
+
+    def _bps_step(self, closure: Callable[[], Any] | None, **options: Any) -> Any:
         if closure is None:
             self._synchronize_once()
             with spans().around("optimizer"):
@@ -271,8 +277,6 @@ class SynchronousOptimizer(WrappedOptimizer):
             return self._mean(loss)
 
         return super().step(synchronized, **options)
-
-    step.hooked = True  # type: ignore[attr-defined]  # for torch: the step() that it calls runs the hooks of users
 
     def _synchronize_once(self) -> None:
         if not self._bps_skip:

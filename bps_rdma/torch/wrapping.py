@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 import torch
@@ -57,12 +58,37 @@ def scaled_step(asked: Any, step: Callable[[], Any], parameters: Iterable[torch.
         step: makes the step.
         parameters: whose gradients are used.
     """
-    found, scale = getattr(asked, "found_inf", None), getattr(asked, "grad_scale", None)
-    if found is not None and bool(found):
-        return None
-    if scale is not None:
-        for parameter in parameters:
-            if parameter.grad is not None:
-                parameter.grad.div_(scale.to(parameter.grad.device))
-        asked.grad_scale = None  # not once more, by an optimizer that knows of scales
-    return step()
+    own = asked.__dict__
+    given = {name: own.pop(name) for name in _OF_SCALER if name in own}  # some step() refuse them
+    found, scale = given.get("found_inf"), given.get("grad_scale")
+    result, divided = None, list[torch.Tensor]()
+    if found is None or not bool(found):
+        try:
+            for parameter in parameters:
+                if scale is not None and parameter.grad is not None:
+                    parameter.grad.div_(scale.to(parameter.grad.device))
+                    divided.append(parameter.grad)
+            result = step()
+        except BaseException:  # the script may call the scaler once more, which gives the scale once more
+            for gradient in divided:
+                gradient.mul_(given["grad_scale"].to(gradient.device))
+            raise
+    own.update(given)  # the scaler deletes them
+    return result
+
+
+_OF_SCALER = ("grad_scale", "found_inf")  # attributes that torch's GradScaler gives an optimizer before its step()
+
+
+@contextlib.contextmanager
+def forgetting_scale(optimizer: Any) -> Iterator[None]:
+    """Around a step(): where that raises something, the optimizer has nothing of torch's GradScaler afterwards.
+
+    The scaler itself deletes it after a step() that returns only, and multiplies the next scale by one that is left.
+    """
+    try:
+        yield
+    except BaseException:
+        for name in _OF_SCALER:
+            optimizer.__dict__.pop(name, None)
+        raise
