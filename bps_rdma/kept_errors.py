@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import threading
 
+from bps_rdma.errors import BpsError
+
 
 class _Keeping(threading.local):
     """`with keeping:` the errors of this thread are kept. It may be nested."""
@@ -30,3 +32,12 @@ class _Keeping(threading.local):
 
 
 keeping = _Keeping()
+
+
+def is_outcome(error: BaseException) -> bool:
+    """Whether what a wait has raised is what became of the operation, which is over then.
+
+    Everything else is what a signal handler has raised, which may be of any class; the main thread runs it. It is for
+    the caller, at once, and the operation goes on.
+    """
+    return isinstance(error, BpsError) or threading.current_thread() is not threading.main_thread()

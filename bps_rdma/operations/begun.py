@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
 from bps_rdma import _core
+from bps_rdma.kept_errors import is_outcome
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -67,12 +68,9 @@ def give_up(begun: list[Any], together: bool = True) -> None:
             one = begun[-1]
             give_up_one(one)
             begun.pop()
-    except Exception:
-        if begun and begun[-1] is one:
+    except BaseException as error:
+        if is_outcome(error) and begun and begun[-1] is one:
             begun.pop()
-        give_up(begun, together=False)
-        raise
-    except BaseException:
         give_up(begun, together=False)
         raise
 

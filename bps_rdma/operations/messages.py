@@ -15,7 +15,7 @@ from bps_rdma.blockers import AnyOf, Blocker
 from bps_rdma.errors import MismatchError
 from bps_rdma.handle import PythonHandle, blocker_of
 from bps_rdma.job import raised
-from bps_rdma.kept_errors import keeping
+from bps_rdma.kept_errors import is_outcome, keeping
 from bps_rdma.operations.begun import give_up, give_up_one
 from bps_rdma.operations.lanes import ANYTHING, NOTHING, SMALL, Broadcast, Content, Lane, Part, Said, packed, unpacked
 from bps_rdma.operations.stepwise import StepwiseHandle, new_lock
@@ -172,6 +172,8 @@ class Message(StepwiseHandle):
             if not self.has_begun:
                 raised(error)
                 raise
+            if not is_outcome(error):
+                raise
             self._error = error  # the notice is on its way: the message fails when that is over
 
     def give_up(self) -> None:
@@ -244,6 +246,8 @@ class Message(StepwiseHandle):
         try:
             handle.wait()
         except Exception as error:
+            if not is_outcome(error):
+                raise
             if counts:
                 self._error = self._error or error
         return True
@@ -283,6 +287,8 @@ class Message(StepwiseHandle):
                     return False
                 self._take(self._notice.read(1 - self.lane.position))
             except Exception as error:
+                if not is_outcome(error):
+                    raise
                 self._error = self._error or error
             self.is_heard = True
             self.lane.lanes.give_back(self._notice)
@@ -408,6 +414,8 @@ class Together(StepwiseHandle):
                 if not part.taken:  # a signal handler may have raised something after it was waited for
                     part.wait()
             except Exception as error:  # the first is raised, once all are over
+                if not is_outcome(error):
+                    raise
                 self._error = self._error or error
         if self._error is None:
             self._result = self._finish()

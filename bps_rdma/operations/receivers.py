@@ -16,7 +16,7 @@ from bps_rdma.blockers import Blocker
 from bps_rdma.errors import BpsError, DeadlineError, PeerLostError, UnknownHandleError
 from bps_rdma.handle import PythonHandle
 from bps_rdma.job import raised
-from bps_rdma.kept_errors import keeping
+from bps_rdma.kept_errors import is_outcome, keeping
 from bps_rdma.operations.lanes import ANYTHING, Lane, Part
 from bps_rdma.operations.messages import How, Message, mismatch
 
@@ -253,6 +253,8 @@ class ReceiveFromAny(PythonHandle[Any]):
             message.wait()
             self._deliver(message)
         except Exception as error:
+            if not is_outcome(error):
+                raise
             self._fail(error)
         self._finish()
         return True
