@@ -11,7 +11,7 @@ import contextlib
 import functools
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 from bps_rdma import _core
@@ -49,6 +49,53 @@ def whole(call: Callable[P, R]) -> Callable[P, R]:
         return handle
 
     return start
+
+
+def start_all(
+    starts: Sequence[Callable[[], Any]],
+    begun: list[Any],
+    has_begun: Callable[[Any], bool] = lambda _: True,
+    *,
+    has_to: bool = False,
+) -> None:
+    """Starts all of them, or none, where the call is interrupted or one of them is refused.
+
+    Ranks match operations of one name by their order. If this rank left out some of those that others start together,
+    its next call would be taken for this one, in silence. So once one has begun, the others begin as well, and what was
+    raised comes afterwards. The caller then gives up all that has begun.
+
+    Args:
+        starts: each of them begins one operation, in one step, or raises an error.
+        begun: gets what they begin.
+        has_begun: whether one of the list has.
+        has_to: other ranks begin them in any case.
+    """
+    before = len(begun)
+    left_out: list[int] = []
+
+    def place() -> int:
+        return sum(map(has_begun, begun[before:])) + len(left_out)
+
+    def start_others(failed: int = -1) -> None:
+        try:
+            while (now := place()) < len(starts):
+                if now == failed:
+                    left_out.append(now)
+                    continue
+                try:
+                    starts[now]()
+                except BaseException:  # each is tried twice, as a signal handler may have raised it
+                    failed = now
+        except BaseException:
+            start_others(failed)
+
+    try:
+        for start in starts:
+            start()
+    except BaseException:
+        if has_to or place() > 0:
+            start_others()
+        raise
 
 
 def give_up(begun: list[Any], together: bool = True) -> None:

@@ -129,7 +129,9 @@ def all_gather(
             `uneven`, parts differ in more than their first dimension. Otherwise as push_pull_inplace().
     """
     options = OperationOptions(SUM, name, priority, group, timeout, True)
-    return _gathering(array, out, uneven, options).wait()
+    if uneven is not False and argument_types.truth("uneven", uneven):
+        return _gather_uneven(array, out, options)
+    return _started(start.all_gather(array, out, options), out).wait()
 
 
 @whole
@@ -142,14 +144,17 @@ def all_gather_async(
 
     With `uneven`, and on a GPU, it may not.
     """
-    return _gathering(array, out, uneven, moving(name, False, **options))
-
-
-def _gathering(array: Any, out: Any, uneven: bool, options: OperationOptions) -> Handle[Any] | PythonHandle[Any]:
+    found = moving(name, False, **options)
     if uneven is not False and argument_types.truth("uneven", uneven):
         arrays.note_change(out)
-        return UnevenGather(array, out, options)
-    return _started(start.all_gather(array, out, options), out)
+        return UnevenGather(array, out, found)
+    return _started(start.all_gather(array, out, found), out)
+
+
+@whole
+def _gather_uneven(array: Any, out: Any, options: OperationOptions) -> Any:
+    arrays.note_change(out)
+    return UnevenGather(array, out, options).wait()
 
 
 @keywords_since("root", "name", "priority", "group", "timeout")

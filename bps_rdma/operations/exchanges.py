@@ -14,7 +14,7 @@ from bps_rdma.errors import InvalidArgumentError, InvalidTensorError
 from bps_rdma.group import Group
 from bps_rdma.handle import PythonHandle
 from bps_rdma.job import current
-from bps_rdma.operations.begun import give_up, of_thread, whole
+from bps_rdma.operations.begun import give_up, of_thread, start_all, whole
 from bps_rdma.operations.lanes import ANYTHING, Content, Lanes, Part, part_of
 from bps_rdma.operations.messages import How, Message, Together, completed, mismatch
 from bps_rdma.operations.point_to_point import Subject, started
@@ -45,16 +45,24 @@ def exchange(
         own = all_lanes.process.rank
         place = members.ranks.index(own)
         begun: list[Message] = [] if how.begun is None else how.begun
+        first = len(begun)
         each = How(how.priority, how.timeout, how.awaited, begun)
-        messages = {}
+        ranks = [*members.ranks[place + 1 :], *members.ranks[:place]]  # not all begin with the same one
+        lanes = []
+        for rank in ranks:
+            if rank in outs or rank in intos:
+                name = subject.lane_name(f"{kind} {min(own, rank)}~{max(own, rank)}", members)
+                lanes.append(all_lanes.lane(rank, name))
         try:
-            for rank in (*members.ranks[place + 1 :], *members.ranks[:place]):  # not all begin with the same one
-                if rank in outs or rank in intos:
-                    name = subject.lane_name(f"{kind} {min(own, rank)}~{max(own, rank)}", members)
-                    messages[rank] = Message(all_lanes.lane(rank, name), outs.get(rank), intos.get(rank), each)
+            start_all(
+                [partial(Message, lane, outs.get(lane.peer), intos.get(lane.peer), each) for lane in lanes],
+                begun,
+                lambda message: message.has_begun,
+            )
         except BaseException:  # nobody gets a handle
             give_up(begun)
             raise
+        messages = {message.lane.peer: message for message in begun[first:]}
         return Together(list(messages.values()), lambda: finish(messages))
 
     return started(begin, subject, how)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any, TypeVar, overload
 
@@ -15,7 +16,7 @@ from bps_rdma.group import Group
 from bps_rdma.handle import PythonHandle
 from bps_rdma.job import current
 from bps_rdma.operations import start
-from bps_rdma.operations.begun import whole
+from bps_rdma.operations.begun import of_thread, start_all, whole
 from bps_rdma.operations.declare import declare_with
 from bps_rdma.operations.messages import Together
 from bps_rdma.operations.options import (
@@ -107,11 +108,15 @@ def _together(arrays: Any, name: str | None, inplace: bool, options: OperationOp
         check_shared([(found.target.device, found.target.address, found.target.nbytes) for _, found in described])
     _declare_new([(each, array) for each, array in by_name if each is not None], options)
     last = len(described) - 1
-    handles = [
-        start.run(found, options._replace(name=each, priority=options.priority + last - place))
-        for place, (each, found) in enumerate(described)
+    begun = of_thread.begun
+    assert begun is not None  # both callers are whole()
+    first = len(begun)
+    how = [
+        options._replace(name=each, priority=options.priority + last - place)
+        for place, (each, _) in enumerate(described)
     ]
-    return Together(handles, lambda: like(arrays, [found.result for _, found in described]))
+    start_all([partial(start.run, found, each) for (_, found), each in zip(described, how, strict=True)], begun)
+    return Together(begun[first:], lambda: like(arrays, [found.result for _, found in described]))
 
 
 def check_shared(blocks: Sequence[tuple[Any, int, int]]) -> None:
