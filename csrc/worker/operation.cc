@@ -88,7 +88,7 @@ bool Operation::fail(ErrorCode code, const std::string& what, const std::string&
   const bool is_first = failure_.note(Error(code, describe() + ": " + what, hint), [&] {
     if (!completion.begin_failing()) return false;
     if (tensor->compressor) tensor->compressor->note_failure();
-    if (request.kind == tensor::OperationKind::kSplit) leave_round(*tensor, round);
+    if (request.kind == tensor::OperationKind::kSplit) void_round(*tensor, round);
     if (code == ErrorCode::kRoundAborted && tensor->view_end) tensor->view_end->note(what);
     return true;
   });

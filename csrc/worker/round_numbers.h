@@ -13,9 +13,8 @@ namespace bps::worker {
 // kInvalidArgument where the tensor's compression forbids it; then no round was taken.
 std::uint32_t take_round(Tensor& tensor, const Request& request);
 
-// Skips the other half of a round of push() and pull() of which one half has failed. Both then go on with the same
-// round.
-void leave_round(Tensor& tensor, std::uint32_t round);
+// Lets nobody take a round of push() and pull() any more of which one half has failed: the other one skips it.
+void void_round(Tensor& tensor, std::uint32_t round);
 
 // Makes an addition that is sent again name the round in which it was sent first. Throws kInvalidArgument after too
 // many tries.

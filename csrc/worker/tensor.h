@@ -9,6 +9,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -50,6 +51,9 @@ struct Tensor {
   std::atomic<std::uint32_t> next_round{0};
   // With push() and pull() apart, each of them counts its own rounds. This counts those of pull().
   std::atomic<std::uint32_t> next_pull{0};
+  std::mutex void_mutex;
+  std::vector<std::uint32_t> void_rounds;  // of push() and pull(), of which one has failed: see void_round()
+  std::atomic<bool> has_void{false};       // not empty
   std::shared_ptr<Tensor> alone;  // the tensor in the group of this rank alone, for kAccumulate; made at first use
   std::uint32_t stored_by = 0;    // of a tensor alone: the group whose weights it adds to
   std::atomic<std::uint32_t> latest{0};      // of a tensor alone: the round in which the latest addition was sent first

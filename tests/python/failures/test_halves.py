@@ -52,7 +52,39 @@ def one_pushes_otherwise(bps: Any) -> None:
     check_rounds(bps, "x")
 
 
-@pytest.mark.parametrize("body", [pull_first, one_pulls_first, one_pushes_otherwise])
+def second_push_fails(bps: Any) -> None:
+    """A round that was pushed before the one that failed is still there to be pulled."""
+    array = np.full(50_000, 1 + bps.rank(), np.int64)
+    bps.push(array, "x", average=False)
+    if bps.rank() == 0:
+        bps.push(array, "x", average=False)
+    bps.barrier()
+    if bps.rank() == 1:
+        with pytest.raises(bps.MismatchError, match="different operations"):
+            bps.push(array, "x", op="max")
+    bps.barrier()
+    assert np.all(bps.pull(np.empty_like(array), "x", average=False) == 3)
+    if bps.rank() == 0:
+        with pytest.raises(bps.MismatchError, match="different operations"):
+            bps.pull(array, "x", average=False)
+    check_rounds(bps, "x")
+
+
+def sums_after_failures(bps: Any) -> None:
+    """Operations of both halves skip such rounds, too."""
+    array = np.ones(50_000, np.int64)
+    for value in range(3):
+        with pytest.raises(bps.DeadlineError, match="x"):
+            bps.pull(array, "x", average=False, timeout=0.1)
+        bps.barrier()
+        assert np.all(bps.push_pull(np.full_like(array, value), "x", average=False) == 2 * value)
+    check_rounds(bps, "x")
+
+
+BODIES = [pull_first, one_pulls_first, one_pushes_otherwise, second_push_fails, sums_after_failures]
+
+
+@pytest.mark.parametrize("body", BODIES)
 @pytest.mark.parametrize(("servers", "transport"), JOBS)
 def test_halves_go_on_together_after_one_failed(body, servers, transport):
     harness.run(body, workers=2, servers=servers, env={"BPS_TRANSPORT": transport})
