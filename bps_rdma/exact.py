@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import starmap
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,11 @@ import numpy.typing as npt
 
 from bps_rdma import _core, argument_types, arrays
 from bps_rdma.agreement import group_of
-from bps_rdma.errors import InvalidArgumentError, InvalidTensorError, RoundAbortedError
+from bps_rdma.errors import BpsError, InvalidArgumentError, InvalidTensorError, RoundAbortedError
 from bps_rdma.group import Group
 from bps_rdma.job import current
 from bps_rdma.operations import start
+from bps_rdma.operations.begun import give_up_one, of_thread
 from bps_rdma.operations.options import AVERAGE, EXACT, EXACT_TO_ODD, NONE, SUM, OperationOptions, ReduceOp
 from bps_rdma.positions import keywords_since
 
@@ -95,8 +97,12 @@ class ExactSum:
         """
         by = self._divisor(average, divisor, self._sum.dtype == _FLOAT64)
         sums = UnroundedSums([self._sum], np.empty(self._sum.elements, np.float64), self._name, self._group)
-        sums.start(by, priority, timeout, awaited=True)
-        sums.wait()
+        try:
+            sums.start(by, priority, timeout, awaited=True)
+            sums.wait()
+        except BaseException:
+            sums.give_up()
+            raise
         result = arrays.empty_like(self._like)
         sums.round(0, result)
         return result
@@ -147,8 +153,12 @@ class UnroundedSums:
         self._divides = False
         self._epoch = 0  # of the view in which they are sent
         self._how = OperationOptions()
-        self._handle: start.Handle[Any] | None = None
+        self._steps: list[start.Handle[Any]] = []  # those that have begun: the sums, the specials, the parts
+        self._came: list[Any] = []  # an entry for each of them that is complete
+        self._over = False
         self._beyond: npt.NDArray[np.intp] = np.empty(0, np.intp)
+        self._left: npt.NDArray[np.intp] = self._beyond  # of them, those that the specials have not settled
+        self._specials: npt.NDArray[np.bool_] = np.empty((0, 3), np.bool_)
         self._parts: npt.NDArray[np.float64] = np.empty(0, np.float64)
 
     def start(self, by: int, priority: int = 0, timeout: float | None = None, awaited: bool = False) -> None:
@@ -165,7 +175,7 @@ class UnroundedSums:
             one.copy_sums(arrays.describe(self._of(number), True))
         self._how = OperationOptions(op, self._name, priority, self._group, timeout, awaited, exactly)
         self._epoch = current().epoch
-        self._handle = start.reduce(self._sums, self._sums, self._how)
+        self._begin(self._sums, self._how)
 
     def wait(self) -> None:
         """Waits until the sums of all ranks are here.
@@ -173,16 +183,30 @@ class UnroundedSums:
         Raises:
             As Handle.wait(). RoundAbortedError also where the caller was told of the end of the view before.
         """
-        assert self._handle is not None
-        self._handle.wait()
-        self._beyond = np.flatnonzero(np.isnan(self._sums))  # a NaN of any rank is one on all
-        if len(self._beyond) > 0:
-            self._settle_specials()
-        self._parts = self._sum_parts()
+        while not self._over:
+            self._wait_for_step()
+            self._go_on()
+
+    def give_up(self) -> None:
+        """Ends what is under way, after an exception of this rank. It takes part in what other ranks still exchange.
+
+        They begin the same steps as this one where the step before has come. If this rank left one out, it would be one
+        behind with operations of that name from then on.
+        """
+        try:
+            while self._steps and not self._over:
+                give_up_one(self._steps[-1])
+                self._wait_for_step()
+                self._go_on()
+        except BpsError:  # the step has failed, on all ranks
+            return
+        except BaseException:
+            self.give_up()
+            raise
 
     def round(self, number: int, into: Any) -> None:
         """Writes the sums of one accumulator, divided and rounded to its dtype, to an array; after wait()."""
-        own, places = self._within(number)
+        own, places = self._within(number, self._left)
         width = _core.ExactAccumulator.parts_per_element
         self._accumulators[number].round(
             arrays.describe(self._of(number), False),
@@ -196,39 +220,71 @@ class UnroundedSums:
     def _of(self, number: int) -> npt.NDArray[np.float64]:
         return self._sums[self._ends[number] : self._ends[number + 1]]
 
-    def _within(self, number: int) -> tuple[list[int], slice]:
-        """Returns the elements of an accumulator that are too long, and their place in the list of all of them."""
+    def _within(self, number: int, beyond: npt.NDArray[np.intp]) -> tuple[list[int], slice]:
+        """Returns which of these elements are of an accumulator, and their place among all of them."""
         begin, end = self._ends[number], self._ends[number + 1]
-        first, last = np.searchsorted(self._beyond, [begin, end]).tolist()
-        return (self._beyond[first:last] - begin).tolist(), slice(first, last)
+        first, last = np.searchsorted(beyond, [begin, end]).tolist()
+        return (beyond[first:last] - begin).tolist(), slice(first, last)
 
-    def _settle_specials(self) -> None:
-        found = np.zeros((_padded(len(self._beyond)), 3), np.bool_)
+    # ---- The steps. What a signal handler raises may leave them at any point: they are then called once more.
+
+    def _wait_for_step(self) -> None:
+        if len(self._came) < len(self._steps):
+            self._came.extend(starmap(self._steps[-1].wait, ((),)))  # one step of Python: it is complete and noted
+
+    def _go_on(self) -> None:
+        """Takes what the last step has brought, and begins the next one, if there is one."""
+        begun = len(self._steps)
+        if begun == 1:
+            self._beyond = self._left = np.flatnonzero(np.isnan(self._sums))  # a NaN of any rank is one on all
+            if len(self._beyond) > 0:
+                self._ask_for_specials()
+        elif begun == 2:
+            self._settle_specials()
+            if len(self._left) > 0:
+                self._send_parts()
+        if len(self._steps) == begun:
+            self._over = True
+
+    def _ask_for_specials(self) -> None:
+        found = self._specials = np.zeros((_padded(len(self._beyond)), 3), np.bool_)
         for number, one in enumerate(self._accumulators):
-            own, places = self._within(number)
+            own, places = self._within(number, self._beyond)
             one.copy_specials(own, arrays.describe(found[places].reshape(-1), True))
         self._reduce(found, ReduceOp.max, "specials")
-        nan, infinite, negative = found[: len(self._beyond)].T
+
+    def _settle_specials(self) -> None:
+        nan, infinite, negative = self._specials[: len(self._beyond)].T
         value = np.where(nan | (infinite & negative), np.nan, np.where(infinite, np.inf, -np.inf))
         settled = nan | infinite | negative
         self._sums[self._beyond[settled]] = value[settled]
-        self._beyond = self._beyond[~settled]
+        self._left = self._beyond[~settled]
 
-    def _sum_parts(self) -> npt.NDArray[np.float64]:
-        if len(self._beyond) == 0:
-            return np.empty(0, np.float64)
-        parts = np.zeros((_padded(len(self._beyond)), _core.ExactAccumulator.parts_per_element), np.float64)
+    def _send_parts(self) -> None:
+        width = _core.ExactAccumulator.parts_per_element
+        parts = np.zeros((_padded(len(self._left)), width), np.float64)
         for number, one in enumerate(self._accumulators):
-            own, places = self._within(number)
+            own, places = self._within(number, self._left)
             one.copy_parts(own, arrays.describe(parts[places].reshape(-1), True))
+        self._parts = parts.reshape(-1)
         self._reduce(parts, SUM, "parts")
-        return parts.reshape(-1)
 
-    def _reduce(self, array: Any, op: ReduceOp, what: str) -> None:
+    def _reduce(self, array: npt.NDArray[Any], op: ReduceOp, what: str) -> None:
         if current().epoch != self._epoch:  # other ranks may repeat the step
             raise RoundAbortedError("the view has ended in which these sums were sent", "repeat the step")
         name = None if self._name is None else f"{self._name}.{what}.{len(array)}"
-        start.reduce(array, array, self._how._replace(op=op, name=name, awaited=True, compression=NONE)).wait()
+        self._begin(array, self._how._replace(op=op, name=name, awaited=True, compression=NONE))
+
+    def _begin(self, array: npt.NDArray[Any], how: OperationOptions) -> None:
+        outer = of_thread.begun
+        if outer is not None:
+            self._steps.append(start.reduce(array, array, how))
+            return
+        try:
+            of_thread.begun = self._steps  # gets the handle in one step
+            start.reduce(array, array, how)
+        finally:
+            of_thread.begun = None
 
 
 def _padded(count: int) -> int:

@@ -16,7 +16,7 @@ from bps_rdma import _core
 from bps_rdma._core import Handle, PreparedOperation
 from bps_rdma.blockers import Blocker
 from bps_rdma.errors import BpsError, UnknownHandleError
-from bps_rdma.kept_errors import is_outcome, keeping
+from bps_rdma.kept_errors import keeping, runs_handlers
 from bps_rdma.presence import raised
 
 T = TypeVar("T")  # what wait() returns
@@ -167,7 +167,7 @@ def wait_each(waits: Iterable[Callable[[], T]]) -> list[T]:
             try:
                 results.append(wait_one())
             except Exception as caught:
-                if not is_outcome(caught):
+                if not isinstance(caught, BpsError) and runs_handlers():
                     raise
                 error = error or caught
     if error is not None:

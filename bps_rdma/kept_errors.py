@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import threading
 
-from bps_rdma.errors import BpsError
-
 
 class _Keeping(threading.local):
     """`with keeping:` the errors of this thread are kept. It may be nested."""
@@ -34,10 +32,10 @@ class _Keeping(threading.local):
 keeping = _Keeping()
 
 
-def is_outcome(error: BaseException) -> bool:
-    """Whether what a wait has raised is what became of the operation, which is over then.
+def runs_handlers() -> bool:
+    """Whether signal handlers run in this thread, and so may have raised what is no BpsError, of any class.
 
-    Everything else is what a signal handler has raised, which may be of any class; the main thread runs it. It is for
-    the caller, at once, and the operation goes on.
+    That is no outcome of an operation, which goes on. It is for the caller, at once. Who catches errors to keep them
+    catches BpsError apart: no handler may run between an outcome, which comes once, and the note of it.
     """
-    return isinstance(error, BpsError) or threading.current_thread() is not threading.main_thread()
+    return threading.current_thread() is threading.main_thread()

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 from bps_rdma import _core
-from bps_rdma.kept_errors import is_outcome
+from bps_rdma.errors import BpsError
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -71,31 +71,45 @@ def start_all(
         has_to: other ranks begin them in any case.
     """
     before = len(begun)
-    left_out: list[int] = []
-
-    def place() -> int:
-        return sum(map(has_begun, begun[before:])) + len(left_out)
-
-    def start_others(failed: int = -1) -> None:
-        try:
-            while (now := place()) < len(starts):
-                if now == failed:
-                    left_out.append(now)
-                    continue
-                try:
-                    starts[now]()
-                except BaseException:  # each is tried twice, as a signal handler may have raised it
-                    failed = now
-        except BaseException:
-            start_others(failed)
-
     try:
         for start in starts:
             start()
     except BaseException:
-        if has_to or place() > 0:
-            start_others()
+        others = _Others(starts, begun, before, has_begun)
+        if has_to or others.place() > 0:
+            others.start()
         raise
+
+
+class _Others:
+    """What start_all() has still to start when it is left by an exception. Its arguments, and what had begun before."""
+
+    def __init__(
+        self, starts: Sequence[Callable[[], Any]], begun: list[Any], before: int, has_begun: Callable[[Any], bool]
+    ) -> None:
+        self._starts = starts
+        self._begun = begun
+        self._before = before
+        self._has_begun = has_begun
+        self._left_out: list[int] = []
+
+    def place(self) -> int:
+        """The number of the next one."""
+        return sum(map(self._has_begun, self._begun[self._before :])) + len(self._left_out)
+
+    def start(self, failed: int = -1) -> None:
+        """Starts them, whatever is raised; the one at the place `failed` has raised something already."""
+        try:
+            while (now := self.place()) < len(self._starts):
+                if now == failed:
+                    self._left_out.append(now)
+                    continue
+                try:
+                    self._starts[now]()
+                except BaseException:  # each is tried twice, as a signal handler may have raised it
+                    failed = now
+        except BaseException:
+            self.start(failed)
 
 
 def give_up(begun: list[Any], together: bool = True) -> None:
@@ -115,9 +129,12 @@ def give_up(begun: list[Any], together: bool = True) -> None:
             one = begun[-1]
             give_up_one(one)
             begun.pop()
-    except BaseException as error:
-        if is_outcome(error) and begun and begun[-1] is one:
+    except BpsError:
+        if begun and begun[-1] is one:
             begun.pop()
+        give_up(begun, together=False)
+        raise
+    except BaseException:
         give_up(begun, together=False)
         raise
 

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple, TypeVar
 
 from bps_rdma import _core, arrays
 from bps_rdma.blockers import AnyOf, Blocker
-from bps_rdma.errors import MismatchError
+from bps_rdma.errors import BpsError, MismatchError
 from bps_rdma.handle import PythonHandle, blocker_of
 from bps_rdma.job import raised
-from bps_rdma.kept_errors import is_outcome, keeping
+from bps_rdma.kept_errors import keeping, runs_handlers
 from bps_rdma.operations.begun import give_up, give_up_one
 from bps_rdma.operations.lanes import ANYTHING, NOTHING, SMALL, Broadcast, Content, Lane, Part, Said, packed, unpacked
 from bps_rdma.operations.stepwise import StepwiseHandle, new_lock
@@ -172,7 +172,7 @@ class Message(StepwiseHandle):
             if not self.has_begun:
                 raised(error)
                 raise
-            if not is_outcome(error):
+            if not isinstance(error, BpsError) and runs_handlers():
                 raise
             self._error = error  # the notice is on its way: the message fails when that is over
 
@@ -245,8 +245,11 @@ class Message(StepwiseHandle):
             return False
         try:
             handle.wait()
+        except BpsError as error:
+            if counts:
+                self._error = self._error or error
         except Exception as error:
-            if not is_outcome(error):
+            if runs_handlers():
                 raise
             if counts:
                 self._error = self._error or error
@@ -286,8 +289,10 @@ class Message(StepwiseHandle):
                 if not is_next and self.lane.first_unheard() is not self:
                     return False
                 self._take(self._notice.read(1 - self.lane.position))
+            except BpsError as error:
+                self._error = self._error or error
             except Exception as error:
-                if not is_outcome(error):
+                if runs_handlers():
                     raise
                 self._error = self._error or error
             self.is_heard = True
@@ -413,8 +418,10 @@ class Together(StepwiseHandle):
             try:
                 if not part.taken:  # a signal handler may have raised something after it was waited for
                     part.wait()
-            except Exception as error:  # the first is raised, once all are over
-                if not is_outcome(error):
+            except BpsError as error:  # the first is raised, once all are over
+                self._error = self._error or error
+            except Exception as error:
+                if runs_handlers():
                     raise
                 self._error = self._error or error
         if self._error is None:

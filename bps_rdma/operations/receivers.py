@@ -16,7 +16,7 @@ from bps_rdma.blockers import Blocker
 from bps_rdma.errors import BpsError, DeadlineError, PeerLostError, UnknownHandleError
 from bps_rdma.handle import PythonHandle
 from bps_rdma.job import raised
-from bps_rdma.kept_errors import is_outcome, keeping
+from bps_rdma.kept_errors import keeping, runs_handlers
 from bps_rdma.operations.lanes import ANYTHING, Lane, Part
 from bps_rdma.operations.messages import How, Message, mismatch
 
@@ -252,8 +252,8 @@ class ReceiveFromAny(PythonHandle[Any]):
         try:
             message.wait()
             self._deliver(message)
-        except Exception as error:
-            if not is_outcome(error):
+        except Exception as error:  # as long as the receiver is not over, the message gives it again
+            if not isinstance(error, BpsError) and runs_handlers():
                 raise
             self._fail(error)
         self._finish()

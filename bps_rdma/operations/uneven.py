@@ -16,10 +16,10 @@ import numpy as np
 from bps_rdma import _core, arrays
 from bps_rdma.agreement import group_of
 from bps_rdma.blockers import Blocker
-from bps_rdma.errors import InvalidTensorError, MismatchError, RoundAbortedError, UnknownHandleError
+from bps_rdma.errors import BpsError, InvalidTensorError, MismatchError, RoundAbortedError, UnknownHandleError
 from bps_rdma.handle import blocker_of
 from bps_rdma.job import current
-from bps_rdma.kept_errors import is_outcome, keeping
+from bps_rdma.kept_errors import keeping, runs_handlers
 from bps_rdma.operations import start
 from bps_rdma.operations.begun import give_up_one, of_thread, start_all
 from bps_rdma.operations.messages import Together
@@ -164,9 +164,7 @@ class UnevenGather(StepwiseHandle):
                 for handle in self._sizes:
                     if not handle.taken:
                         handle.wait()
-            except Exception as error:
-                if not is_outcome(error):
-                    raise
+            except BpsError:
                 return False  # they have come nowhere
             return bool(self._sizes)
 
@@ -185,8 +183,8 @@ class UnevenGather(StepwiseHandle):
                 return False
             try:
                 self._result = self._parts.wait()
-            except Exception as error:
-                if not is_outcome(error):
+            except Exception as error:  # the parts give it again
+                if not isinstance(error, BpsError) and runs_handlers():
                     raise
                 self._error = self._error or error
         self._over = True
@@ -210,8 +208,10 @@ class UnevenGather(StepwiseHandle):
                     with keeping:
                         sizes.wait()
                 self._begin_parts()
+            except BpsError as error:
+                self._error = self._error or error
             except Exception as error:
-                if not is_outcome(error):
+                if runs_handlers():
                     raise
                 self._error = self._error or error
             self._has_begun = True

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, overload
 
 import torch
@@ -11,7 +12,7 @@ import torch
 import bps_rdma
 from bps_rdma import arrays
 from bps_rdma.handle import PythonHandle
-from bps_rdma.operations.begun import whole
+from bps_rdma.operations.begun import of_thread, start_all, whole
 from bps_rdma.operations.many import check_shared, like, named
 from bps_rdma.operations.messages import Together
 from bps_rdma.operations.options import OperationOptions, reducing
@@ -63,12 +64,18 @@ def _together(tensors: Any, name: str | None, inplace: bool, shared: OperationOp
     new = {each: tensor for each, tensor in found if each is not None}
     if new:
         transfer.declare_many(new, shared.group, shared.compression)
-    results, handles = [], []
+    results, starts = [], []
     for place, (each, tensor) in enumerate(found):
         data = tensor.detach()
         results.append(tensor if inplace else torch.empty_like(data))
         own = shared._replace(name=each, priority=shared.priority + len(found) - 1 - place)
-        handles.append(transfer.all_reduce(data, own, None if inplace else results[-1]))
+        starts.append(partial(transfer.all_reduce, data, own, None if inplace else results[-1]))
         if inplace:
             arrays.note_change(tensor)
-    return Together(handles, lambda: like(tensors, results))
+    begun = of_thread.begun
+    assert begun is not None  # both callers are whole()
+    if all(transfer.staged_from(tensor) is None for _, tensor in found):
+        first = len(begun)
+        start_all(starts, begun)
+        return Together(begun[first:], lambda: like(tensors, results))
+    return Together([one() for one in starts], lambda: like(tensors, results))

@@ -92,6 +92,26 @@ class Gather:
         assert np.array_equal(found, np.repeat(10 * value + np.arange(3), [1000, 2000, 3000])), (value, set(found))
 
 
+class Exact:
+    """ExactSum.push_pull() of numbers that no float64 holds, which exchanges digits behind the sums.
+
+    Args:
+        step: the method that is interrupted.
+    """
+
+    def __init__(self, step: str) -> None:
+        self.started_by = f"bps_rdma.exact.UnroundedSums.{step}"
+
+    def call(self, bps: Any, value: int) -> Any:
+        sums = bps.ExactSum(np.zeros(3), "exact")
+        for one in (float(value), 1e300, 1e-300, [-1e300, -1e300, np.inf]):
+            sums.add(np.full(3, one))
+        return sums.push_pull()
+
+    def check(self, bps: Any, value: int, found: Any) -> None:
+        assert found.tolist() == [3 * value, 3 * value, np.inf], (value, found)
+
+
 def is_interrupted(bps: Any, kind: Any, place: int, after: bool) -> None:
     """Rank 0 is interrupted between the parts of a call; the others take part in it, and may be told."""
     told: tuple[type[BaseException], ...] = (bps.PeerLostError, bps.MismatchError)
@@ -116,6 +136,8 @@ PARTS = [(0, True), (1, False), (1, True)]
         *(pytest.param(Sums(), *part, id=f"sums {part}") for part in PARTS),
         *(pytest.param(Exchange(3), *part, id=f"small messages {part}") for part in PARTS),
         *(pytest.param(Exchange(500), *part, id=f"large messages {part}") for part in PARTS),
+        pytest.param(Exact("_wait_for_step"), 0, False, id="exact sums, not complete"),
+        *(pytest.param(Exact("_wait_for_step"), place, True, id=f"exact sums, step {place}") for place in range(3)),
         pytest.param(Gather("all_gather"), 0, True, id="sizes"),
         *(pytest.param(Gather("broadcast"), *part, id=f"parts {part}") for part in [(0, False), *PARTS]),
     ],
