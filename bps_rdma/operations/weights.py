@@ -7,10 +7,12 @@ from typing import Any, TypeVar
 
 from bps_rdma import argument_types, arrays
 from bps_rdma._core import Handle
+from bps_rdma.agreement import group_of
 from bps_rdma.errors import InvalidArgumentError
 from bps_rdma.group import Group
+from bps_rdma.job import current
 from bps_rdma.operations import start
-from bps_rdma.operations.begun import whole
+from bps_rdma.operations.begun import give_up, of_thread, whole
 from bps_rdma.operations.options import NONE, Moving, OperationOptions, moving
 from bps_rdma.positions import Unpack, keywords_of, keywords_since
 
@@ -132,13 +134,45 @@ def accumulate_async(
     return _start(delta, out, staleness, again, _of_weights(moving(name, False, **options)))
 
 
+class _Latest:
+    """The latest additions to each group's weights of a name, those made again apart; a part of the job.
+
+    An addition that was refused or interrupted before it began is one that the core does not know of: made again, it is
+    a new one. The core would compare it with the one before, and not add it.
+    """
+
+    def __init__(self) -> None:
+        self.begun: dict[tuple[int, str | None], list[Any]] = {}  # empty, or with an entry if it has begun
+
+
 def _start(delta: Any, out: Any, staleness: int | None, again: bool, options: OperationOptions) -> Handle[Any]:
+    job = current()
+    all_latest, key = job.part(_Latest).begun, (group_of(job, options.group).id, options.name)
+    begun: list[Any] = [] if key not in all_latest or not again else all_latest[key]
+    if not again:
+        all_latest[key] = begun
+    again = again and (bool(begun) or key not in all_latest)
+    outer = of_thread.begun
+    try:
+        of_thread.begun = begun  # gets the handle in one step
+        handle = _begin(delta, out, staleness, again, options)
+        if outer is not None:
+            outer.append(handle)
+    except BaseException:
+        give_up([each for each in begun if each is not None])
+        raise
+    finally:
+        of_thread.begun = outer
+        begun[:] = [None] if begun else []  # lets go of the handle
+    arrays.note_change(out)
+    return handle
+
+
+def _begin(delta: Any, out: Any, staleness: int | None, again: bool, options: OperationOptions) -> Handle[Any]:
     ahead = -1 if staleness is None else argument_types.whole(staleness)
     if ahead is None or not (staleness is None or 0 <= ahead <= _MOST_AHEAD):
         raise InvalidArgumentError(f"staleness={staleness!r}", f"pass a whole number from 0 to {_MOST_AHEAD}, or None")
-    handle = start.accumulate(delta, out, ahead + 1, again, options)
-    arrays.note_change(out)
-    return handle
+    return start.accumulate(delta, out, ahead + 1, again, options)
 
 
 def _of_weights(options: OperationOptions) -> OperationOptions:

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 from typing import Any
+from unittest import mock
 
 import harness
 import numpy as np
@@ -142,3 +143,27 @@ def summed_on_host(bps: Any) -> None:
 def test_hosts_that_sum_first_are_refused() -> None:
     harness.run(summed_on_host, **harness.on_hosts("aab"))
     harness.run(added, "float32", env={"BPS_ASYNC": "1"}, **harness.on_hosts("aab"))
+
+
+@pytest.mark.parametrize("how", ["refused", "interrupted"])
+@harness.on_ranks(workers=2, env={"BPS_ASYNC": "1"})
+def test_an_addition_that_never_began_is_added_when_it_is_made_again(bps: Any, how: str) -> None:
+    bps.store(np.zeros(5000), "w")
+    bps.accumulate(np.ones(5000), "w")
+    bps.barrier()
+    delta = np.full(5000, 10.0)
+    for expected in (12, 22):
+        if bps.rank() == 0:
+            if how == "refused":
+                with pytest.raises(bps.InvalidArgumentError):
+                    bps.accumulate(delta, "w", staleness=-1)
+            else:
+                with (
+                    mock.patch("bps_rdma.operations.start.accumulate", side_effect=KeyboardInterrupt),
+                    pytest.raises(KeyboardInterrupt),
+                ):
+                    bps.accumulate(delta, "w")
+            for _ in range(2):  # and nothing twice
+                assert np.all(bps.accumulate(delta, "w", again=True) == expected)
+    bps.barrier()
+    assert np.all(bps.unstore(np.empty(5000), "w") == 22)
