@@ -61,22 +61,28 @@ def scaled_step(asked: Any, step: Callable[[], Any], parameters: Iterable[torch.
     own = asked.__dict__
     given = {name: own.pop(name) for name in _OF_SCALER if name in own}  # some step() refuse them
     found, scale = given.get("found_inf"), given.get("grad_scale")
-    result, divided = None, list[torch.Tensor]()
+    result, divided = None, list[tuple[torch.Tensor, torch.Tensor | None]]()
     if found is None or not bool(found):
         try:
             for parameter in parameters:
-                if scale is not None and parameter.grad is not None:
-                    parameter.grad.div_(scale.to(parameter.grad.device))
-                    divided.append(parameter.grad)
+                gradient = parameter.grad
+                if scale is not None and gradient is not None:
+                    kept = gradient.clone() if gradient.dtype.itemsize < _BYTES_OF_ALL_SCALES else None
+                    gradient.div_(scale.to(gradient.device))
+                    divided.append((gradient, kept))
             result = step()
         except BaseException:  # the script may call the scaler once more, which gives the scale once more
-            for gradient in divided:
-                gradient.mul_(given["grad_scale"].to(gradient.device))
+            for gradient, kept in divided:
+                if kept is None:
+                    gradient.mul_(given["grad_scale"].to(gradient.device))
+                else:
+                    gradient.copy_(kept)
             raise
     own.update(given)  # the scaler deletes them
     return result
 
 
+_BYTES_OF_ALL_SCALES = 4  # in shorter dtypes a gradient may be too small without its scale
 _OF_SCALER = ("grad_scale", "found_inf")  # attributes that torch's GradScaler gives an optimizer before its step()
 
 

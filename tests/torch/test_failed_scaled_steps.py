@@ -13,6 +13,7 @@ from torch import nn
 
 from bps_rdma.torch import DiLoCo, DistributedOptimizer
 from bps_rdma.torch.optimizer import SynchronousOptimizer
+from bps_rdma.torch.wrapping import scaled_step
 
 pytestmark = pytest.mark.timeout(300 * harness.PATIENCE)
 LR, STEPS = 0.5, 5
@@ -95,3 +96,15 @@ def test_ranks_do_not_meet_in_a_step(bps: Any, kind: str, where: type, what: str
     trained.backward()
     trained.step()
     assert trained.model.weight[0, 0].item() < before - LR / 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_a_failed_step_leaves_small_gradients_as_they_were(dtype: torch.dtype) -> None:
+    """Divided by the scale they may be too small for their dtype."""
+    asked, weight = mock.Mock(grad_scale=torch.tensor(65536.0), found_inf=torch.tensor(0.0)), torch.zeros(2)
+    weight = weight.to(dtype)
+    weight.grad = torch.tensor([1e-3, 7.0], dtype=dtype)
+    before = weight.grad.clone()
+    with pytest.raises(ZeroDivisionError):
+        scaled_step(asked, mock.Mock(side_effect=ZeroDivisionError), [weight])
+    assert weight.grad.equal(before)
