@@ -37,6 +37,7 @@ void GoneMembers::check_lost(const Tensor& tensor) const {
   if (!is_any_.load(std::memory_order_acquire)) return;
   const std::lock_guard lock(mutex_);
   if (why_ended_) throw Error(*why_ended_);
+  if (tensor.bytes == 0) return;  // a member that is gone may have done the same before: nobody waits for anybody
   for (const auto& [node, what] : lost_) {
     const van::Node* gone = van_.membership().by_id(node);
     if (gone == nullptr || concerns(*gone, *tensor.group))
@@ -49,8 +50,7 @@ void GoneMembers::check(const Tensor& tensor, tensor::OperationKind kind) const 
   check_lost(tensor);
   const std::lock_guard lock(mutex_);
   // A member may have pushed its part before it left: a push or pull on its own can still succeed.
-  if (kind == tensor::OperationKind::kSplit) return;
-  if (tensor.bytes == 0) return;  // that member may have done the same before: nobody waits for anybody
+  if (kind == tensor::OperationKind::kSplit || tensor.bytes == 0) return;
   for (const auto& [node, what] : left_) {
     const auto rank = static_cast<std::uint32_t>(van_.membership().by_id(node)->worker_rank);
     if (tensor.group->index_of(rank) != van::kNoRank) {

@@ -393,7 +393,7 @@ def sums_that_need_more(bps: Any) -> float:
     accumulator.add(arrays.describe(np.float32([np.nan]), False))
     sums = UnroundedSums([accumulator], np.empty(1), "sums", None)
     sums.start(1)
-    harness.eventually(lambda: sums._handle is not None and sums._handle.done())
+    harness.eventually(lambda: bool(sums._steps) and sums._steps[0].done())
     mark("summed")
     first, ended = bps.rank(), presence.now().job
     assert ended is not None
