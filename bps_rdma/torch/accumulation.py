@@ -130,6 +130,10 @@ class UnroundedUnit:
         self._sums: UnroundedSums | None = None
         self._means: list[torch.Tensor] = []
 
+    def declaration(self) -> tuple[str, torch.Tensor, str | None]:
+        """(name, a tensor like the one that is sent, no compression)."""
+        return self._name, torch.from_numpy(self._memory), None
+
     def start(self) -> None:
         """Sends the sums; nothing, which is a negative zero, where there is no gradient."""
         if len(self._flags) > 0:

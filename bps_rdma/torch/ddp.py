@@ -161,9 +161,11 @@ class DistributedDataParallel(torch.nn.Module):
         """Waits until all gradients are means. backward() calls it at its end; then it has no effect until zero_grad().
 
         If backward reached this module on other ranks but not on this one, this rank must call it. It may have had no
-        batch, and have run no forward either.
+        batch, and have run no forward either. After a backward that has failed on this rank it ends the pass: with
+        means if all gradients had been sent, otherwise with an error on all ranks.
 
         Raises:
+            BpsError: backward has failed on this rank before all gradients were sent.
             PeerLostError: a rank was lost. DeadlineError: a rank did not send its gradients in time; names it.
             MismatchError: ranks train different parameters; names the first one.
         """

@@ -23,6 +23,7 @@ from bps_rdma.torch.accumulation import UnroundedUnit
 from bps_rdma.torch.ordered_units import OrderedUnits
 from bps_rdma.torch.plan import Strategy, Unit
 from bps_rdma.torch.ranges import noted
+from bps_rdma.torch.refused import Refused
 from bps_rdma.torch.sparse import Rows
 from bps_rdma.torch.units import Bucket, IndexedParameter, Single
 from bps_rdma.torch.unrounded_passes import UnroundedPasses
@@ -34,7 +35,8 @@ class GradientPass:
 
     It owns what it has begun: give_up() ends that for all ranks. The ranks match operations by their order. So a pass
     in which something is raised is not over before it has sent all that the others send, or nothing; complete() then
-    goes on with the rest.
+    goes on with the rest. What this rank cannot compute or send any more it refuses, and no rank gets means: zeros in
+    their place would be means of other gradients on the other ranks.
 
     Args:
         units: in which gradients are sent.
@@ -64,6 +66,9 @@ class GradientPass:
         self._torn: str | None = None  # the name of what was interrupted when it had begun
         self._waited: set[Unit] = set()
         self._has_failed = False  # on all ranks, before all was sent
+        self._is_computed = False  # backward has come to its end
+        self._is_cut = False  # it has failed before
+        self.failure: Exception | None = None  # why this rank has refused units
         self._own = weakref.ref(self)
         self._claimed: list[int] = []  # ids of the parameters whose gradients it is averaging
         self._not_used: list[IndexedParameter] = []  # of those that must be
@@ -132,19 +137,41 @@ class GradientPass:
             unit.take(entry)
             self._taken.add(entry)
 
-    def complete(self) -> None:
-        """Sends all units that have not been sent yet: backward is over."""
+    def complete(self, *, refuses: bool = False) -> None:
+        """Sends all units that have not been sent yet: backward is over.
+
+        Args:
+            refuses: where this rank cannot send some, no rank gets means, and wait() raises the error.
+        """
+        self._is_computed = not self._is_cut
         try:
-            self._complete()
+            self._complete_or_refuse() if refuses else self._complete()
         except BaseException as error:
             self._has_failed = self._has_failed or isinstance(error, RoundAbortedError)
             self.end_claims()  # the error may keep this pass alive while the script tries once more
             raise
 
+    def _complete_or_refuse(self) -> None:
+        try:
+            if self._is_cut and self._unsent():
+                raise BpsError(
+                    f"backward() failed before the gradient of {self.unfinished!r} was sent", "repeat the step"
+                )
+            self._complete()
+        except Exception as error:
+            is_of_all = self._has_failed or isinstance(error, RoundAbortedError)
+            if is_of_all or not self._unsent() or not (self.has_begun or self._is_cut):
+                raise
+            self.failure = error
+            self._complete_units()
+
     def _complete(self) -> None:
         for entry in self.arrived:
             if entry.parameter.grad is None and self._units.of(entry).name not in self._sent:
                 raise _dropped(entry)
+        self._complete_units()
+
+    def _complete_units(self) -> None:
         self._not_used = [entry for entry in self._must_use if entry.parameter.grad is None]
         if self._unused is not None and self._unused.name not in self._sent:
             self._send(self._unused.name, self._unused, self._unused.ask)
@@ -165,6 +192,9 @@ class GradientPass:
             raise
 
     def _start(self, unit: Unit) -> None:
+        if self.failure is not None:
+            self._refuse(unit)
+            return
         if not isinstance(unit, Rows):  # those are averaged elsewhere than where they lie
             self._claim(unit)
         sends: Unit | UnroundedUnit = unit
@@ -177,6 +207,14 @@ class GradientPass:
                     unit.take(entry)
         with noted(self._spans, f"launch {unit.name}"):
             self._send(unit.name, sends, sends.start)
+
+    def _refuse(self, unit: Unit) -> None:
+        sends: Unit | UnroundedUnit = unit
+        if self._unrounded.sends_unrounded:
+            assert isinstance(unit, Single | Bucket)
+            sends = self._unrounded.in_place_of(unit)
+        refused = Refused(sends, self._units.sent)
+        self._send(unit.name, refused, refused.start)
 
     def _claim(self, unit: Unit) -> None:
         """Takes the gradients of a unit for this pass, until they are means."""
@@ -212,7 +250,7 @@ class GradientPass:
         if self._unused is not None:  # an error of this rank alone must not give up what tells the others
             waits.append(self._unused.wait)
         try:
-            wait_each([*waits, self._check_torn])
+            wait_each([*waits, self._check_torn, self._check_refused])
         finally:
             self.end_claims()
         for sent in ordered:
@@ -245,6 +283,10 @@ class GradientPass:
         if self._torn is not None:
             raise BpsError(f"{self._torn!r} was interrupted when it had been sent", "repeat the step")
 
+    def _check_refused(self) -> None:
+        if self.failure is not None:
+            raise self.failure
+
     @property
     def has_begun(self) -> bool:
         """Whether anything has been sent."""
@@ -263,8 +305,14 @@ class GradientPass:
         """The name of a parameter whose gradient is not a mean yet."""
         return (self._unsent() or self._units.units)[0].entries[0].name
 
+    @property
+    def is_void(self) -> bool:
+        """Whether backward has failed before this rank has sent anything: the other ranks wait for its next pass."""
+        return self._is_cut and not self.has_begun
+
     def give_up(self) -> None:
         """Ends what is in progress, on all ranks: from now on nothing writes to gradients."""
+        self._is_cut = not self._is_computed
         self.end_claims()
         give_up(list(self._begun))
 

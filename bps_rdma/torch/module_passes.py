@@ -102,7 +102,7 @@ class ModulePasses:
         if self.trained.is_made and not self.synchronizer.begin_again():
             raise BpsError(
                 f"the last backward pass was not finished: the gradient of {self.synchronizer.unfinished!r} is no mean",
-                "call finish_gradient_synchronization() on all ranks, or restart the job",
+                "call finish_gradient_synchronization() on this rank; if that returns, all ranks have means, and step",
             )
         self._pending = True
 

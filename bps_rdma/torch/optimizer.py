@@ -128,12 +128,13 @@ class SynchronousOptimizer(WrappedOptimizer):
     _bps_kind = "Gradient"
     _bps_backwards: int  # since gradients were means
     _bps_done: bool  # gradients are means, and step() has not used them
+    _bps_failed: bool  # the last pass has, and what it has left in .grad are no gradients of anything
     _bps_skip: bool
 
     def _bps_set_up(self) -> None:
         super()._bps_set_up()
         self._bps_backwards = 0
-        self._bps_done = self._bps_skip = False
+        self._bps_done = self._bps_failed = self._bps_skip = False
         self._bps_uneven = UnevenInputs()
 
     def _bps_arrived(self, parameter: torch.nn.Parameter) -> None:
@@ -151,7 +152,7 @@ class SynchronousOptimizer(WrappedOptimizer):
                 f"{self._bps_passes} backward passes; ranks without inputs do not have the mean of the passes before",
                 "set backward_passes_per_step to the number of backward passes between steps",
             )
-        self._bps_done = False
+        self._bps_done = self._bps_failed = False
         self._bps_end.ask()
         left = self._bps_left[parameter] = max(self._bps_left.get(parameter, self._bps_passes) - 1, 0)
         if entry is not None:
@@ -193,19 +194,28 @@ class SynchronousOptimizer(WrappedOptimizer):
         Raises:
             PeerLostError: a rank was lost. DeadlineError: a rank did not send its gradients in time; names it.
             MismatchError: ranks train different parameters, or their first values differ; names the first one.
+            BpsError: backward has failed on this rank before all gradients were sent, and no rank has means. Or the
+                last pass has failed, and there was no backward() since.
         """
         if self._bps_done and not self._bps_trained.is_open:
             return
+        if self._bps_failed:
+            raise BpsError(
+                "the gradients are not those of any batch, because their averaging has failed",
+                "call zero_grad(), and backward() once more",
+            )
         self._bps_end.forget()
         self._bps_settle()
         before = self._bps_trained.passes
         try:
             self._bps_trained.finish()
         finally:
-            if self._bps_trained.is_open or self._bps_trained.passes > before:
+            self._bps_failed = self._bps_trained.passes > before
+            if self._bps_trained.is_open or self._bps_failed:
                 self._bps_uneven.end_pass()  # otherwise nothing was sent: the other ranks still wait for this pass
             self._bps_left.clear()
             self._bps_backwards = 0
+        self._bps_failed = False
         self._bps_uneven.scale(gradient for _, gradient in self._bps_trained.synchronizer.gradients())
         self._bps_done = True
 
@@ -305,10 +315,10 @@ class SynchronousOptimizer(WrappedOptimizer):
             raise BpsError(
                 f"zero_grad() was called before the gradient of {trained.synchronizer.unfinished!r} is a mean, because "
                 "backward() has not come to its end",
-                "call synchronize() on all ranks first",
+                "call synchronize() on this rank; if that returns, all ranks have means, and step",
             )
         self._bps_end.forget()
         self._bps_left.clear()
         self._bps_backwards = 0
-        self._bps_done = False
+        self._bps_done = self._bps_failed = False
         super().zero_grad(set_to_none)

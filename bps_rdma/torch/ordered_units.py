@@ -33,14 +33,14 @@ class OrderedUnits:
         sparse: Container[str],
     ) -> None:  # fmt: skip
         self._entries, self._strategy, self._sizes = entries, strategy, sizes
-        self._sent, self._sparse = sent, sparse
+        self.sent, self._sparse = sent, sparse
         self._generation = 0
         self.units: list[Unit] = []
         self._fill(list(reversed(entries)))
 
     def _fill(self, order: Sequence[IndexedParameter]) -> None:
         self.close()
-        self.units = units_of(order, self._strategy, self._sizes, self._generation, self._sent, self._sparse)
+        self.units = units_of(order, self._strategy, self._sizes, self._generation, self.sent, self._sparse)
         self._unit_of = {entry: unit for unit in self.units for entry in unit.entries}
         self.declared: list[Declared] = []  # parameters may have another dtype one day
         by_method: dict[str | None, dict[str, Any]] = {}
@@ -48,7 +48,7 @@ class OrderedUnits:
             by_method.setdefault(compression, {})[name] = tensor
             self.declared.append((name, tensor.shape, tensor.dtype, tensor.device))
         for compression, tensors in by_method.items():
-            transfer.declare_many(tensors, self._sent.group, compression)
+            transfer.declare_many(tensors, self.sent.group, compression)
 
     def of(self, entry: IndexedParameter) -> Unit:
         """The unit in which the gradient of this parameter is sent."""
@@ -57,7 +57,7 @@ class OrderedUnits:
     @property
     def in_order(self) -> list[Unit]:
         """Those that must be started in this order, because GPUs of a host may sum them first, which sum no rows."""
-        if not (self._sent.in_order and transfer.on_hosts()):
+        if not (self.sent.in_order and transfer.on_hosts()):
             return []
         return [unit for unit in self.units if not isinstance(unit, Rows)]
 
@@ -73,8 +73,8 @@ class OrderedUnits:
         order = np.array([entry.index for entry in arrived], dtype="int64")
         missing = np.setdiff1d(np.arange(len(self._entries)), order)
         order = np.concatenate([order, missing])
-        root = self._sent.group.ranks[0] if self._sent.group else 0
-        bps_rdma.broadcast(order, self._order_name, root=root, group=self._sent.group)
+        root = self.sent.group.ranks[0] if self.sent.group else 0
+        bps_rdma.broadcast(order, self._order_name, root=root, group=self.sent.group)
         ordered = [self._entries[index] for index in order]
         if ordered == [entry for unit in self.units for entry in unit.entries]:
             return False
@@ -84,15 +84,15 @@ class OrderedUnits:
 
     @property
     def _order_name(self) -> str:
-        return f"{self._sent.prefix}.order {self._generation}"
+        return f"{self.sent.prefix}.order {self._generation}"
 
     def meet(self) -> None:
         """Meets ranks that have begun rebuild(), and raises MismatchError there and here."""
-        bps_rdma.push_pull(np.zeros(len(self._entries), np.int64), name=self._order_name, group=self._sent.group)
+        bps_rdma.push_pull(np.zeros(len(self._entries), np.int64), name=self._order_name, group=self.sent.group)
 
     def compression_state(self) -> dict[str, Any]:
         """The feedback of the units, and which they are; see compression_state.py. A collective call."""
-        return compression_state.save(self.units, self._sent, self._generation)
+        return compression_state.save(self.units, self.sent, self._generation)
 
     def load_compression_state(self, state: Mapping[str, Any]) -> bool:
         """Goes on with the units of a saved state, and what they remembered; see GradientSynchronizer."""
@@ -100,7 +100,7 @@ class OrderedUnits:
         rebuilt = int(state["generation"]) > 0
         if rebuilt:
             self.rebuild(ordered)
-        compression_state.load(state, self.units, self._sent)
+        compression_state.load(state, self.units, self.sent)
         return rebuilt
 
     def close(self) -> None:

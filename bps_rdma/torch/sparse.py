@@ -13,13 +13,14 @@ import numpy as np
 import torch
 
 import bps_rdma
-from bps_rdma.errors import InvalidTensorError
+from bps_rdma.errors import InvalidTensorError, MismatchError
 from bps_rdma.torch.collectives import all_gather
 from bps_rdma.torch.holders import held_gradient
 from bps_rdma.torch.transfer import members_of
 from bps_rdma.torch.units import IndexedParameter, Sent
 
 _NONE = -1  # the number of rows of a rank without a gradient
+_REFUSED = -2  # that of a rank that refuses this pass
 
 
 def names_of_sparse(module: torch.nn.Module, named: Iterable[tuple[str, torch.nn.Parameter]]) -> frozenset[str]:
@@ -80,12 +81,19 @@ class Rows:
         self._own[:] = _NONE if gradient is None else rows._nnz(), dense
         self._counts = bps_rdma.all_gather_async(self._own, name=self.name, group=self._group, priority=self.priority)
 
+    def refuse(self) -> None:
+        """Tells the other ranks that this one sends no rows: none of them gets a mean."""
+        self._own[:] = _REFUSED, False
+        self._counts = bps_rdma.all_gather_async(self._own, name=self.name, group=self._group, priority=self.priority)
+
     def wait(self) -> None:
         """Exchanges the rows. All ranks do so in the same order of their units."""
         counts, gradient = self._counts, self._gradient
         assert counts is not None
-        assert gradient is not None
         of_ranks = np.asarray(counts.wait()).reshape(-1, 2)
+        if (of_ranks[:, 0] == _REFUSED).any():
+            raise MismatchError(f"not all ranks send rows of {self.entries[0].name!r}", "repeat the step")
+        assert gradient is not None
         self._used = bool((of_ranks[:, 0] != _NONE).any())
         if not (of_ranks[:, 0] > 0).any():
             self._mean = gradient

@@ -106,6 +106,7 @@ class GradientSynchronizer:
         self._spans = spans()
         self.exposed_s = 0.0  # seconds spent waiting in finish(), all passes together
         self.passes = 0
+        self.failure: Exception | None = None  # of this rank alone, because of which no rank got means in the last pass
         self._strategy = strategy_of(strategy)
         running = job.current()
         method = running.compression(Dtype.float32, 1 << 60, compression)
@@ -198,20 +199,23 @@ class GradientSynchronizer:
         """Ends the pass: all .grad are averages then. Without a pass this has no effect.
 
         After an error the gradients are undefined, and nothing writes to them any more. If the pass is still open then,
-        as after Ctrl-C, other ranks wait for the rest of it: call this once more. Gradients of a device may still be
+        as after Ctrl-C, other ranks wait for the rest of it: call this once more. What this rank cannot send, because
+        backward has failed before, it refuses: then all ranks raise an error. Gradients of a device may still be
         written to, unless the core copies them (BPS_DEVICE_ROUTE) and GPUs of a host do not sum (BPS_GPU_HOST_SUM).
 
         Raises:
             PeerLostError, DeadlineError: once no operation is in progress.
             RoundAbortedError: the same on every rank that is left; repeat the step.
+            MismatchError: a rank has refused to send gradients; `failure` says why, if it is this one.
         """
         ending = self._pass
         if ending is None:
             return
+        self.failure = None
         begin = time.perf_counter()
         try:
             with noted(self._spans, "wait for gradients"):
-                ending.complete()
+                ending.complete(refuses=True)
                 self._end_pass()
                 ending.wait()
                 bps_rdma.commit(self.sent.group)  # or some ranks would use gradients that others have not got
@@ -222,6 +226,7 @@ class GradientSynchronizer:
             self.exposed_s += time.perf_counter() - begin
 
     def _fail(self, ending: GradientPass, error: BaseException) -> None:
+        self.failure = ending.failure
         ending.give_up()
         if not (ending.has_begun or ending.is_over):
             self._pass = None  # the other ranks wait for another one
@@ -285,9 +290,15 @@ class GradientSynchronizer:
         return None if entry in unused else mean
 
     def begin_again(self) -> bool:
-        """Returns whether no pass is open; gives up one that the end of a view (RoundAbortedError) has interrupted."""
+        """Returns whether no pass is open.
+
+        It gives up one that the end of a view (RoundAbortedError) has interrupted, or that has failed before this rank
+        has sent anything.
+        """
         if self._pass is not None and self._pass.view != membership.view():
             self._pass.outlast()
+            self._pass = None
+        elif self._pass is not None and self._pass.is_void:
             self._pass = None
         return self._pass is None
 

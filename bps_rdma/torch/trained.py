@@ -22,7 +22,7 @@ import torch
 
 import bps_rdma
 from bps_rdma import Group, job
-from bps_rdma.errors import InvalidTensorError, MismatchError
+from bps_rdma.errors import InvalidArgumentError, InvalidTensorError, MismatchError, PeerLostError
 from bps_rdma.torch import membership
 from bps_rdma.torch.check_alike import check_alike, digest_of, digest_of_some, tensor_line
 from bps_rdma.torch.checks import check_parameter
@@ -324,25 +324,38 @@ class TrainedParameters:
         """Begins a pass if none is open, and ends it: all gradients are means then.
 
         Raises:
-            MismatchError: ranks train different parameters; names the first. Others: see GradientSynchronizer.finish().
+            MismatchError: ranks train different parameters; names the first. PeerLostError: a rank has refused to send
+                gradients; says why. Others: see GradientSynchronizer.finish().
         """
         self.synchronizer.begin()
         try:
             self.synchronizer.finish()
         except MismatchError as error:
-            self.explain(error)
+            self.explain(error, failure=self.synchronizer.failure)
 
     def give_up(self) -> None:
         """Backward has failed: what it has sent ends, and what it has not sent finish() sends."""
         if self._made is not None:
             self._made.give_up()
 
-    def explain(self, error: MismatchError, lines: Sequence[str] | None = None) -> NoReturn:
-        """A pass has failed on all ranks: raises what names a parameter, if they train different ones, or the same."""
+    def explain(
+        self, error: MismatchError, lines: Sequence[str] | None = None, failure: Exception | None = None
+    ) -> NoReturn:
+        """A pass has failed on all ranks: raises what names a parameter, if they train different ones, or the same.
+
+        Args:
+            error: what the pass has raised.
+            lines: describe the parameters of this rank; None: those that it trains.
+            failure: why this rank has refused to send gradients: raised here, and told to the others.
+        """
         if lines is None:
             lines = [tensor_line(entry.name, entry.parameter) for entry in self._entries.values()]
         try:
-            check_alike(lines, f"{self._prefix} parameters that differ", self._group)
+            check_alike(lines, f"{self._prefix} parameters that differ", self._group, failure)
+        except InvalidArgumentError as refused:
+            if failure is not None:
+                raise
+            raise PeerLostError(f"no rank has means of this pass: {refused.message}", "repeat the step") from error
         except MismatchError as found:
             raise MismatchError(
                 f"parameters are trained since this pass, but not on all ranks: {found.message}",

@@ -237,7 +237,8 @@ def test_a_backward_that_fails(bps: Any) -> None:
         hook.remove()
         with pytest.raises(bps_rdma.BpsError, match="finish_gradient_synchronization"):
             ddp(torch.ones(2, 8))
-        ddp.finish_gradient_synchronization()
+        with pytest.raises(bps_rdma.BpsError, match=r"backward\(\) failed before the gradient of"):
+            ddp.finish_gradient_synchronization()
         ddp.zero_grad()
         ddp(torch.ones(2, 8)).sum().backward()
         assert model.first.weight.grad is not None

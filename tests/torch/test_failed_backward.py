@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A backward fails on one rank, when sums of other gradients are complete: no rank gets means of a part of it."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import harness
+import pytest
+import torch
+from torch import nn
+
+from bps_rdma import Int8
+from bps_rdma.torch import DistributedDataParallel, DistributedOptimizer
+
+pytestmark = pytest.mark.timeout(300 * harness.PATIENCE)
+SIZE, LAYERS = 500, 4
+FAILED = r"backward\(\) failed before the gradient of "
+
+
+class Chain(nn.Module):
+    """Layers one after the other, so that backward computes their gradients one after the other."""
+
+    def __init__(self, has_rows: bool) -> None:
+        super().__init__()
+        self.scales = nn.ParameterList(torch.ones(SIZE) for _ in range(LAYERS))
+        self.rows = nn.Embedding(8, 4, sparse=True) if has_rows else None
+        if self.rows is not None:
+            nn.init.ones_(self.rows.weight)
+
+    @property
+    def first(self) -> nn.Parameter:
+        return self.scales[0] if self.rows is None else self.rows.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.rows is not None:
+            x = self.rows(torch.arange(8)).sum() / 32 * x
+        for scale in self.scales:
+            x = x * scale
+        return x.sum()
+
+
+class Trained:
+    """A model that is trained without changing its parameters.
+
+    Args:
+        what: is wrapped, the "model" or its "optimizer".
+        has_rows: its first parameter has sparse gradients.
+        micro_batches: whose gradients are added up.
+        options: of the wrapper.
+    """
+
+    def __init__(self, what: str, *, has_rows: bool, micro_batches: int, options: dict[str, Any]) -> None:
+        self.model, self._micro_batches = Chain(has_rows), micro_batches
+        optimizer: Any = torch.optim.SGD(self.model.parameters(), lr=0.0)
+        if what == "model":
+            self._ddp: DistributedDataParallel | None = DistributedDataParallel(self.model, **options)
+            self.finish, self._zero = self._ddp.finish_gradient_synchronization, optimizer.zero_grad
+            self._synchronizer = lambda: self._ddp.synchronizer
+            return
+        self._ddp, named, sparse = None, self.model.named_parameters(), ["rows.weight"] if has_rows else ()
+        ours: Any = DistributedOptimizer(
+            optimizer, named, backward_passes_per_step=micro_batches, sparse=sparse, **options
+        )
+        self.finish, self._zero = ours.synchronize, ours.zero_grad
+        self._synchronizer = lambda: ours._bps_trained.synchronizer
+
+    def make_pass(self, x: float) -> None:
+        self._zero()
+        for number in range(self._micro_batches):
+            alone = self._ddp is not None and number < self._micro_batches - 1
+            with self._ddp.no_sync() if alone else contextlib.nullcontext():
+                (self._ddp or self.model)(torch.full((SIZE,), x)).backward()
+
+    def check(self, mean: float) -> None:
+        for number, scale in enumerate(self.model.scales):
+            expected = torch.full((SIZE,), mean * self._micro_batches)
+            torch.testing.assert_close(scale.grad, expected, rtol=0.02, atol=0, msg=f"layer {number}")
+
+    def fail_late(self, _: torch.Tensor) -> None:
+        """A hook: sums of what has been sent are complete."""
+        if self._synchronizer().open:
+            begun = self._synchronizer()._pass._begun
+            harness.eventually(lambda: all(one.done() for one in begun), what="sums are complete")
+            raise ZeroDivisionError("on purpose")
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "bucketed": {},
+    "flat": {"strategy": "flat"},
+    "overlap": {"strategy": "overlap"},
+    "naive": {"strategy": "naive"},
+    "unused": {"strategy": "overlap", "find_unused_parameters": True},
+    "compressed": {"compression": Int8(feedback=True), "find_unused_parameters": True},
+    "exact": {"exact": True},
+    "unrounded": {"exact": True},
+    "rows": {},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("what", ["model", "optimizer"])
+@harness.on_ranks(workers=2, env={"BPS_MIN_COMPRESS_BYTES": "0"})
+def test_no_rank_gets_means_of_a_part(bps: Any, what: str, case: str) -> None:
+    """Zeros in place of the rest would be means of other gradients on the rank whose backward did not fail."""
+    trained = Trained(
+        what, has_rows=case == "rows", micro_batches=2 if case == "unrounded" else 1,
+        options={"bucket_mb": 0.001, **CASES[case]},
+    )  # fmt: skip
+    x = 1.0 + bps.rank()
+    for _ in range(2):  # in the second one buckets are filled anew
+        trained.make_pass(x)
+        trained.check(1.5)
+    if bps.rank() == 1:
+        hook = trained.model.first.register_hook(trained.fail_late)
+        with pytest.raises(ZeroDivisionError):
+            trained.make_pass(x)
+        hook.remove()
+        with pytest.raises(bps.BpsError, match=FAILED):
+            trained.finish()
+    else:
+        with pytest.raises(bps.PeerLostError, match=f"worker 1 cannot take part: {FAILED}"):
+            trained.make_pass(x)
+    for _ in range(2):
+        trained.make_pass(x)
+        trained.check(1.5)
+
+
+@pytest.mark.parametrize("case", ["flat", "naive"])
+@pytest.mark.parametrize("what", ["model", "optimizer"])
+@harness.on_ranks(workers=2)
+def test_who_has_sent_nothing_goes_on(bps: Any, what: str, case: str) -> None:
+    """The other rank waits for the next pass of this one."""
+    trained = Trained(what, has_rows=False, micro_batches=1, options=CASES[case])
+    for _ in range(2):
+        trained.make_pass(1.0 + bps.rank())
+    if bps.rank() == 1:
+        hook = trained.model.first.register_hook(trained.fail_late)
+        with pytest.raises(ZeroDivisionError):
+            trained.make_pass(2.0)
+        hook.remove()
+    trained.make_pass(1.0 + 3 * bps.rank())
+    trained.check(2.5)
+
+
+@harness.on_ranks(workers=2)
+def test_what_a_failed_pass_has_left_is_not_averaged_once_more(bps: Any) -> None:
+    """It would meet the next gradients of another rank."""
+    model = Chain(has_rows=False)
+    optimizer: Any = torch.optim.SGD(model.parameters(), lr=1.0)
+    optimizer = DistributedOptimizer(optimizer, model.named_parameters(), bucket_mb=0.001)
+
+    def backward() -> None:
+        optimizer.zero_grad()
+        model(torch.full((SIZE,), 1.0 + bps.rank())).backward()
+
+    backward()
+    hook = model.scales[1].register_hook(fail) if bps.rank() == 1 else None
+    with pytest.raises(ZeroDivisionError if hook else bps.PeerLostError):
+        backward()
+    if hook:
+        hook.remove()
+        with pytest.raises(bps.BpsError):
+            optimizer.synchronize()
+    for call in (optimizer.synchronize, optimizer.step):
+        with pytest.raises(bps.BpsError, match=r"averaging has failed.*zero_grad\(\)"):
+            call()
+    assert model.scales[0].eq(1).all()
+    backward()
+    assert model.scales[0].grad is not None
+    assert model.scales[0].grad.eq(1.5).all()
+
+
+def fail(_: torch.Tensor) -> None:
+    raise ZeroDivisionError("on purpose")
