@@ -274,7 +274,9 @@ class SynchronousOptimizer(WrappedOptimizer):
         if closure is None:
             self._synchronize_once()
             with spans().around("optimizer"):
-                return super().step(**options)
+                result = super().step(**options)
+            self._bps_done = False  # not where it has failed: the script may call it again, on this rank alone
+            return result
         if self._bps_uneven.joined:
             raise InvalidArgumentError(
                 "step() got a closure in join(), and ranks without inputs cannot evaluate it",
@@ -284,6 +286,7 @@ class SynchronousOptimizer(WrappedOptimizer):
         def synchronized() -> Any:
             loss = closure()
             self._synchronize_once()
+            self._bps_done = False
             return self._mean(loss)
 
         return super().step(synchronized, **options)
@@ -291,7 +294,6 @@ class SynchronousOptimizer(WrappedOptimizer):
     def _synchronize_once(self) -> None:
         if not self._bps_skip:
             self.synchronize()
-        self._bps_done = False
 
     def _mean(self, loss: Any) -> Any:
         """The mean loss: an optimizer that compares losses must get the same on all ranks, or they take other paths."""

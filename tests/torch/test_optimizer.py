@@ -114,6 +114,35 @@ def test_backward_passes_are_counted(bps: Any) -> None:
     optimizer.step()
 
 
+@pytest.mark.parametrize("exact", [False, True])
+@harness.on_ranks(workers=2)
+def test_a_step_that_fails_on_one_rank_can_be_called_again_there(bps: Any, exact: bool) -> None:
+    """It averages nothing: the other rank has gone on, and what this one sends belongs to the next step."""
+    model = nn.Linear(4, 1, bias=False)
+    with torch.no_grad():
+        model.weight.zero_()
+    sgd = torch.optim.SGD(model.parameters(), lr=1.0)
+    optimizer = DistributedOptimizer(sgd, model.named_parameters(), exact=exact)
+    fails = [False]
+
+    def fail(*_: Any) -> None:
+        if fails.pop():
+            raise ZeroDivisionError("on purpose")
+
+    optimizer.register_step_pre_hook(fail)
+    expected = 0.0
+    for step in range(4):
+        optimizer.zero_grad()
+        model(torch.full((1, 4), 10.0**step * (1 + 2 * bps.rank()))).sum().backward()
+        expected -= 2 * 10.0**step
+        fails = [False, step == 1 and bps.rank() == 1]
+        if fails[-1]:
+            with pytest.raises(ZeroDivisionError):
+                optimizer.step()
+        optimizer.step()
+        assert model.weight.eq(expected).all()
+
+
 @harness.on_ranks(workers=2)
 def test_gradients_can_be_clipped_before_the_step(bps: Any) -> None:
     """The norm of the means is clipped, in three ways that BytePS's and Horovod's users write."""
