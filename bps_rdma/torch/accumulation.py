@@ -154,7 +154,7 @@ class UnroundedUnit:
             sums.round(number, mean)
             self._means.append(mean.to(parameter.device))
 
-    def deliver(self) -> None:
+    def deliver(self, *, restores: bool = False) -> None:
         """Makes the means the .grad of the parameters."""
         for entry, mean in zip(self.entries, self._means, strict=True):
             if entry.parameter.grad is None:

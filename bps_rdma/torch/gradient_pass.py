@@ -172,7 +172,7 @@ class GradientPass:
         self._complete_units()
 
     def _complete_units(self) -> None:
-        self._not_used = [entry for entry in self._must_use if entry.parameter.grad is None]
+        self._not_used = [entry for entry in self._must_use if entry.parameter.grad is None and entry not in self._seen]
         if self._unused is not None and self._unused.name not in self._sent:
             self._send(self._unused.name, self._unused, self._unused.ask)
         self._wait_for(lambda: self._unrounded.is_known(waits=True))
@@ -254,7 +254,7 @@ class GradientPass:
         finally:
             self.end_claims()
         for sent in ordered:
-            sent.deliver()
+            sent.deliver(restores=self._is_cut)  # a script zeroes gradients when backward has failed
         unused = [entry for sent in ordered for entry in sent.unused_everywhere()]
         if self._unused is not None:
             unused += self._unused.found()

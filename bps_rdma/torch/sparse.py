@@ -117,7 +117,7 @@ class Rows:
     def _gather(self, part: torch.Tensor, what: str) -> torch.Tensor:
         return all_gather(part, f"{self.name}.{what}", uneven=True, group=self._group)
 
-    def deliver(self) -> None:
+    def deliver(self, *, restores: bool = False) -> None:
         """Makes the mean the parameter's .grad."""
         parameter, mean = self.entries[0].parameter, self.release()
         theirs = held_gradient(parameter)

@@ -350,12 +350,14 @@ class TrainedParameters:
         """
         if lines is None:
             lines = [tensor_line(entry.name, entry.parameter) for entry in self._entries.values()]
+        name = f"{self._prefix} parameters that differ"
         try:
-            check_alike(lines, f"{self._prefix} parameters that differ", self._group, failure)
+            check_alike(lines, name, self._group, failure)
         except InvalidArgumentError as refused:
             if failure is not None:
                 raise
-            raise PeerLostError(f"no rank has means of this pass: {refused.message}", "repeat the step") from error
+            why = refused.message.removeprefix(f"{name}: ").partition(" (hint: ")[0]
+            raise PeerLostError(f"no rank has means of this pass: {why}", "repeat the step") from error
         except MismatchError as found:
             raise MismatchError(
                 f"parameters are trained since this pass, but not on all ranks: {found.message}",

@@ -148,9 +148,15 @@ class Single:
             self._gradient.copy_(self._wire)
         self._handle = self._wire = None
 
-    def deliver(self) -> None:
-        """Makes the mean the parameter's .grad."""
+    def deliver(self, *, restores: bool = False) -> None:
+        """Makes the mean the parameter's .grad.
+
+        Args:
+            restores: also where the script has dropped that.
+        """
         parameter, sent, gradient = self.entries[0].parameter, self._sent, self.release()
+        if restores and parameter.grad is None:
+            parameter.grad = sent = gradient
         if parameter.grad is not sent or not _is_where(sent, gradient):
             raise _changed(*self.entries)
         if sent is None:
@@ -317,8 +323,12 @@ class Bucket:
         if self._memory._version != self._version:
             raise _changed(*self.entries)
 
-    def deliver(self) -> None:
-        """Makes the means the .grad of the parameters."""
+    def deliver(self, *, restores: bool = False) -> None:
+        """Makes the means the .grad of the parameters.
+
+        Args:
+            restores: also where the script has dropped that.
+        """
         for entry, view in self._views.items():
             parameter = entry.parameter
             theirs, version = self._theirs.get(entry, (view, None))
@@ -328,7 +338,7 @@ class Bucket:
                     continue
                 if view.data_ptr() == self._addresses[entry]:
                     continue
-            if parameter.grad is not None or entry not in self._missing:
+            if parameter.grad is not None or not (restores or entry in self._missing):
                 raise _changed(entry)
             parameter.grad = view if self._lends else view.clone()
         self._theirs.clear()

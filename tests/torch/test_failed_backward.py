@@ -144,6 +144,30 @@ def test_who_has_sent_nothing_goes_on(bps: Any, what: str, case: str) -> None:
     trained.check(2.5)
 
 
+@pytest.mark.parametrize("case", ["bucketed", "overlap", "rows"])
+@pytest.mark.parametrize("zeroes", [False, True])
+@harness.on_ranks(workers=2)
+def test_who_has_sent_all_gets_means(bps: Any, zeroes: bool, case: str) -> None:
+    """The others have them, too, and no way to know that this backward has failed: they make their step."""
+    options = {"bucket_mb": 0.001, **CASES[case]}
+    trained = Trained("model", has_rows=case == "rows", micro_batches=1, options=options)
+    for _ in range(2):
+        trained.make_pass(1.0 + bps.rank())
+    if bps.rank() == 1:
+        hook = trained.model.first.register_post_accumulate_grad_hook(trained.fail_late)
+        with pytest.raises(ZeroDivisionError):
+            trained.make_pass(2.0)
+        hook.remove()
+        if zeroes:
+            trained.model.zero_grad()
+        trained.finish()
+    else:
+        trained.make_pass(1.0)
+    trained.check(1.5)
+    trained.make_pass(1.0 + 3 * bps.rank())
+    trained.check(2.5)
+
+
 @harness.on_ranks(workers=2)
 def test_what_a_failed_pass_has_left_is_not_averaged_once_more(bps: Any) -> None:
     """It would meet the next gradients of another rank."""
