@@ -9,6 +9,7 @@ The module also has the names that BytePS's scripts use from byteps.torch.cross_
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -19,6 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from bps_rdma import job, local_rank, local_size, poll, rank, shutdown, size, synchronize
 from bps_rdma.errors import BpsError, InvalidArgumentError
+from bps_rdma.kept_errors import keeping
 from bps_rdma.operations.options import AnyCompression, text_of
 from bps_rdma.torch import membership
 from bps_rdma.torch.broadcast import broadcast_object, broadcast_optimizer_state, broadcast_parameters
@@ -155,6 +157,7 @@ class LateOptimizer(WrappedOptimizer):
                 f"{name!r} was used in a forward before its last update, outside of the module that owns it",
                 "call synchronize() after step(), or use DistributedOptimizer",
             )
+        self._bps_end.ask()
         left = self._bps_left[parameter] = self._bps_left.get(parameter, self._bps_passes) - 1
         if entry is not None:
             trained.synchronizer.accumulated(entry, left > 0)
@@ -201,8 +204,9 @@ class LateOptimizer(WrappedOptimizer):
         """Records updates of the parameters with the options that are set now; returns the closure's loss.
 
         Raises:
-            BpsError: a gradient was changed after backward(), or is missing; names its parameter. Or the optimizer has
-                hooks.
+            BpsError: a gradient was changed after backward(), or is missing; names its parameter. Or backward() has
+                failed; then those updates have been made on all ranks whose gradients had been sent. Or the optimizer
+                has hooks.
         """
         if self._optimizer_step_pre_hooks or self._optimizer_step_post_hooks:
             raise BpsError(
@@ -229,6 +233,8 @@ class LateOptimizer(WrappedOptimizer):
                 if self._bps_trained.entry_of(parameter) is not None:
                     self._bps_due[parameter] = kept, None if is_shared(parameter) else parameter._version
         job.current().part(Unfinished).add(self)
+        if synchronizer.failure is not None:
+            self.synchronize()  # all ranks make those updates whose gradients had been sent, and raise an error
         if changed:
             raise error_of(self._bps_trained.name_of(changed[0]))
         if unused is not None:
@@ -252,29 +258,40 @@ class LateOptimizer(WrappedOptimizer):
         with self._bps_lock:
             self._bps_is_updating = True
             try:
-                self._bps_update_each(parameters)
+                for parameter in parameters:
+                    if parameter is not None:
+                        self._bps_update_one(parameter)
+            except BpsError:
+                self._bps_update_rest()
+                raise
             finally:
                 self._bps_is_updating = False
 
-    def _bps_update_each(self, parameters: Iterable[torch.nn.Parameter | None]) -> None:
-        for parameter in parameters:
-            due = self._bps_due.get(parameter) if parameter is not None else None
-            if parameter is not None and due is not None:
-                options, version = due
-                try:
-                    gradient = self._bps_trained.take_mean(parameter)
-                except BpsError:  # it will never come; after what a signal handler raises it may
-                    del self._bps_due[parameter]
-                    raise
-                del self._bps_due[parameter]
-                if gradient is None:
-                    continue
-                if version not in (None, parameter._version):
-                    raise BpsError(
-                        f"{self._bps_trained.name_of(parameter)!r} was changed after step(), before its update",
-                        "call synchronize() after step(), and change weights then",
-                    )
-                self._step_on(parameter, gradient, options)
+    def _bps_update_rest(self) -> None:
+        """A step has failed: makes what other updates can be made, or each forward would raise the error of one."""
+        for parameter in list(self._bps_due):
+            with contextlib.suppress(BpsError), keeping:
+                self._bps_update_one(parameter)
+
+    def _bps_update_one(self, parameter: torch.nn.Parameter) -> None:
+        due = self._bps_due.get(parameter)
+        if due is None:
+            return
+        options, version = due
+        try:
+            gradient = self._bps_trained.take_mean(parameter)
+        except BpsError:  # it will never come; after what a signal handler raises it may
+            del self._bps_due[parameter]
+            raise
+        del self._bps_due[parameter]
+        if gradient is None:
+            return
+        if version not in (None, parameter._version):
+            raise BpsError(
+                f"{self._bps_trained.name_of(parameter)!r} was changed after step(), before its update",
+                "call synchronize() after step(), and change weights then",
+            )
+        self._step_on(parameter, gradient, options)
 
     def _step_on(self, parameter: torch.nn.Parameter, gradient: torch.Tensor, options: dict[str, Any]) -> None:
         groups, later, alone = self.param_groups, parameter.grad, {"params": [parameter], **options}
@@ -296,7 +313,8 @@ class LateOptimizer(WrappedOptimizer):
         Raises:
             BpsError: between backward() and step(), when gradients are on their way already.
         """
-        if self._bps_trained.is_open:
+        trained = self._bps_trained
+        if trained.is_open and not trained.synchronizer.begin_again():
             raise BpsError(
                 "zero_grad() was called between backward() and step(), while gradients are being averaged",
                 "call step() first, or use DistributedOptimizer",

@@ -67,7 +67,8 @@ class GradientPass:
         self._waited: set[Unit] = set()
         self._has_failed = False  # on all ranks, before all was sent
         self._is_computed = False  # backward has come to its end
-        self._is_cut = False  # it has failed before
+        self.is_cut = False  # it has failed before
+        self.refused: dict[Unit, Refused] = {}
         self.failure: Exception | None = None  # why this rank has refused units
         self._own = weakref.ref(self)
         self._claimed: list[int] = []  # ids of the parameters whose gradients it is averaging
@@ -143,7 +144,7 @@ class GradientPass:
         Args:
             refuses: where this rank cannot send some, no rank gets means, and wait() raises the error.
         """
-        self._is_computed = not self._is_cut
+        self._is_computed = not self.is_cut
         try:
             self._complete_or_refuse() if refuses else self._complete()
         except BaseException as error:
@@ -153,14 +154,14 @@ class GradientPass:
 
     def _complete_or_refuse(self) -> None:
         try:
-            if self._is_cut and self._unsent():
+            if self.is_cut and self._unsent():
                 raise BpsError(
                     f"backward() failed before the gradient of {self.unfinished!r} was sent", "repeat the step"
                 )
             self._complete()
         except Exception as error:
             is_of_all = self._has_failed or isinstance(error, RoundAbortedError)
-            if is_of_all or not self._unsent() or not (self.has_begun or self._is_cut):
+            if is_of_all or not self._unsent() or not (self.has_begun or self.is_cut):
                 raise
             self.failure = error
             self._complete_units()
@@ -213,7 +214,7 @@ class GradientPass:
         if self._unrounded.sends_unrounded:
             assert isinstance(unit, Single | Bucket)
             sends = self._unrounded.in_place_of(unit)
-        refused = Refused(sends, self._units.sent)
+        refused = self.refused[unit] = Refused(sends, self._units.sent)
         self._send(unit.name, refused, refused.start)
 
     def _claim(self, unit: Unit) -> None:
@@ -254,7 +255,7 @@ class GradientPass:
         finally:
             self.end_claims()
         for sent in ordered:
-            sent.deliver(restores=self._is_cut)  # a script zeroes gradients when backward has failed
+            sent.deliver(restores=self.is_cut)  # a script zeroes gradients when backward has failed
         unused = [entry for sent in ordered for entry in sent.unused_everywhere()]
         if self._unused is not None:
             unused += self._unused.found()
@@ -308,11 +309,11 @@ class GradientPass:
     @property
     def is_void(self) -> bool:
         """Whether backward has failed before this rank has sent anything: the other ranks wait for its next pass."""
-        return self._is_cut and not self.has_begun
+        return self.is_cut and not self.has_begun
 
     def give_up(self) -> None:
         """Ends what is in progress, on all ranks: from now on nothing writes to gradients."""
-        self._is_cut = not self._is_computed
+        self.is_cut = not self._is_computed
         self.end_claims()
         give_up(list(self._begun))
 

@@ -31,6 +31,7 @@ from bps_rdma.torch.gradient_pass import GradientPass
 from bps_rdma.torch.ordered_units import OrderedUnits
 from bps_rdma.torch.plan import StrategyName, Unit, strategy_of
 from bps_rdma.torch.ranges import noted
+from bps_rdma.torch.refused import Refused
 from bps_rdma.torch.units import Bucket, IndexedParameter, Sent, Single, strides_of
 from bps_rdma.torch.unrounded_passes import UnroundedPasses
 from bps_rdma.torch.unused import UnusedParameters
@@ -121,6 +122,7 @@ class GradientSynchronizer:
         self._unused: UnusedParameters | None = None
         self._must_use: list[IndexedParameter] = []
         self._frozen: list[IndexedParameter] = []  # of the last pass that did not wait
+        self._refused: dict[Unit, Refused] = {}  # likewise
         try:
             if self.entries and (compressed or not self._strategy.buckets):  # units do not tell who used what
                 if find_unused:
@@ -253,6 +255,8 @@ class GradientSynchronizer:
     def finish_later(self) -> BpsError | None:
         """Sends all units that have not been sent, and ends the pass without waiting; take_mean() gives the means.
 
+        Those that this rank cannot send, because backward has failed before, it refuses; then `failure` is set.
+
         Returns:
             What the caller is to raise: this rank used some parameters only, and nothing tells whether others used the
             rest.
@@ -261,8 +265,10 @@ class GradientSynchronizer:
             BpsError: a gradient cannot be sent. Nothing is in progress then, and the pass is over.
         """
         ending = self._open_pass()
+        self.failure = None
         try:
-            ending.complete()
+            ending.complete(refuses=ending.is_cut)
+            self.failure, self._refused = ending.failure, ending.refused
             self._frozen = ending.frozen
             unused = ending.error_of_unused()
             ending.end_claims()
@@ -277,9 +283,15 @@ class GradientSynchronizer:
 
         Raises:
             PeerLostError: a rank was lost. DeadlineError: a rank did not send its gradient in time; names it.
+            MismatchError: a rank has refused to send it.
         """
         single = self._ordered.of(entry)
         assert isinstance(single, Single)
+        refused = self._refused.get(single)
+        if refused is not None:
+            refused.wait()
+            assert self.failure is not None
+            raise self.failure  # there is no other rank
         unit = self._unrounded.was_sent(single)
         begin = time.perf_counter()
         with noted(self._spans, "wait for gradients"):

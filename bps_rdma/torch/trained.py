@@ -318,7 +318,7 @@ class TrainedParameters:
         try:
             return self.synchronizer.take_mean(entry)
         except MismatchError as error:
-            self.explain(error)
+            self.explain(error, failure=self.synchronizer.failure)
 
     def finish(self) -> None:
         """Begins a pass if none is open, and ends it: all gradients are means then.
@@ -357,7 +357,7 @@ class TrainedParameters:
             if failure is not None:
                 raise
             why = refused.message.removeprefix(f"{name}: ").partition(" (hint: ")[0]
-            raise PeerLostError(f"no rank has means of this pass: {why}", "repeat the step") from error
+            raise PeerLostError(f"not all gradients were averaged: {why}", "repeat the step") from error
         except MismatchError as found:
             raise MismatchError(
                 f"parameters are trained since this pass, but not on all ranks: {found.message}",

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from bps_rdma import Int8
-from bps_rdma.torch import DistributedDataParallel, DistributedOptimizer
+from bps_rdma.torch import CrossBarrier, DistributedDataParallel, DistributedOptimizer
 
 pytestmark = pytest.mark.timeout(300 * harness.PATIENCE)
 SIZE, LAYERS = 500, 4
@@ -166,6 +166,92 @@ def test_who_has_sent_all_gets_means(bps: Any, zeroes: bool, case: str) -> None:
     trained.check(1.5)
     trained.make_pass(1.0 + 3 * bps.rank())
     trained.check(2.5)
+
+
+class Layer(nn.Module):
+    """Its gradient does not depend on its weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(SIZE))
+
+    def forward(self, x: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
+        return before + self.weight * x
+
+
+class Layers(nn.Module):
+    """Backward computes their gradients one after the other, from the last one on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.all = nn.ModuleList(Layer() for _ in range(LAYERS))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        before = torch.zeros_like(x)
+        for each in self.all:
+            before = each(x, before)
+        return before.sum()
+
+    @property
+    def weights(self) -> list[float]:
+        return [float(each.weight[0]) for each in self.all]
+
+
+@pytest.mark.parametrize("options", [{}, {"exact": True}, {"find_unused_parameters": True}])
+@harness.on_ranks(workers=2)
+def test_cross_barrier_makes_the_same_updates_on_all_ranks(bps: Any, options: dict[str, Any]) -> None:
+    model = Layers()
+    optimizer = CrossBarrier(model, torch.optim.SGD(model.parameters(), lr=1.0), **options)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(torch.full((SIZE,), 1.0 + bps.rank())).backward()
+        optimizer.step()
+        optimizer.synchronize()
+
+    def fail_late(_: torch.Tensor) -> None:
+        begun = optimizer._bps_trained.synchronizer._pass._begun
+        harness.eventually(lambda: all(one.done() for one in begun), what="sums are complete")
+        raise ZeroDivisionError("on purpose")
+
+    step()
+    if bps.rank() == 1:
+        hook = model.all[1].weight.register_hook(fail_late)
+        with pytest.raises(ZeroDivisionError):
+            step()
+        hook.remove()
+        with pytest.raises(bps.BpsError, match=FAILED):
+            optimizer.step()
+    else:
+        with pytest.raises(bps.PeerLostError, match=f"worker 1 cannot take part: {FAILED}"):
+            step()
+    assert model.weights == [-1.5, -1.5, -3, -3]
+    step()
+    assert model.weights == [-3, -3, -4.5, -4.5]
+
+
+@harness.on_ranks(workers=2, env={"BPS_TIMEOUT": str(2 * harness.PATIENCE)})
+def test_a_late_rank_costs_cross_barrier_one_step(bps: Any) -> None:
+    """And not one for each parameter."""
+    model = Layers()
+    optimizer = CrossBarrier(model, torch.optim.SGD(model.parameters(), lr=1.0))
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(torch.full((SIZE,), 1.0 + bps.rank())).backward()
+        optimizer.step()
+
+    step()
+    optimizer.synchronize()
+    if bps.rank() == 1:
+        harness.await_mark("late", 0)
+    step()
+    with pytest.raises(bps.DeadlineError):
+        step()
+    harness.mark("late")
+    step()
+    optimizer.synchronize()
+    assert model.weights == [-3] * LAYERS
 
 
 @harness.on_ranks(workers=2)
