@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from bps_rdma.handle import wait_each
 from bps_rdma.kept_errors import keeping
 from bps_rdma.operations import OperationOptions, ReduceOp
 from bps_rdma.operations.options import AnyCompression, text_of
+from bps_rdma.presence import raised
 from bps_rdma.torch import compression_state, membership, transfer
 from bps_rdma.torch.broadcast import broadcast_parameters
 from bps_rdma.torch.broadcast_objects import broadcast_objects
@@ -62,11 +64,16 @@ class _Fragment:
         self.left = delay
 
     def wait(self) -> None:
-        handle, self.handle = self.handle, None
-        if handle is not None:
-            handle.wait()
+        """Waits for the mean; also once more, where a signal handler has raised something meanwhile."""
+        if self.handle is not None and not self.handle.taken:
+            try:
+                self.handle.wait()
+            except BpsError:
+                self.handle = None
+                raise
 
     def end(self, lr: float, momentum: float, mix: float) -> None:
+        self.handle = None
         self.velocity.mul_(momentum).add_(self.moved)
         self.anchor.sub_(self.moved + momentum * self.velocity, alpha=lr)
         self.take(self.anchor if mix == 0 else torch.lerp(self.anchor, self.local(), mix))
@@ -205,6 +212,7 @@ class DiLoCo:
         for one in self._fragments:
             with contextlib.suppress(BpsError), keeping:  # it may say that this view has ended, too
                 one.wait()
+            one.handle = None
         self._settle()
         state, root = None, self._group.ranks[0] if self._group else 0
         if bps_rdma.rank() == root:
@@ -259,6 +267,7 @@ class DiLoCo:
         self._fixed.check(self.inner)
         if not self._is_checked:
             self._check_first()
+        failure = self._end_interrupted()
         result = scaled_step(self, lambda: self.inner.step(closure), self._parameters())
         self.steps += 1
         for number, fragment in enumerate(self._fragments):
@@ -267,10 +276,28 @@ class DiLoCo:
                 fragment.begin(self._delay)
             elif fragment.handle is not None:
                 fragment.left -= 1
+        self._agree_on_due()
+        if failure is not None:
+            raise raised(failure)
+        return result
+
+    def _end_interrupted(self) -> BpsError | None:
+        """Makes what agreements a step() has left that was interrupted; the other ranks have made them before this one.
+
+        Returns:
+            Why they could not be made, to be raised when the step is made: ranks count their steps.
+        """
+        try:
+            with keeping:
+                self._agree_on_due()
+        except BpsError as error:
+            return error
+        return None
+
+    def _agree_on_due(self) -> None:
         due = [one for one in self._fragments if one.handle is not None and one.left <= 0]
         if due:
             self._agree(due)
-        return result
 
     def _check_first(self) -> None:
         """Refuses on all ranks what is wrong on one before the first step, so that none waits for another."""
@@ -315,10 +342,22 @@ class DiLoCo:
             self._agree(due)
 
     def _agree(self, fragments: list[_Fragment]) -> None:
-        wait_each(one.wait for one in fragments)
-        bps_rdma.commit(self._group)  # or some ranks would go on from an anchor that others do not have
+        if not job.current().may_lose_members:
+            wait_each(partial(self._agree_on, one) for one in fragments)  # each has its mean on all ranks, or on none
+            return
+        try:
+            wait_each(one.wait for one in fragments)
+            bps_rdma.commit(self._group)  # or some ranks would go on from an anchor that others do not have
+        except BpsError:
+            for one in fragments:
+                one.handle = None
+            raise
         for one in fragments:
             one.end(*self._outer, self._mix)
+
+    def _agree_on(self, fragment: _Fragment) -> None:
+        fragment.wait()
+        fragment.end(*self._outer, self._mix)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state for a checkpoint of this rank, whose inner optimizer and compression feedback are its own.
