@@ -22,6 +22,7 @@ from bps_rdma.torch.joining import Call, UnevenInputs, refuse_beside_join
 from bps_rdma.torch.membership import AnyGroup
 from bps_rdma.torch.parameters import FixedParameters, names_of
 from bps_rdma.torch.plan import StrategyName
+from bps_rdma.torch.seen_gradients import SeenGradients
 from bps_rdma.torch.synchronizer import SynchronizerOptions
 from bps_rdma.torch.transfer import members_of
 from bps_rdma.torch.wrapped import WrappedOptimizer
@@ -128,6 +129,7 @@ class SynchronousOptimizer(WrappedOptimizer):
     _bps_kind = "Gradient"
     _bps_backwards: int  # since gradients were means
     _bps_done: bool  # gradients are means, and step() has not used them
+    _bps_to_repeat: SeenGradients | None  # the means that a step() found which has failed since
     _bps_failed: bool  # the last pass has, and what it has left in .grad are no gradients of anything
     _bps_skip: bool
 
@@ -135,6 +137,7 @@ class SynchronousOptimizer(WrappedOptimizer):
         super()._bps_set_up()
         self._bps_backwards = 0
         self._bps_done = self._bps_failed = self._bps_skip = False
+        self._bps_to_repeat = None
         self._bps_uneven = UnevenInputs()
 
     def _bps_arrived(self, parameter: torch.nn.Parameter) -> None:
@@ -153,6 +156,7 @@ class SynchronousOptimizer(WrappedOptimizer):
                 "set backward_passes_per_step to the number of backward passes between steps",
             )
         self._bps_done = self._bps_failed = False
+        self._bps_to_repeat = None
         self._bps_end.ask()
         left = self._bps_left[parameter] = max(self._bps_left.get(parameter, self._bps_passes) - 1, 0)
         if entry is not None:
@@ -204,6 +208,9 @@ class SynchronousOptimizer(WrappedOptimizer):
                 "the gradients are not those of any batch, because their averaging has failed",
                 "call zero_grad(), and backward() once more",
             )
+        to_repeat, self._bps_to_repeat = self._bps_to_repeat, None
+        if to_repeat is not None and to_repeat.all_are_there() and not self._bps_trained.is_open:
+            return
         self._bps_end.forget()
         self._bps_settle()
         before = self._bps_trained.passes
@@ -273,10 +280,12 @@ class SynchronousOptimizer(WrappedOptimizer):
     def _bps_step(self, closure: Callable[[], Any] | None, **options: Any) -> Any:
         if closure is None:
             self._synchronize_once()
-            with spans().around("optimizer"):
-                result = super().step(**options)
-            self._bps_done = False  # not where it has failed: the script may call it again, on this rank alone
-            return result
+            try:
+                with spans().around("optimizer"):
+                    return super().step(**options)
+            except BaseException:  # the script may call it again, on this rank alone, with the same means
+                self._bps_to_repeat = SeenGradients(self._bps_parameters())
+                raise
         if self._bps_uneven.joined:
             raise InvalidArgumentError(
                 "step() got a closure in join(), and ranks without inputs cannot evaluate it",
@@ -286,7 +295,6 @@ class SynchronousOptimizer(WrappedOptimizer):
         def synchronized() -> Any:
             loss = closure()
             self._synchronize_once()
-            self._bps_done = False
             return self._mean(loss)
 
         return super().step(synchronized, **options)
@@ -294,6 +302,7 @@ class SynchronousOptimizer(WrappedOptimizer):
     def _synchronize_once(self) -> None:
         if not self._bps_skip:
             self.synchronize()
+        self._bps_done = False  # the step may run a backward, in its hooks
 
     def _mean(self, loss: Any) -> Any:
         """The mean loss: an optimizer that compares losses must get the same on all ranks, or they take other paths."""
@@ -323,4 +332,5 @@ class SynchronousOptimizer(WrappedOptimizer):
         self._bps_left.clear()
         self._bps_backwards = 0
         self._bps_done = self._bps_failed = False
+        self._bps_to_repeat = None
         super().zero_grad(set_to_none)

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Remembers which gradients there were, to tell later whether a script has changed or replaced them."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+
+import torch
+
+
+class SeenGradients:
+    """The gradients of parameters at one time. It holds none of them: a script may free their memory meanwhile.
+
+    Args:
+        parameters: those whose gradients it sees now.
+    """
+
+    def __init__(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        self._seen = [_Seen(each) for each in parameters]
+
+    def all_are_there(self) -> bool:
+        """Whether all of them are as they were, and no other one has come."""
+        return all(each.is_as_it_was() for each in self._seen)
+
+    def any_is_there(self) -> bool:
+        """Whether one of them is as it was."""
+        return any(each.was_there and each.is_as_it_was() for each in self._seen)
+
+
+class _Seen:
+    def __init__(self, parameter: torch.nn.Parameter) -> None:
+        gradient = parameter.grad
+        self._parameter, self.was_there = parameter, gradient is not None
+        self._gradient = None if gradient is None else weakref.ref(gradient)
+        self._version = None if gradient is None else gradient._version
+
+    def is_as_it_was(self) -> bool:
+        gradient = self._parameter.grad
+        if gradient is None or self._gradient is None:
+            return gradient is None and self._gradient is None
+        return self._gradient() is gradient and gradient._version == self._version

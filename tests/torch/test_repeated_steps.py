@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A step() of a DistributedOptimizer has failed on all ranks, and other gradients follow: these are averaged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import harness
+import pytest
+import torch
+from torch import nn
+
+from bps_rdma.torch import DistributedOptimizer
+
+pytestmark = pytest.mark.timeout(300 * harness.PATIENCE)
+
+
+class Trained:
+    """A model of one weight, whose gradient is what forward gets, and whose next steps fail as often as is set."""
+
+    def __init__(self, **options: Any) -> None:
+        self.model = nn.Linear(4, 1, bias=False)
+        nn.init.zeros_(self.model.weight)
+        sgd = torch.optim.SGD(self.model.parameters(), lr=1.0)
+        self.optimizer: Any = DistributedOptimizer(sgd, self.model.named_parameters(), **options)
+        self.optimizer.register_step_pre_hook(self._before)
+        self.before: list[Callable[[], None]] = []  # what the hooks of the next steps do
+
+    def _before(self, *_: Any) -> None:
+        if self.before:
+            self.before.pop()()
+
+    def backward(self, x: float) -> None:
+        self.model(torch.full((1, 4), x)).sum().backward()
+
+    def fail(self) -> None:
+        self.before.append(fail)
+        with pytest.raises(ZeroDivisionError):
+            self.optimizer.step()
+
+
+def fail() -> None:
+    raise ZeroDivisionError("on purpose")
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@harness.on_ranks(workers=2)
+def test_other_gradients_are_averaged(bps: Any, exact: bool) -> None:
+    """Those of a backward without optimizer.zero_grad(), and those that the script writes."""
+    trained, x = Trained(exact=exact), 1.0 + 2 * bps.rank()
+    model: Any = trained.model
+    weight = model.weight
+    trained.backward(x)
+    trained.fail()
+    model.zero_grad()
+    trained.backward(x)
+    assert weight.grad.eq(2).all()
+    trained.fail()
+    model.zero_grad()
+    weight.grad = torch.full((1, 4), 10 * x)
+    trained.optimizer.step()
+    assert weight.eq(-20).all()
+    trained.optimizer.zero_grad()
+    trained.backward(x)
+    trained.fail()
+    model.zero_grad(set_to_none=False)
+    weight.grad.add_(10 * x)
+    trained.optimizer.step()
+    assert weight.eq(-40).all()
+
+
+@harness.on_ranks(workers=2)
+def test_a_failed_step_in_join_is_followed_by_another_batch(bps: Any) -> None:
+    trained = Trained()
+    with trained.optimizer.join():
+        for batch in range(3 if bps.rank() == 1 else 1):
+            trained.model.zero_grad()
+            trained.backward(1.0 + 2 * bps.rank())
+            if batch == 0:
+                trained.fail()
+            else:
+                trained.optimizer.step()
+    assert trained.model.weight.eq(-3).all()  # two means of 3 and nothing
+
+
+@harness.on_ranks(workers=2)
+def test_a_step_may_run_a_backward(bps: Any) -> None:
+    """As one that looks at the gradients of other weights does, in a hook."""
+    trained, x = Trained(exact=True), 1.0 + 2 * bps.rank()
+    for _ in range(2):
+        trained.optimizer.zero_grad()
+        trained.backward(x)
+        trained.before.append(lambda: trained.backward(x))
+        trained.optimizer.step()
+    assert trained.model.weight.eq(-2 * (2 + 2)).all()
