@@ -130,14 +130,14 @@ class SynchronousOptimizer(WrappedOptimizer):
     _bps_backwards: int  # since gradients were means
     _bps_done: bool  # gradients are means, and step() has not used them
     _bps_to_repeat: SeenGradients | None  # the means that a step() found which has failed since
-    _bps_failed: bool  # the last pass has, and what it has left in .grad are no gradients of anything
+    _bps_failed: SeenGradients | None  # what the last pass, which has failed, has left: no gradients of anything
     _bps_skip: bool
 
     def _bps_set_up(self) -> None:
         super()._bps_set_up()
         self._bps_backwards = 0
-        self._bps_done = self._bps_failed = self._bps_skip = False
-        self._bps_to_repeat = None
+        self._bps_done = self._bps_skip = False
+        self._bps_to_repeat = self._bps_failed = None
         self._bps_uneven = UnevenInputs()
 
     def _bps_arrived(self, parameter: torch.nn.Parameter) -> None:
@@ -155,8 +155,8 @@ class SynchronousOptimizer(WrappedOptimizer):
                 f"{self._bps_passes} backward passes; ranks without inputs do not have the mean of the passes before",
                 "set backward_passes_per_step to the number of backward passes between steps",
             )
-        self._bps_done = self._bps_failed = False
-        self._bps_to_repeat = None
+        self._bps_done = False
+        self._bps_to_repeat = self._bps_failed = None
         self._bps_end.ask()
         left = self._bps_left[parameter] = max(self._bps_left.get(parameter, self._bps_passes) - 1, 0)
         if entry is not None:
@@ -199,11 +199,13 @@ class SynchronousOptimizer(WrappedOptimizer):
             PeerLostError: a rank was lost. DeadlineError: a rank did not send its gradients in time; names it.
             MismatchError: ranks train different parameters, or their first values differ; names the first one.
             BpsError: backward has failed on this rank before all gradients were sent, and no rank has means. Or the
-                last pass has failed, and there was no backward() since.
+                last pass has failed, and what it has left is still in .grad of a parameter.
         """
         if self._bps_done and not self._bps_trained.is_open:
             return
-        if self._bps_failed:
+        failed, self._bps_failed = self._bps_failed, None
+        if failed is not None and failed.any_is_there():
+            self._bps_failed = failed
             raise BpsError(
                 "the gradients are not those of any batch, because their averaging has failed",
                 "call zero_grad(), and backward() once more",
@@ -216,13 +218,15 @@ class SynchronousOptimizer(WrappedOptimizer):
         before = self._bps_trained.passes
         try:
             self._bps_trained.finish()
+        except BaseException:
+            if self._bps_trained.passes > before:
+                self._bps_failed = SeenGradients(self._bps_parameters())
+            raise
         finally:
-            self._bps_failed = self._bps_trained.passes > before
-            if self._bps_trained.is_open or self._bps_failed:
+            if self._bps_trained.is_open or self._bps_trained.passes > before:
                 self._bps_uneven.end_pass()  # otherwise nothing was sent: the other ranks still wait for this pass
             self._bps_left.clear()
             self._bps_backwards = 0
-        self._bps_failed = False
         self._bps_uneven.scale(gradient for _, gradient in self._bps_trained.synchronizer.gradients())
         self._bps_done = True
 
@@ -331,6 +335,6 @@ class SynchronousOptimizer(WrappedOptimizer):
         self._bps_end.forget()
         self._bps_left.clear()
         self._bps_backwards = 0
-        self._bps_done = self._bps_failed = False
-        self._bps_to_repeat = None
+        self._bps_done = False
+        self._bps_to_repeat = self._bps_failed = None
         super().zero_grad(set_to_none)
