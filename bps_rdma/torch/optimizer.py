@@ -157,6 +157,9 @@ class SynchronousOptimizer(WrappedOptimizer):
             )
         self._bps_done = False
         self._bps_to_repeat = self._bps_failed = None
+        if trained.is_open and not self._bps_end.is_due and trained.synchronizer.drop_void():
+            self._bps_left.clear()
+            self._bps_backwards = 0
         self._bps_end.ask()
         left = self._bps_left[parameter] = max(self._bps_left.get(parameter, self._bps_passes) - 1, 0)
         if entry is not None:

@@ -310,9 +310,15 @@ class GradientSynchronizer:
         if self._pass is not None and self._pass.view != membership.view():
             self._pass.outlast()
             self._pass = None
-        elif self._pass is not None and self._pass.is_void:
-            self._pass = None
+        self.drop_void()
         return self._pass is None
+
+    def drop_void(self) -> bool:
+        """Gives up a pass that has failed before this rank has sent anything; returns whether there was one."""
+        is_void = self._pass is not None and self._pass.is_void
+        if is_void:
+            self._pass = None
+        return is_void
 
     def _end_pass(self) -> None:
         self._pass, self.passes = None, self.passes + 1  # nothing comes between

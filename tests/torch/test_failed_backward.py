@@ -282,5 +282,53 @@ def test_what_a_failed_pass_has_left_is_not_averaged_once_more(bps: Any) -> None
     assert model.scales[0].grad.eq(1.5).all()
 
 
+@pytest.mark.parametrize("has_batch", [False, True])
+@harness.on_ranks(workers=2)
+def test_what_a_failed_pass_has_left_may_be_dropped(bps: Any, has_batch: bool) -> None:
+    """By the model: then gradients that the script writes are averaged, and zeros where there are none."""
+    model: Any = Chain(has_rows=False)
+    sgd = torch.optim.SGD(model.parameters(), lr=1.0)
+    optimizer: Any = DistributedOptimizer(sgd, model.named_parameters(), bucket_mb=0.001)
+    hook = model.scales[1].register_hook(fail) if bps.rank() == 1 else None
+    with pytest.raises(ZeroDivisionError if hook else bps.BpsError):
+        model(torch.ones(SIZE)).backward()
+    if hook:
+        hook.remove()
+        with pytest.raises(bps.BpsError):
+            optimizer.synchronize()
+    model.zero_grad()
+    if has_batch or not hook:
+        for scale in model.scales:
+            scale.grad = torch.full((SIZE,), 2.0 + 4 * bps.rank())
+    optimizer.synchronize()
+    assert all(scale.grad.eq(4.0 if has_batch else 1.0).all() for scale in model.scales)
+
+
+@pytest.mark.parametrize("strategy", ["flat", "naive"])
+@pytest.mark.parametrize("passes", [1, 2])
+@harness.on_ranks(workers=2)
+def test_who_has_sent_nothing_goes_on_without_the_optimizer(bps: Any, passes: int, strategy: Any) -> None:
+    """It is the model whose gradients the script drops."""
+    model: Any = Chain(has_rows=False)
+    sgd = torch.optim.SGD(model.parameters(), lr=1.0)
+    optimizer = DistributedOptimizer(sgd, model.named_parameters(), strategy=strategy, backward_passes_per_step=passes)
+    optimizer.zero_grad()
+
+    def backward() -> None:
+        for _ in range(passes):
+            model(torch.full((SIZE,), 1.0 + bps.rank())).backward()
+
+    if bps.rank() == 1:
+        for _ in range(passes - 1):
+            model(torch.full((SIZE,), 2.0)).backward()
+        hook = model.scales[1].register_hook(fail)
+        with pytest.raises(ZeroDivisionError):
+            model(torch.full((SIZE,), 2.0)).backward()
+        hook.remove()
+        model.zero_grad()
+    backward()
+    assert all(scale.grad.eq(1.5 * passes).all() for scale in model.scales)
+
+
 def fail(_: torch.Tensor) -> None:
     raise ZeroDivisionError("on purpose")
