@@ -102,6 +102,13 @@ class RoundAbortedError(PeerLostError):
     """
 
 
+class RefusedError(BpsError):
+    """A rank could not send all of its gradients, because its backward has failed: no rank has means of this step.
+
+    What to do: Repeat the step, or go on with the next one; that rank does the same.
+    """
+
+
 class DeadlineError(BpsError, TimeoutError):
     """Something did not happen in time; the message names the peers that are missing.
 

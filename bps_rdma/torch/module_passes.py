@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_leaves
 
-from bps_rdma.errors import BpsError
+from bps_rdma.errors import BpsError, RefusedError
 from bps_rdma.spans import spans
 from bps_rdma.torch.backward import EndOfBackward, adds_to, returned_of
 from bps_rdma.torch.joining import UnevenInputs
@@ -236,7 +236,8 @@ class ModulePasses:
         """Takes part in a pass of the ranks that have inputs, with none."""
         self._drop_gradients()
         self.begin_missed()
-        self.finish()
+        with contextlib.suppress(RefusedError):  # the other ranks go on
+            self.finish()
         self._drop_gradients()
 
     def forget_means(self) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from bps_rdma import job
-from bps_rdma.errors import BpsError, InvalidArgumentError
+from bps_rdma.errors import BpsError, InvalidArgumentError, RefusedError
 from bps_rdma.operations import OperationOptions, ReduceOp
 from bps_rdma.operations.options import NONE, AnyCompression, text_of
 from bps_rdma.spans import spans
@@ -254,7 +254,8 @@ class SynchronousOptimizer(WrappedOptimizer):
 
         def shadow() -> None:
             self.zero_grad()
-            self.synchronize()
+            with contextlib.suppress(RefusedError):  # the other ranks go on
+                self.synchronize()
             self.zero_grad()
 
         def finish(last: int) -> None:

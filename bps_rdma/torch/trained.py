@@ -22,7 +22,7 @@ import torch
 
 import bps_rdma
 from bps_rdma import Group, job
-from bps_rdma.errors import InvalidArgumentError, InvalidTensorError, MismatchError, PeerLostError
+from bps_rdma.errors import InvalidArgumentError, InvalidTensorError, MismatchError, RefusedError
 from bps_rdma.torch import membership
 from bps_rdma.torch.check_alike import check_alike, digest_of, digest_of_some, tensor_line
 from bps_rdma.torch.checks import check_parameter
@@ -324,7 +324,7 @@ class TrainedParameters:
         """Begins a pass if none is open, and ends it: all gradients are means then.
 
         Raises:
-            MismatchError: ranks train different parameters; names the first. PeerLostError: a rank has refused to send
+            MismatchError: ranks train different parameters; names the first. RefusedError: a rank has refused to send
                 gradients; says why. Others: see GradientSynchronizer.finish().
         """
         self.synchronizer.begin()
@@ -357,7 +357,7 @@ class TrainedParameters:
             if failure is not None:
                 raise
             why = refused.message.removeprefix(f"{name}: ").partition(" (hint: ")[0]
-            raise PeerLostError(f"not all gradients were averaged: {why}", "repeat the step") from error
+            raise RefusedError(f"not all gradients were averaged: {why}", "repeat the step") from error
         except MismatchError as found:
             raise MismatchError(
                 f"parameters are trained since this pass, but not on all ranks: {found.message}",

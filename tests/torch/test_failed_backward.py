@@ -57,13 +57,14 @@ class Trained:
         if what == "model":
             self._ddp: DistributedDataParallel | None = DistributedDataParallel(self.model, **options)
             self.finish, self._zero = self._ddp.finish_gradient_synchronization, optimizer.zero_grad
+            self.join = self._ddp.join
             self._synchronizer = lambda: self._ddp.synchronizer
             return
         self._ddp, named, sparse = None, self.model.named_parameters(), ["rows.weight"] if has_rows else ()
         ours: Any = DistributedOptimizer(
             optimizer, named, backward_passes_per_step=micro_batches, sparse=sparse, **options
         )
-        self.finish, self._zero = ours.synchronize, ours.zero_grad
+        self.finish, self._zero, self.join = ours.synchronize, ours.zero_grad, ours.join
         self._synchronizer = lambda: ours._bps_trained.synchronizer
 
     def make_pass(self, x: float) -> None:
@@ -120,11 +121,31 @@ def test_no_rank_gets_means_of_a_part(bps: Any, what: str, case: str) -> None:
         with pytest.raises(bps.BpsError, match=FAILED):
             trained.finish()
     else:
-        with pytest.raises(bps.PeerLostError, match=f"worker 1 cannot take part: {FAILED}"):
+        with pytest.raises(bps.RefusedError, match=f"worker 1 cannot take part: {FAILED}"):
             trained.make_pass(x)
     for _ in range(2):
         trained.make_pass(x)
         trained.check(1.5)
+
+
+@pytest.mark.parametrize("what", ["model", "optimizer"])
+@harness.on_ranks(workers=2)
+def test_ranks_without_inputs_stay_in_join(bps: Any, what: str) -> None:
+    trained = Trained(what, has_rows=False, micro_batches=1, options={"bucket_mb": 0.001})
+    for _ in range(2):
+        trained.make_pass(1.0 + bps.rank())
+    with trained.join():
+        for batch in range(3 if bps.rank() == 1 else 0):
+            if batch == 1:
+                hook = trained.model.scales[1].register_hook(trained.fail_late)
+                with pytest.raises(ZeroDivisionError):
+                    trained.make_pass(2.0)
+                hook.remove()
+                with pytest.raises(bps.BpsError, match=FAILED):
+                    trained.finish()
+            else:
+                trained.make_pass(2.0)
+                trained.check(1.0)
 
 
 @pytest.mark.parametrize("case", ["flat", "naive"])
@@ -223,7 +244,7 @@ def test_cross_barrier_makes_the_same_updates_on_all_ranks(bps: Any, options: di
         with pytest.raises(bps.BpsError, match=FAILED):
             optimizer.step()
     else:
-        with pytest.raises(bps.PeerLostError, match=f"worker 1 cannot take part: {FAILED}"):
+        with pytest.raises(bps.RefusedError, match=f"worker 1 cannot take part: {FAILED}"):
             step()
     assert model.weights == [-1.5, -1.5, -3, -3]
     step()
@@ -267,7 +288,7 @@ def test_what_a_failed_pass_has_left_is_not_averaged_once_more(bps: Any) -> None
 
     backward()
     hook = model.scales[1].register_hook(fail) if bps.rank() == 1 else None
-    with pytest.raises(ZeroDivisionError if hook else bps.PeerLostError):
+    with pytest.raises(ZeroDivisionError if hook else bps.RefusedError):
         backward()
     if hook:
         hook.remove()
