@@ -158,8 +158,13 @@ def _give(outcome: Any) -> Any:
     return outcome
 
 
-def wait_each(waits: Iterable[Callable[[], T]]) -> list[T]:
-    """Calls each of them and returns what they returned. Raises the first error after all are over."""
+def wait_each(waits: Iterable[Callable[[], T]], most: type[Exception] = Exception) -> list[T]:
+    """Calls each of them and returns what they returned. Raises the first error after all are over.
+
+    Args:
+        waits: they wait.
+        most: an error of this class comes before all others.
+    """
     results: list[T] = []
     error: Exception | None = None
     with keeping:  # of further errors the caller learns nothing
@@ -169,7 +174,8 @@ def wait_each(waits: Iterable[Callable[[], T]]) -> list[T]:
             except Exception as caught:
                 if not isinstance(caught, BpsError) and runs_handlers():
                     raise
-                error = error or caught
+                if error is None or (isinstance(caught, most) and not isinstance(error, most)):
+                    error = caught
     if error is not None:
         raise raised(error)
     return results

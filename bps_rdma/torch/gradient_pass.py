@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from bps_rdma.errors import BpsError, InvalidTensorError, RoundAbortedError
+from bps_rdma.errors import BpsError, InvalidTensorError, MismatchError, RoundAbortedError
 from bps_rdma.handle import wait_each
 from bps_rdma.kept_errors import keeping
 from bps_rdma.operations.begun import give_up, of_thread
@@ -251,7 +251,8 @@ class GradientPass:
         if self._unused is not None:  # an error of this rank alone must not give up what tells the others
             waits.append(self._unused.wait)
         try:
-            wait_each([*waits, self._check_torn, self._check_refused])
+            # All ranks get a mismatch, and tell each other why. So it comes before errors of this rank alone.
+            wait_each([*waits, self._check_torn, self._check_refused], MismatchError)
         finally:
             self.end_claims()
         for sent in ordered:

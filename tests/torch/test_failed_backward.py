@@ -128,6 +128,27 @@ def test_no_rank_gets_means_of_a_part(bps: Any, what: str, case: str) -> None:
         trained.check(1.5)
 
 
+@harness.on_ranks(workers=2)
+def test_gradients_zeroed_in_place_after_the_failure_keep_nobody_waiting(bps: Any) -> None:
+    """Their rank learns first that they were changed, and still tells the others why it has refused the rest."""
+    trained = Trained("model", has_rows=False, micro_batches=1, options={"bucket_mb": 0.001})
+    for _ in range(2):
+        trained.make_pass(1.0 + bps.rank())
+    if bps.rank() == 1:
+        hook = trained.model.scales[1].register_hook(trained.fail_late)
+        with pytest.raises(ZeroDivisionError):
+            trained.make_pass(2.0)
+        hook.remove()
+        trained.model.zero_grad(set_to_none=False)
+        with pytest.raises(bps.BpsError, match=FAILED):
+            trained.finish()
+    else:
+        with pytest.raises(bps.RefusedError, match=f"worker 1 cannot take part: {FAILED}"):
+            trained.make_pass(1.0)
+    trained.make_pass(1.0 + bps.rank())
+    trained.check(1.5)
+
+
 @pytest.mark.parametrize("what", ["model", "optimizer"])
 @harness.on_ranks(workers=2)
 def test_ranks_without_inputs_stay_in_join(bps: Any, what: str) -> None:
