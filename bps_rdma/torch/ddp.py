@@ -137,7 +137,7 @@ class DistributedDataParallel(torch.nn.Module):
         if not torch.is_grad_enabled():
             return self.module(*inputs, **named_inputs)
         self._follow_module()
-        self._passes.begin_forward(self.require_backward_grad_sync)
+        self._passes.begin_forward(self.require_backward_grad_sync, self._forward_takes_all)
         if self.require_backward_grad_sync and self._spreads_buffers and self.training:
             self._spread_buffers()
         noted = spans()
@@ -146,6 +146,14 @@ class DistributedDataParallel(torch.nn.Module):
             outputs = self.module(*inputs, **named_inputs)
         self._passes.watch(outputs)
         return outputs
+
+    def _forward_takes_all(self) -> bool:
+        """Whether ranks meet in a forward."""
+        if self._uneven.joined:
+            return True
+        if self._spreads_buffers and self.training and next(self.module.buffers(), None) is not None:
+            return True
+        return any(isinstance(each, torch.nn.SyncBatchNorm) and each.training for each in self.module.modules())
 
     def _follow_module(self) -> None:
         if self._passes.follow(self.module):

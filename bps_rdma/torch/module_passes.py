@@ -45,7 +45,9 @@ class ModulePasses:
         self.trained = TrainedParameters(self, "ddp", make, self._arrived, self._group, option_lines(arguments))
         self._look_at(module)
         self._looked_at = -1  # the backward that was looked at last, of those that return gradients
-        self._end = EndOfBackward(self._end_of_backward, self.trained.give_up)
+        self._end = EndOfBackward(self._end_of_backward, self._failed)
+        self._is_running = False  # a backward, whose pass begins with its first gradient
+        self._has_failed = False  # the last backward has, before its first gradient
         self._decided = -1  # the backward in which a hook on outputs has said whether it is one of no_sync()
         self._returned_parameters: set[int] = set()  # ids of those that a forward has returned
         self._undecided: list[torch.nn.Parameter] = []  # of these, whose gradient came before any such hook
@@ -84,11 +86,12 @@ class ModulePasses:
         self._look_at(module)
         return True
 
-    def begin_forward(self, sync: bool) -> None:
+    def begin_forward(self, sync: bool, takes_all: Callable[[], bool]) -> None:
         """A forward begins.
 
         Args:
             sync: it is outside of no_sync().
+            takes_all: whether it is a collective call, which the others make when the last pass is over.
 
         Raises:
             BpsError: the last backward failed before its end.
@@ -99,9 +102,13 @@ class ModulePasses:
         if not sync:
             self.trained.note_values(self._module.named_parameters)
             return
-        if self.trained.is_made and not self.synchronizer.begin_again():
+        if self._has_failed:
+            self._has_failed = takes_all()
+        is_open = self.trained.is_open and not self.synchronizer.begin_again(keeps_void=takes_all())
+        if is_open or self._has_failed:
+            what = f"the gradient of {self.synchronizer.unfinished!r} is no mean" if is_open else "it has failed"
             raise BpsError(
-                f"the last backward pass was not finished: the gradient of {self.synchronizer.unfinished!r} is no mean",
+                f"the last backward pass was not finished: {what}",
                 "call finish_gradient_synchronization() on this rank; if that returns, all ranks have means, and step",
             )
         self._pending = True
@@ -137,6 +144,7 @@ class ModulePasses:
         self.settle()
         self._backward_began = time.monotonic_ns()
         self._end.ask()
+        self._is_running, self._has_failed = True, False
         self._take_undecided()
 
     def settle(self) -> None:
@@ -191,7 +199,12 @@ class ModulePasses:
         self._end_undecided.forget()
         self._drop_undecided()
 
+    def _failed(self) -> None:
+        self._has_failed, self._is_running = self._is_running and not self.trained.is_open, False
+        self.trained.give_up()
+
     def _end_of_backward(self) -> None:
+        self._is_running = False
         self._pending = True
         spans().add("backward", self._backward_began)
         self.finish()
@@ -216,12 +229,15 @@ class ModulePasses:
         self._pending = self._keeps = False
         self._returned.forget()
         self.settle()
+        if self._has_failed:
+            self.synchronizer.begin_failed()
         arrived, before = self.synchronizer.arrived, self.trained.passes
         try:
             self.trained.finish()
         finally:
             if self.trained.is_open or self.trained.passes > before:
                 self._order = arrived if self._order is None else self._order
+                self._has_failed = False
                 self._uneven.end_pass()
             else:  # nothing was sent: the other ranks still wait for this pass
                 self._pending = True

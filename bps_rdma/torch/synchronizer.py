@@ -151,6 +151,10 @@ class GradientSynchronizer:
         """Opens a pass, if none is open: also when there is no gradient here, other ranks may have some."""
         self._open_pass()
 
+    def begin_failed(self) -> None:
+        """Opens a pass whose backward has failed before its first gradient."""
+        self._open_pass().is_cut = True
+
     def _open_pass(self, arrives: IndexedParameter | None = None) -> GradientPass:
         if self._pass is None:
             self._spans = spans()
@@ -301,16 +305,20 @@ class GradientSynchronizer:
         mean = unit.release()
         return None if entry in unused else mean
 
-    def begin_again(self) -> bool:
+    def begin_again(self, *, keeps_void: bool = False) -> bool:
         """Returns whether no pass is open.
 
         It gives up one that the end of a view (RoundAbortedError) has interrupted, or that has failed before this rank
         has sent anything.
+
+        Args:
+            keeps_void: not the latter: the other ranks wait for its end.
         """
         if self._pass is not None and self._pass.view != membership.view():
             self._pass.outlast()
             self._pass = None
-        self.drop_void()
+        elif not keeps_void:
+            self.drop_void()
         return self._pass is None
 
     def drop_void(self) -> bool:

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import harness
 import pytest
@@ -78,6 +80,20 @@ class Trained:
         for number, scale in enumerate(self.model.scales):
             expected = torch.full((SIZE,), mean * self._micro_batches)
             torch.testing.assert_close(scale.grad, expected, rtol=0.02, atol=0, msg=f"layer {number}")
+
+    @contextlib.contextmanager
+    def fail_early(self) -> Iterator[None]:
+        """In this block the backward of the model fails before it has computed a gradient."""
+        forward = self.model.forward
+
+        def fails(x: torch.Tensor) -> torch.Tensor:
+            output = forward(x)
+            between = output * 1
+            output.register_hook(fail)
+            return between
+
+        with mock.patch.object(self.model, "forward", fails):
+            yield
 
     def fail_late(self, _: torch.Tensor) -> None:
         """A hook: sums of what has been sent are complete."""
@@ -208,6 +224,57 @@ def test_who_has_sent_all_gets_means(bps: Any, zeroes: bool, case: str) -> None:
     trained.check(1.5)
     trained.make_pass(1.0 + 3 * bps.rank())
     trained.check(2.5)
+
+
+@pytest.mark.parametrize("fails", ["before the first gradient", "later"])
+@harness.on_ranks(workers=2)
+def test_a_forward_that_takes_all_ranks_waits_for_the_end_of_a_failed_pass(bps: Any, fails: str) -> None:
+    """The others broadcast no buffers before the pass is over for which they wait."""
+    trained = Trained("model", has_rows=False, micro_batches=1, options={"strategy": "flat"})
+    trained.model.register_buffer("seen", torch.zeros(4))
+    for _ in range(2):
+        trained.make_pass(1.0 + bps.rank())
+    if bps.rank() == 1:
+        if fails == "later":
+            hook = trained.model.first.register_hook(trained.fail_late)
+            with pytest.raises(ZeroDivisionError):
+                trained.make_pass(2.0)
+            hook.remove()
+        else:
+            with trained.fail_early(), pytest.raises(ZeroDivisionError):
+                trained.make_pass(2.0)
+        with pytest.raises(bps.BpsError, match=r"not finished.*finish_gradient_synchronization"):
+            trained.make_pass(2.0)
+        with pytest.raises(bps.BpsError, match=FAILED):
+            trained.finish()
+    else:
+        with pytest.raises(bps.RefusedError, match=f"worker 1 cannot take part: {FAILED}"):
+            trained.make_pass(1.0)
+    for _ in range(2):
+        trained.make_pass(1.0 + bps.rank())
+        trained.check(1.5)
+
+
+@pytest.mark.parametrize("case", ["bucketed", "unrounded"])
+@pytest.mark.parametrize("finishes", [False, True])
+@harness.on_ranks(workers=2)
+def test_a_backward_fails_before_its_first_gradient(bps: Any, finishes: bool, case: str) -> None:
+    """What it has not computed are no zeros, and its next pass is the one for which the others wait."""
+    trained = Trained("model", has_rows=False, micro_batches=1, options=CASES[case])
+    for _ in range(2):
+        trained.make_pass(1.0 + bps.rank())
+    if bps.rank() == 1:
+        with trained.fail_early(), pytest.raises(ZeroDivisionError):
+            trained.make_pass(2.0)
+        if finishes:
+            with pytest.raises(bps.BpsError, match=FAILED):
+                trained.finish()
+    elif finishes:
+        with pytest.raises(bps.RefusedError, match=f"worker 1 cannot take part: {FAILED}"):
+            trained.make_pass(1.0)
+    for _ in range(2):
+        trained.make_pass(1.0 + bps.rank())
+        trained.check(1.5)
 
 
 class Layer(nn.Module):
