@@ -317,6 +317,10 @@ class GradientPass:
         self.is_cut = not self._is_computed
         self.end_claims()
         give_up(list(self._begun))
+        if self.is_cut and not self._unsent():  # other ranks may have the means
+            for sent in self._sent.values():
+                if isinstance(sent, Single | Bucket):  # others keep them beside .grad
+                    sent.keep()
 
     def outlast(self) -> None:
         """Waits for what is in progress, without its results: the view has ended."""

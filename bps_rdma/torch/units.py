@@ -104,6 +104,7 @@ class Single:
         self._wire: torch.Tensor | None = None
         self._sent: torch.Tensor | None = None  # the .grad that was sent ...
         self._version: int | None = None  # ... in this version, where that says whether anyone has changed it since
+        self._kept: torch.Tensor | None = None  # what was in _wire when backward failed
 
     def declaration(self) -> tuple[str, torch.Tensor, str | None]:
         """(name, a tensor like the one that will be sent, its compression)."""
@@ -126,11 +127,18 @@ class Single:
         shares = self._sent is not None and is_part(self._sent)
         if shares and wire is gradient:  # a hook that changes it now must not change the mean on this rank alone
             wire = gradient.clone()
-        self._handle, self._gradient, self._wire = None, gradient, wire
+        self._handle, self._gradient, self._wire, self._kept = None, gradient, wire, None
         # Views share a version with their base, and with gradients that are still computed.
         self._version = None if self._sent is None or shares else gradient._version
         data = as_real(wire.data)  # the mean is no change that counts
         self._handle = transfer.all_reduce(data, self._options, in_order=self._in_order)
+
+    def keep(self) -> None:
+        """Backward has failed: keeps the mean, which may be there already, also where the script zeroes gradients."""
+        if self._handle is None or self._wire is None or self._gradient is None or self._wire.device.type != "cpu":
+            return
+        if self._kept is None and self._version in (None, self._gradient._version):
+            self._kept = self._wire.clone()
 
     def wait(self) -> None:
         """Waits for the mean; also once more, as a signal handler may raise something when it is there."""
@@ -138,6 +146,10 @@ class Single:
             if self._wire is not None:
                 raise BpsError(f"{self.name!r} was interrupted when it had been sent", "repeat the step")
             return
+        if self._kept is not None and self._wire is not None and self._gradient is not None:
+            self._wire.copy_(self._kept)
+            self._kept = None
+            self._version = None if self._version is None else self._gradient._version
         if not self._handle.taken:
             self._handle.wait()
         assert self._gradient is not None
@@ -152,7 +164,7 @@ class Single:
         """Makes the mean the parameter's .grad.
 
         Args:
-            restores: also where the script has dropped that.
+            restores: also where the script has zeroed or dropped that.
         """
         parameter, sent, gradient = self.entries[0].parameter, self._sent, self.release()
         if restores and parameter.grad is None:
@@ -208,6 +220,7 @@ class Bucket:
         self._lends = holders.CAN_TELL  # gradients are parts of the bucket
         self._theirs: dict[IndexedParameter, tuple[torch.Tensor, int | None]] = {}  # those that are not
         self._version = 0  # the version of the memory as it was sent
+        self._kept: torch.Tensor | None = None  # what was in it when backward failed
         self._in_order = sent.in_order
         self._handle: AnyHandle | None = None
 
@@ -311,13 +324,23 @@ class Bucket:
             self._view_of(entry).zero_()
             if len(self._flags) > 0:
                 self._flags[self.entries.index(entry)] = 0
-        self._version = self._memory._version
+        self._version, self._kept = self._memory._version, None
         data = self._memory.data  # the means are no change that counts
         self._handle = transfer.all_reduce(data, self._options, in_order=self._in_order)
+
+    def keep(self) -> None:
+        """Backward has failed: keeps the means, which may be there already, also where the script zeroes gradients."""
+        if self._handle is None or self._memory.device.type != "cpu":
+            return
+        if self._kept is None and self._version == self._memory._version:
+            self._kept = self._memory.clone()
 
     def wait(self) -> None:
         """Waits for the means."""
         assert self._handle is not None
+        if self._kept is not None:
+            self._memory.copy_(self._kept)
+            self._kept, self._version = None, self._memory._version
         self._handle.wait()
         self._handle = None
         if self._memory._version != self._version:
@@ -327,12 +350,12 @@ class Bucket:
         """Makes the means the .grad of the parameters.
 
         Args:
-            restores: also where the script has dropped that.
+            restores: also where the script has zeroed or dropped that.
         """
         for entry, view in self._views.items():
             parameter = entry.parameter
             theirs, version = self._theirs.get(entry, (view, None))
-            if parameter.grad is theirs and (version is None or theirs._version == version):
+            if parameter.grad is theirs and (restores or version is None or theirs._version == version):
                 if theirs is not view:
                     theirs.detach().copy_(view)
                     continue

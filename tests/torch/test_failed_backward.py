@@ -203,9 +203,9 @@ def test_who_has_sent_nothing_goes_on(bps: Any, what: str, case: str) -> None:
 
 
 @pytest.mark.parametrize("case", ["bucketed", "overlap", "rows"])
-@pytest.mark.parametrize("zeroes", [False, True])
+@pytest.mark.parametrize("zeroes", ["not", "to none", "in place"])
 @harness.on_ranks(workers=2)
-def test_who_has_sent_all_gets_means(bps: Any, zeroes: bool, case: str) -> None:
+def test_who_has_sent_all_gets_means(bps: Any, zeroes: str, case: str) -> None:
     """The others have them, too, and no way to know that this backward has failed: they make their step."""
     options = {"bucket_mb": 0.001, **CASES[case]}
     trained = Trained("model", has_rows=case == "rows", micro_batches=1, options=options)
@@ -216,8 +216,8 @@ def test_who_has_sent_all_gets_means(bps: Any, zeroes: bool, case: str) -> None:
         with pytest.raises(ZeroDivisionError):
             trained.make_pass(2.0)
         hook.remove()
-        if zeroes:
-            trained.model.zero_grad()
+        if zeroes != "not":
+            trained.model.zero_grad(set_to_none=zeroes == "to none")
         trained.finish()
     else:
         trained.make_pass(1.0)
