@@ -203,6 +203,7 @@ class SynchronousOptimizer(WrappedOptimizer):
             MismatchError: ranks train different parameters, or their first values differ; names the first one.
             BpsError: backward has failed on this rank before all gradients were sent, and no rank has means. Or the
                 last pass has failed, and what it has left is still in .grad of a parameter.
+            RefusedError: backward has failed on another rank before all gradients were sent.
         """
         if self._bps_done and not self._bps_trained.is_open:
             return
