@@ -105,7 +105,7 @@ class RoundAbortedError(PeerLostError):
 class RefusedError(BpsError):
     """A rank could not send all of its gradients, because its backward has failed: no rank has means of this step.
 
-    What to do: Repeat the step, or go on with the next one; that rank does the same.
+    What to do: Zero the gradients, and repeat the step or go on with the next one; that rank does the same.
     """
 
 

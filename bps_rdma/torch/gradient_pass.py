@@ -156,7 +156,8 @@ class GradientPass:
         try:
             if self.is_cut and self._unsent():
                 raise BpsError(
-                    f"backward() failed before the gradient of {self.unfinished!r} was sent", "repeat the step"
+                    f"backward() failed before the gradient of {self.unfinished!r} was sent",
+                    "zero the gradients, and repeat the step",
                 )
             self._complete()
         except Exception as error:
@@ -252,7 +253,8 @@ class GradientPass:
             waits.append(self._unused.wait)
         try:
             # All ranks get a mismatch, and tell each other why. So it comes before errors of this rank alone.
-            wait_each([*waits, self._check_torn, self._check_refused], MismatchError)
+            wait_each([*waits, self._check_torn], MismatchError)
+            self._check_refused()
         finally:
             self.end_claims()
         for sent in ordered:

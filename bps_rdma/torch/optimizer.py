@@ -216,6 +216,7 @@ class SynchronousOptimizer(WrappedOptimizer):
             )
         to_repeat, self._bps_to_repeat = self._bps_to_repeat, None
         if to_repeat is not None and to_repeat.all_are_there() and not self._bps_trained.is_open:
+            self._bps_done = True
             return
         self._bps_end.forget()
         self._bps_settle()

@@ -8,6 +8,8 @@ from collections.abc import Iterable
 
 import torch
 
+from bps_rdma.torch.check_alike import digest_of_some
+
 
 class SeenGradients:
     """The gradients of parameters at one time. It holds none of them: a script may free their memory meanwhile.
@@ -21,7 +23,7 @@ class SeenGradients:
 
     def all_are_there(self) -> bool:
         """Whether all of them are as they were, and no other one has come."""
-        return all(each.is_as_it_was() for each in self._seen)
+        return any(each.was_there for each in self._seen) and all(each.is_as_it_was() for each in self._seen)
 
     def any_is_there(self) -> bool:
         """Whether one of them is as it was."""
@@ -34,9 +36,17 @@ class _Seen:
         self._parameter, self.was_there = parameter, gradient is not None
         self._gradient = None if gradient is None else weakref.ref(gradient)
         self._version = None if gradient is None else gradient._version
+        self._digest = _digest_of(gradient)
 
     def is_as_it_was(self) -> bool:
         gradient = self._parameter.grad
         if gradient is None or self._gradient is None:
             return gradient is None and self._gradient is None
-        return self._gradient() is gradient and gradient._version == self._version
+        if self._gradient() is not gradient or gradient._version != self._version:
+            return False
+        return _digest_of(gradient) == self._digest
+
+
+def _digest_of(gradient: torch.Tensor | None) -> str:
+    """Of its values, as what is written to `.data` changes no version. Sparse ones have none."""
+    return "" if gradient is None or gradient.layout is not torch.strided else digest_of_some(gradient)

@@ -92,7 +92,9 @@ class Rows:
         assert counts is not None
         of_ranks = np.asarray(counts.wait()).reshape(-1, 2)
         if (of_ranks[:, 0] == _REFUSED).any():
-            raise MismatchError(f"not all ranks send rows of {self.entries[0].name!r}", "repeat the step")
+            raise MismatchError(
+                f"not all ranks send rows of {self.entries[0].name!r}", "zero the gradients, and repeat the step"
+            )
         assert gradient is not None
         self._used = bool((of_ranks[:, 0] != _NONE).any())
         if not (of_ranks[:, 0] > 0).any():

@@ -357,7 +357,9 @@ class TrainedParameters:
             if failure is not None:
                 raise
             why = refused.message.removeprefix(f"{name}: ").partition(" (hint: ")[0]
-            raise RefusedError(f"not all gradients were averaged: {why}", "repeat the step") from error
+            raise RefusedError(
+                f"not all gradients were averaged: {why}", "zero the gradients, and repeat the step"
+            ) from error
         except MismatchError as found:
             raise MismatchError(
                 f"parameters are trained since this pass, but not on all ranks: {found.message}",

@@ -441,3 +441,41 @@ def test_who_has_sent_nothing_goes_on_without_the_optimizer(bps: Any, passes: in
 
 def fail(_: torch.Tensor) -> None:
     raise ZeroDivisionError("on purpose")
+
+
+class TwoDtypes(nn.Module):
+    """One unit for each of its two parameters, also with "flat"."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scales = nn.ParameterList([torch.ones(8), torch.ones(8, dtype=torch.float64)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return ((x * self.scales[0]).double() * self.scales[1]).sum()
+
+
+def fail_to_start() -> None:
+    raise RuntimeError("out of memory, on purpose")
+
+
+@harness.on_ranks(workers=2)
+def test_a_unit_that_cannot_be_sent_is_refused(bps: Any) -> None:
+    """Whatever the error is: all ranks hear of it at once, and the next pass is right."""
+    ddp = DistributedDataParallel(TwoDtypes(), strategy="flat")
+
+    def make_pass() -> None:
+        ddp.zero_grad()
+        ddp(torch.full((8,), 1.0 + 2 * bps.rank())).backward()
+
+    make_pass()
+    if bps.rank() == 1:
+        last: Any = ddp.synchronizer.units[-1]
+        last.start = fail_to_start
+        with pytest.raises(RuntimeError, match="out of memory"):
+            make_pass()
+        del last.start
+    else:
+        with pytest.raises(bps.RefusedError, match="out of memory"):
+            make_pass()
+    make_pass()
+    assert all(parameter.grad.eq(2).all() for parameter in ddp.parameters())

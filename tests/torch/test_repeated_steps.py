@@ -94,3 +94,30 @@ def test_a_step_may_run_a_backward(bps: Any) -> None:
         trained.before.append(lambda: trained.backward(x))
         trained.optimizer.step()
     assert trained.model.weight.eq(-2 * (2 + 2)).all()
+
+
+@harness.on_ranks(workers=2)
+def test_gradients_written_to_data_are_averaged(bps: Any) -> None:
+    """Which changes no version, as copies of master gradients do."""
+    trained, x = Trained(), 1.0 + 2 * bps.rank()
+    weight: Any = trained.model.weight
+    weight.grad = torch.zeros(1, 4)
+    weight.grad.data.copy_(torch.full((1, 4), x))
+    trained.fail()
+    weight.grad.data.copy_(torch.full((1, 4), 10 * x))
+    trained.optimizer.step()
+    assert weight.eq(-20).all(), weight
+
+
+@harness.on_ranks(workers=2)
+def test_a_rank_synchronizes_before_it_repeats_its_step(bps: Any) -> None:
+    trained, x = Trained(), 1.0 + 2 * bps.rank()
+    trained.backward(x)
+    if bps.rank() == 1:
+        trained.fail()
+        trained.optimizer.synchronize()
+    trained.optimizer.step()
+    trained.optimizer.zero_grad()
+    trained.backward(10 * x)
+    trained.optimizer.step()
+    assert trained.model.weight.eq(-22).all(), trained.model.weight
