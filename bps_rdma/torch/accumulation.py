@@ -79,6 +79,11 @@ class Accumulation:
             self._sum, self._grad, self._version, self._copy = before._sum, before._grad, before._version, before._copy
 
     @property
+    def added_to(self) -> torch.Tensor | None:
+        """What .grad was when the gradient of this pass came: until after()."""
+        return self._aside
+
+    @property
     def pending(self) -> bool:
         """True if there is an unrounded sum of what .grad shows."""
         return self._shows(self._parameter.grad)

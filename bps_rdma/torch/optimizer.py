@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -25,6 +26,7 @@ from bps_rdma.torch.plan import StrategyName
 from bps_rdma.torch.seen_gradients import SeenGradients
 from bps_rdma.torch.synchronizer import SynchronizerOptions
 from bps_rdma.torch.transfer import members_of
+from bps_rdma.torch.units import IndexedParameter
 from bps_rdma.torch.wrapped import WrappedOptimizer
 from bps_rdma.torch.wrapping import forgetting_scale, rebase
 
@@ -129,6 +131,7 @@ class SynchronousOptimizer(WrappedOptimizer):
     _bps_kind = "Gradient"
     _bps_backwards: int  # since gradients were means
     _bps_done: bool  # gradients are means, and step() has not used them
+    _bps_means: dict[torch.nn.Parameter, weakref.ref[torch.Tensor]]  # means to which nothing may be added
     _bps_to_repeat: SeenGradients | None  # the means that a step() found which has failed since
     _bps_failed: SeenGradients | None  # what the last pass, which has failed, has left: no gradients of anything
     _bps_skip: bool
@@ -138,23 +141,14 @@ class SynchronousOptimizer(WrappedOptimizer):
         self._bps_backwards = 0
         self._bps_done = self._bps_skip = False
         self._bps_to_repeat = self._bps_failed = None
+        self._bps_means = {}
         self._bps_uneven = UnevenInputs()
 
     def _bps_arrived(self, parameter: torch.nn.Parameter) -> None:
         trained = self._bps_trained
         entry = trained.entry_of(parameter)
-        if self._bps_done and trained.synchronizer.is_exact:
-            raise BpsError(
-                f"{trained.name_of(parameter)!r} got a gradient again before step(), after "
-                f"{self._bps_passes} backward passes, and would be rounded in between",
-                "set backward_passes_per_step to the number of backward passes between steps",
-            )
-        if self._bps_done and self._bps_uneven.joined:
-            raise BpsError(
-                f"in join(), {trained.name_of(parameter)!r} got a gradient again before step(), after "
-                f"{self._bps_passes} backward passes; ranks without inputs do not have the mean of the passes before",
-                "set backward_passes_per_step to the number of backward passes between steps",
-            )
+        if entry is not None and parameter in self._bps_means:
+            self._bps_refuse_to_add(entry)
         self._bps_done = False
         self._bps_to_repeat = self._bps_failed = None
         if trained.is_open and not self._bps_end.is_due and trained.synchronizer.drop_void():
@@ -170,6 +164,21 @@ class SynchronousOptimizer(WrappedOptimizer):
                 entry = trained.entry_of(parameter)
             if entry is not None:
                 trained.ready(entry)
+
+    def _bps_refuse_to_add(self, entry: IndexedParameter) -> None:
+        synchronizer = self._bps_trained.synchronizer
+        if not (synchronizer.is_exact or self._bps_uneven.joined):
+            return  # join() has ended
+        if self._bps_means[entry.parameter]() is not synchronizer.added_to(entry):
+            return  # the script has dropped the mean, and goes on with another batch
+        again = f"{entry.name!r} got a gradient again before step(), after {self._bps_passes} backward passes"
+        raise BpsError(
+            f"in join(), {again}; ranks without inputs do not have the mean of the passes before"
+            if self._bps_uneven.joined
+            else f"{again}, and would be rounded in between",
+            "set backward_passes_per_step to the number of backward passes between steps, and call zero_grad() where a "
+            "batch makes no step",
+        )
 
     def _bps_settle(self) -> None:
         if not self._bps_trained.is_open:
@@ -232,7 +241,10 @@ class SynchronousOptimizer(WrappedOptimizer):
                 self._bps_uneven.end_pass()  # otherwise nothing was sent: the other ranks still wait for this pass
             self._bps_left.clear()
             self._bps_backwards = 0
-        self._bps_uneven.scale(gradient for _, gradient in self._bps_trained.synchronizer.gradients())
+        synchronizer = self._bps_trained.synchronizer
+        self._bps_uneven.scale(gradient for _, gradient in synchronizer.gradients())
+        if synchronizer.is_exact or self._bps_uneven.joined:
+            self._bps_means = {entry.parameter: weakref.ref(mean) for entry, mean in synchronizer.gradients()}
         self._bps_done = True
 
     @contextlib.contextmanager
@@ -313,6 +325,7 @@ class SynchronousOptimizer(WrappedOptimizer):
         if not self._bps_skip:
             self.synchronize()
         self._bps_done = False  # the step may run a backward, in its hooks
+        self._bps_means = {}
 
     def _mean(self, loss: Any) -> Any:
         """The mean loss: an optimizer that compares losses must get the same on all ranks, or they take other paths."""
@@ -343,4 +356,5 @@ class SynchronousOptimizer(WrappedOptimizer):
         self._bps_backwards = 0
         self._bps_done = False
         self._bps_to_repeat = self._bps_failed = None
+        self._bps_means = {}
         super().zero_grad(set_to_none)

@@ -184,6 +184,10 @@ class GradientSynchronizer:
         """Sets `accumulates` anew, between passes."""
         self._unrounded.accumulate(accumulates)
 
+    def added_to(self, entry: IndexedParameter) -> torch.Tensor | None:
+        """The .grad to which autograd has added a gradient; before accumulated()."""
+        return self._unrounded.added_to(entry)
+
     def accumulated(self, entry: IndexedParameter, accumulates: bool) -> None:
         """Autograd has added a gradient to .grad: to be called for each one, before ready().
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
 import bps_rdma
 from bps_rdma import Handle
@@ -49,6 +50,10 @@ class UnroundedPasses:
         for entry, one in self._accumulations.items():
             if id(entry.parameter) in sums:
                 one.take_over(sums[id(entry.parameter)])
+
+    def added_to(self, entry: IndexedParameter) -> torch.Tensor | None:
+        """The .grad to which autograd has added a gradient; before accumulated()."""
+        return self._accumulations[entry].added_to if self._accumulations else entry.parameter.grad
 
     def accumulated(self, entry: IndexedParameter, accumulates: bool) -> None:
         """Autograd has added a gradient to .grad; see GradientSynchronizer.accumulated()."""

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -121,3 +122,26 @@ def test_a_rank_synchronizes_before_it_repeats_its_step(bps: Any) -> None:
     trained.backward(10 * x)
     trained.optimizer.step()
     assert trained.model.weight.eq(-22).all(), trained.model.weight
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+@pytest.mark.parametrize("joins", [False, True])
+@harness.on_ranks(workers=2)
+def test_a_batch_may_make_no_step(bps: Any, joins: bool, passes: int) -> None:
+    """As one whose loss is not finite. The script drops its gradients by model.zero_grad()."""
+    trained, x = Trained(exact=not joins, backward_passes_per_step=passes), 1.0 + 2 * bps.rank()
+    model: Any = trained.model
+    with trained.optimizer.join() if joins else contextlib.nullcontext():
+        for batch in range(3):
+            model.zero_grad()
+            for _ in range(passes):
+                trained.backward(x)
+            if batch != 1:
+                trained.optimizer.step()
+        model.zero_grad()
+        for _ in range(passes):
+            trained.backward(x)
+        with pytest.raises(bps.BpsError, match="again before step"):
+            trained.backward(x)
+        model.zero_grad()
+    assert model.weight.eq(-4 * passes).all(), model.weight
