@@ -271,15 +271,15 @@ class LateOptimizer(WrappedOptimizer):
         """A step has failed: makes what other updates can be made, or each forward would raise the error of one."""
         for parameter in list(self._bps_due):
             with contextlib.suppress(BpsError), keeping:
-                self._bps_update_one(parameter)
+                self._bps_update_one(parameter, explains=False)  # other ranks have nothing more to explain
 
-    def _bps_update_one(self, parameter: torch.nn.Parameter) -> None:
+    def _bps_update_one(self, parameter: torch.nn.Parameter, *, explains: bool = True) -> None:
         due = self._bps_due.get(parameter)
         if due is None:
             return
         options, version = due
         try:
-            gradient = self._bps_trained.take_mean(parameter)
+            gradient = self._bps_trained.take_mean(parameter, explains=explains)
         except BpsError:  # it will never come; after what a signal handler raises it may
             del self._bps_due[parameter]
             raise

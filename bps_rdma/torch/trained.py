@@ -310,14 +310,20 @@ class TrainedParameters:
         except MismatchError as error:
             self.explain(error)
 
-    def take_mean(self, parameter: torch.nn.Parameter) -> torch.Tensor | None:
-        """The mean of one gradient of the last pass; see GradientSynchronizer.take_mean()."""
+    def take_mean(self, parameter: torch.nn.Parameter, *, explains: bool) -> torch.Tensor | None:
+        """The mean of one gradient of the last pass; see GradientSynchronizer.take_mean().
+
+        Args:
+            explains: where it does not come, the ranks tell each other why: once in a pass, on all of them.
+        """
         entry = self.entry_of(parameter)
         if entry is None:
             return None
         try:
             return self.synchronizer.take_mean(entry)
         except MismatchError as error:
+            if not explains:
+                raise
             self.explain(error, failure=self.synchronizer.failure)
 
     def finish(self) -> None:
