@@ -177,7 +177,10 @@ def wait_each(waits: Iterable[Callable[[], T]], most: type[Exception] = Exceptio
                 if error is None or (isinstance(caught, most) and not isinstance(error, most)):
                     error = caught
     if error is not None:
-        raise raised(error)
+        try:
+            raise raised(error)
+        finally:
+            del error  # its traceback keeps this frame, and what the script had in those that called it
     return results
 
 

@@ -117,7 +117,10 @@ def check_alike(
 
     reports = [json.loads(bytes(text or b"")) for text in all_gather_bytes(write, f"{name}.lines", members)]
     if failure is not None:
-        raise failure
+        try:
+            raise failure
+        finally:
+            del failure  # its traceback keeps this frame, and what the script has in those that called it
     for rank, (reason, _) in zip(members.ranks, reports, strict=True):
         if reason is not None:
             raise InvalidArgumentError(f"{name}: worker {rank} cannot take part: {reason}", "correct it on that worker")

@@ -153,12 +153,17 @@ class GradientPass:
             raise
 
     def _complete_or_refuse(self) -> None:
+        if self.is_cut and self._unsent():
+            cut = BpsError(
+                f"backward() failed before the gradient of {self.unfinished!r} was sent",
+                "zero the gradients, and repeat the step",
+            )
+            if self._has_failed:
+                raise cut
+            self.failure = cut  # not raised before the others know: raised here, it would refer to what backward used
+            self._complete_units()
+            return
         try:
-            if self.is_cut and self._unsent():
-                raise BpsError(
-                    f"backward() failed before the gradient of {self.unfinished!r} was sent",
-                    "zero the gradients, and repeat the step",
-                )
             self._complete()
         except Exception as error:
             is_of_all = self._has_failed or isinstance(error, RoundAbortedError)
@@ -288,8 +293,17 @@ class GradientPass:
             raise BpsError(f"{self._torn!r} was interrupted when it had been sent", "repeat the step")
 
     def _check_refused(self) -> None:
-        if self.failure is not None:
-            raise self.failure
+        failure = self.take_failure()
+        if failure is not None:  # there is no other rank
+            try:
+                raise failure
+            finally:
+                del failure
+
+    def take_failure(self) -> Exception | None:
+        """Why this rank has refused units. Nobody may keep it: its traceback refers to what backward used."""
+        failure, self.failure = self.failure, None
+        return failure
 
     @property
     def has_begun(self) -> bool:

@@ -216,7 +216,7 @@ class GradientSynchronizer:
         Raises:
             PeerLostError, DeadlineError: once no operation is in progress.
             RoundAbortedError: the same on every rank that is left; repeat the step.
-            MismatchError: a rank has refused to send gradients; `failure` says why, if it is this one.
+            MismatchError: a rank has refused to send gradients; take_failure() says why, if it is this one.
         """
         ending = self._pass
         if ending is None:
@@ -236,12 +236,18 @@ class GradientSynchronizer:
             self.exposed_s += time.perf_counter() - begin
 
     def _fail(self, ending: GradientPass, error: BaseException) -> None:
-        self.failure = ending.failure
         ending.give_up()
         if not (ending.has_begun or ending.is_over):
             self._pass = None  # the other ranks wait for another one
         elif self._pass is not None and (ending.is_over or isinstance(error, Exception)):
             self._end_pass()  # what keeps this rank from sending the rest would do so again
+        if self._pass is None:
+            self.failure = ending.take_failure()
+
+    def take_failure(self) -> Exception | None:
+        """Why this rank alone has refused to send gradients of the last pass. This object does not keep it."""
+        failure, self.failure = self.failure, None
+        return failure
 
     def give_up(self) -> None:
         """Something was raised in an open pass: ends what it has sent, on all ranks. It stays open for finish()."""
@@ -276,7 +282,7 @@ class GradientSynchronizer:
         self.failure = None
         try:
             ending.complete(refuses=ending.is_cut)
-            self.failure, self._refused = ending.failure, ending.refused
+            self.failure, self._refused = ending.take_failure(), ending.refused
             self._frozen = ending.frozen
             unused = ending.error_of_unused()
             ending.end_claims()
@@ -298,8 +304,12 @@ class GradientSynchronizer:
         refused = self._refused.get(single)
         if refused is not None:
             refused.wait()
-            assert self.failure is not None
-            raise self.failure  # there is no other rank
+            failure = self.failure_anew()
+            assert failure is not None
+            try:
+                raise failure  # there is no other rank
+            finally:
+                del failure
         unit = self._unrounded.was_sent(single)
         begin = time.perf_counter()
         with noted(self._spans, "wait for gradients"):
@@ -308,6 +318,12 @@ class GradientSynchronizer:
         self.exposed_s += time.perf_counter() - begin
         mean = unit.release()
         return None if entry in unused else mean
+
+    def failure_anew(self) -> BpsError | None:
+        """An error with the words of `failure`, after finish_later(). Once raised, one refers to what the script uses."""
+        failure = self.failure
+        assert failure is None or isinstance(failure, BpsError)
+        return None if failure is None else BpsError(failure.message, failure.hint)
 
     def begin_again(self, *, keeps_void: bool = False) -> bool:
         """Returns whether no pass is open.

@@ -324,7 +324,7 @@ class TrainedParameters:
         except MismatchError as error:
             if not explains:
                 raise
-            self.explain(error, failure=self.synchronizer.failure)
+            self.explain(error, failure=self.synchronizer.failure_anew())
 
     def finish(self) -> None:
         """Begins a pass if none is open, and ends it: all gradients are means then.
@@ -337,7 +337,9 @@ class TrainedParameters:
         try:
             self.synchronizer.finish()
         except MismatchError as error:
-            self.explain(error, failure=self.synchronizer.failure)
+            self.explain(error, failure=self.synchronizer.take_failure())
+        finally:
+            self.synchronizer.take_failure()
 
     def give_up(self) -> None:
         """Backward has failed: what it has sent ends, and what it has not sent finish() sends."""
@@ -371,7 +373,10 @@ class TrainedParameters:
                 f"parameters are trained since this pass, but not on all ranks: {found.message}",
                 "unfreeze, add and replace the same parameters on all ranks before the same step",
             ) from error
-        raise error
+        else:
+            raise error
+        finally:
+            del error, failure  # their tracebacks keep this frame, and what the script has in those that called it
 
     def _replace(self, named: Named, entered: View, changes: int = 0) -> None:
         prefix = self.prefix if changes == 0 else f"{self.prefix} ({changes})"

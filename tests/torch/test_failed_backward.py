@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import weakref
 from collections.abc import Iterator
 from typing import Any
 from unittest import mock
@@ -443,6 +445,69 @@ def fail(_: torch.Tensor) -> None:
     raise ZeroDivisionError("on purpose")
 
 
+def outputs_of(model: nn.Module) -> list[weakref.ref[torch.Tensor]]:
+    """Those that this model gives from now on."""
+    found: list[weakref.ref[torch.Tensor]] = []
+    model.register_forward_hook(lambda _, __, output: found.append(weakref.ref(output)))
+    return found
+
+
+@pytest.mark.parametrize("what", ["model", "optimizer"])
+@harness.on_ranks(workers=2)
+def test_nothing_keeps_what_a_failed_step_has_computed(bps: Any, what: str) -> None:
+    """A script that skips a batch which took too much memory needs that memory for the next one."""
+    trained = Trained(what, has_rows=False, micro_batches=1, options={"bucket_mb": 0.001})
+    trained.make_pass(1.0 + bps.rank())
+    outputs = outputs_of(trained.model)
+    gc.disable()
+    hook = trained.model.scales[1].register_hook(fail) if bps.rank() == 1 else None
+    errors = []
+    try:
+        trained.make_pass(1.0 + bps.rank())
+    except (ZeroDivisionError, bps.RefusedError) as error:
+        errors.append(str(error))
+        if hook:
+            hook.remove()
+            try:
+                trained.finish()
+            except bps.BpsError as refused:
+                errors.append(str(refused))
+    assert len(errors) == 1 + bps.rank()
+    assert len(outputs) == 1
+    assert outputs[0]() is None
+
+
+@harness.on_ranks(workers=2)
+def test_cross_barrier_keeps_nothing_of_a_failed_step(bps: Any) -> None:
+    model = Layers()
+    optimizer = CrossBarrier(model, torch.optim.SGD(model.parameters(), lr=1.0))
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(torch.full((SIZE,), 1.0 + bps.rank())).backward()
+        optimizer.step()
+        optimizer.synchronize()
+
+    step()
+    outputs = outputs_of(model)
+    gc.disable()
+    hook = model.all[1].weight.register_hook(fail) if bps.rank() == 1 else None
+    errors = []
+    try:
+        step()
+    except (ZeroDivisionError, bps.RefusedError) as error:
+        errors.append(str(error))
+        if hook:
+            hook.remove()
+            try:
+                optimizer.step()
+            except bps.BpsError as refused:
+                errors.append(str(refused))
+    assert len(errors) == 1 + bps.rank()
+    assert len(outputs) == 1
+    assert outputs[0]() is None
+
+
 class TwoDtypes(nn.Module):
     """One unit for each of its two parameters, also with "flat"."""
 
@@ -468,6 +533,8 @@ def test_a_unit_that_cannot_be_sent_is_refused(bps: Any) -> None:
         ddp(torch.full((8,), 1.0 + 2 * bps.rank())).backward()
 
     make_pass()
+    outputs = outputs_of(ddp.module)
+    gc.disable()
     if bps.rank() == 1:
         last: Any = ddp.synchronizer.units[-1]
         last.start = fail_to_start
@@ -477,5 +544,6 @@ def test_a_unit_that_cannot_be_sent_is_refused(bps: Any) -> None:
     else:
         with pytest.raises(bps.RefusedError, match="out of memory"):
             make_pass()
+    assert outputs[0]() is None
     make_pass()
     assert all(parameter.grad.eq(2).all() for parameter in ddp.parameters())
