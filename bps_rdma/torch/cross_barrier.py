@@ -219,6 +219,7 @@ class LateOptimizer(WrappedOptimizer):
         return loss
 
     def _bps_record(self) -> None:
+        self._bps_end.forget()
         self.synchronize()  # updates of parameters that the model did not use since the last step
         self._bps_settle()
         synchronizer = self._bps_trained.synchronizer
@@ -314,6 +315,7 @@ class LateOptimizer(WrappedOptimizer):
             BpsError: between backward() and step(), when gradients are on their way already.
         """
         trained = self._bps_trained
+        self._bps_end.forget()
         if trained.is_open and not trained.synchronizer.begin_again():
             raise BpsError(
                 "zero_grad() was called between backward() and step(), while gradients are being averaged",

@@ -345,13 +345,13 @@ class SynchronousOptimizer(WrappedOptimizer):
             BpsError: backward() has failed while gradients were being averaged.
         """
         trained = self._bps_trained
+        self._bps_end.forget()
         if trained.is_open and not trained.synchronizer.begin_again():
             raise BpsError(
                 f"zero_grad() was called before the gradient of {trained.synchronizer.unfinished!r} is a mean, because "
                 "backward() has not come to its end",
                 "call synchronize() on this rank; if that returns, all ranks have means, and step",
             )
-        self._bps_end.forget()
         self._bps_left.clear()
         self._bps_backwards = 0
         self._bps_done = False

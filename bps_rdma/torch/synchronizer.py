@@ -320,7 +320,7 @@ class GradientSynchronizer:
         return None if entry in unused else mean
 
     def failure_anew(self) -> BpsError | None:
-        """An error with the words of `failure`, after finish_later(). Once raised, one refers to what the script uses."""
+        """An error with the words of `failure`, after finish_later(). Once raised, one refers to what backward used."""
         failure = self.failure
         assert failure is None or isinstance(failure, BpsError)
         return None if failure is None else BpsError(failure.message, failure.hint)

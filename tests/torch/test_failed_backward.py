@@ -14,6 +14,7 @@ import harness
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from bps_rdma import Int8
 from bps_rdma.torch import CrossBarrier, DistributedDataParallel, DistributedOptimizer
@@ -339,6 +340,80 @@ def test_cross_barrier_makes_the_same_updates_on_all_ranks(bps: Any, options: di
     assert model.weights == [-1.5, -1.5, -3, -3]
     step()
     assert model.weights == [-3, -3, -4.5, -4.5]
+
+
+class Checkpointed(nn.Module):
+    """Backward computes the gradient of its last layer in a backward of its own, before those of the first one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = Layer(), Layer()
+        self.between: list[Any] = []  # hooks of the gradient between these
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        before = self.first(x, torch.zeros_like(x))
+        for hook in self.between:
+            before.register_hook(hook)
+        last: Any = checkpoint(self.last, x, before, use_reentrant=True)
+        return last.sum()
+
+
+@pytest.mark.parametrize("zeroes", [False, True])
+@harness.on_ranks(workers=2)
+def test_cross_barrier_sees_a_failure_outside_of_a_checkpoint(bps: Any, zeroes: bool) -> None:
+    """What waits for the end of backward outlives it there, with the graph."""
+    model = Checkpointed()
+    sgd = torch.optim.SGD(model.parameters(), lr=1.0)
+    optimizer = CrossBarrier(model, sgd, find_unused_parameters=True)
+
+    def backward() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss: torch.Tensor = model(torch.full((SIZE,), 1.0 + bps.rank()))
+        with pytest.raises(ZeroDivisionError) if model.between else contextlib.nullcontext():
+            loss.backward()
+        return loss
+
+    def step() -> None:
+        optimizer.step()
+        optimizer.synchronize()
+
+    backward()
+    step()
+    model.between = [fail] if bps.rank() == 1 else []
+    loss = backward()
+    model.between = []
+    if bps.rank() == 0:
+        with pytest.raises(bps.RefusedError, match=f"worker 1 cannot take part: {FAILED}"):
+            step()
+    else:
+        if zeroes:
+            with pytest.raises(bps.BpsError, match="zero_grad"):
+                optimizer.zero_grad()
+        with pytest.raises(bps.BpsError, match=FAILED):
+            step()
+    del loss
+    assert [float(each.weight[0]) for each in (model.first, model.last)] == [-1.5, -3]
+    backward()
+    step()
+    assert [float(each.weight[0]) for each in (model.first, model.last)] == [-3, -4.5]
+
+
+@harness.on_ranks(workers=2)
+def test_who_has_sent_nothing_outside_of_a_checkpoint_goes_on(bps: Any) -> None:
+    model = Checkpointed()
+    sgd = torch.optim.SGD(model.parameters(), lr=1.0)
+    optimizer: Any = DistributedOptimizer(sgd, model.named_parameters(), strategy="flat")
+    if bps.rank() == 1:
+        model.between = [fail]
+        loss = model(torch.full((SIZE,), 2.0))
+        with pytest.raises(ZeroDivisionError):
+            loss.backward()
+        model.between = []
+        optimizer.zero_grad()
+        del loss
+    model(torch.full((SIZE,), 1.0 + bps.rank())).backward()
+    optimizer.step()
+    assert [float(each.weight[0]) for each in (model.first, model.last)] == [-1.5, -1.5]
 
 
 @harness.on_ranks(workers=2, env={"BPS_TIMEOUT": str(2 * harness.PATIENCE)})
