@@ -204,9 +204,8 @@ class LateOptimizer(WrappedOptimizer):
         """Records updates of the parameters with the options that are set now; returns the closure's loss.
 
         Raises:
-            BpsError: a gradient was changed after backward(), or is missing; names its parameter. Or backward() has
-                failed; then those updates have been made on all ranks whose gradients had been sent. Or the optimizer
-                has hooks.
+            BpsError: a gradient was changed after backward(), or is missing; names its parameter. Or the optimizer has
+                hooks.
         """
         if self._optimizer_step_pre_hooks or self._optimizer_step_post_hooks:
             raise BpsError(
@@ -234,13 +233,12 @@ class LateOptimizer(WrappedOptimizer):
                 if self._bps_trained.entry_of(parameter) is not None:
                     self._bps_due[parameter] = kept, None if is_shared(parameter) else parameter._version
         job.current().part(Unfinished).add(self)
-        if synchronizer.failure is not None:
-            self.synchronize()  # all ranks make those updates whose gradients had been sent, and raise an error
+        self._bps_steps_left -= 1
         if changed:
             raise error_of(self._bps_trained.name_of(changed[0]))
-        if unused is not None:
+        # Where backward has failed, the next forward raises the error, as on the other ranks: all lose the same batch.
+        if unused is not None and synchronizer.failure is None:
             raise unused
-        self._bps_steps_left -= 1
         if self._bps_steps_left == 0:
             self.synchronize()
 
@@ -251,6 +249,8 @@ class LateOptimizer(WrappedOptimizer):
 
         Raises:
             PeerLostError: a rank was lost. DeadlineError: a rank did not send its gradients in time; names it.
+            BpsError: backward() has failed on this rank before all gradients were sent. RefusedError: it has on another
+                one. Then all ranks have made those updates whose gradients had been sent.
         """
         with self._bps_lock:
             self._bps_update(list(self._bps_due))

@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
@@ -309,6 +309,17 @@ class Layers(nn.Module):
         return [float(each.weight[0]) for each in self.all]
 
 
+def failing_late(optimizer: Any) -> Callable[[torch.Tensor], None]:
+    """A hook of a backward of CrossBarrier: sums of what has been sent are complete."""
+
+    def fail_late(_: torch.Tensor) -> None:
+        begun = optimizer._bps_trained.synchronizer._pass._begun
+        harness.eventually(lambda: all(one.done() for one in begun), what="sums are complete")
+        raise ZeroDivisionError("on purpose")
+
+    return fail_late
+
+
 @pytest.mark.parametrize("options", [{}, {"exact": True}, {"find_unused_parameters": True}])
 @harness.on_ranks(workers=2)
 def test_cross_barrier_makes_the_same_updates_on_all_ranks(bps: Any, options: dict[str, Any]) -> None:
@@ -321,25 +332,72 @@ def test_cross_barrier_makes_the_same_updates_on_all_ranks(bps: Any, options: di
         optimizer.step()
         optimizer.synchronize()
 
-    def fail_late(_: torch.Tensor) -> None:
-        begun = optimizer._bps_trained.synchronizer._pass._begun
-        harness.eventually(lambda: all(one.done() for one in begun), what="sums are complete")
-        raise ZeroDivisionError("on purpose")
-
     step()
     if bps.rank() == 1:
-        hook = model.all[1].weight.register_hook(fail_late)
+        hook = model.all[1].weight.register_hook(failing_late(optimizer))
         with pytest.raises(ZeroDivisionError):
             step()
         hook.remove()
+        optimizer.step()
         with pytest.raises(bps.BpsError, match=FAILED):
-            optimizer.step()
+            optimizer.synchronize()
     else:
         with pytest.raises(bps.RefusedError, match=f"worker 1 cannot take part: {FAILED}"):
             step()
     assert model.weights == [-1.5, -1.5, -3, -3]
     step()
     assert model.weights == [-3, -3, -4.5, -4.5]
+
+
+@pytest.mark.parametrize("repeats", [False, True])
+@harness.on_ranks(workers=2)
+def test_cross_barrier_raises_the_error_in_the_same_forward_on_all_ranks(bps: Any, repeats: bool) -> None:
+    """So they make equally many passes, whether they all go on or all repeat that batch."""
+    model, batches = Layers(), 6
+    optimizer: Any = CrossBarrier(model, torch.optim.SGD(model.parameters(), lr=1.0), num_steps=5)
+    failed: list[tuple[int, type[Exception]]] = []
+    batch = 0
+    while batch < batches:
+        try:
+            optimizer.zero_grad()
+            loss = model(torch.full((SIZE,), 1.0 + bps.rank()))
+            fails = (bps.rank(), batch) == (1, 2)
+            hook = model.all[1].weight.register_hook(failing_late(optimizer)) if fails else None
+            with pytest.raises(ZeroDivisionError) if hook else contextlib.nullcontext():
+                loss.backward()
+            if hook:
+                hook.remove()
+            optimizer.step()
+        except bps.BpsError as error:
+            failed.append((batch, type(error)))
+            if repeats:
+                continue
+        if optimizer._bps_steps_left == 0:  # step number 5 has waited
+            assert not optimizer._bps_due
+            break
+        batch += 1
+    assert failed == [(3, bps.BpsError if bps.rank() == 1 else bps.RefusedError)]
+    assert batch == (4 if repeats else 5)
+    assert optimizer._bps_trained.passes == 5
+    assert model.weights == [-6, -6, -7.5, -7.5]
+
+
+@harness.on_ranks(workers=2)
+def test_the_last_step_of_cross_barrier_tells_of_a_failure(bps: Any) -> None:
+    model = Layers()
+    optimizer = CrossBarrier(model, torch.optim.SGD(model.parameters(), lr=1.0), num_steps=1)
+    loss = model(torch.full((SIZE,), 1.0 + bps.rank()))
+    if bps.rank() == 1:
+        model.all[1].weight.register_hook(failing_late(optimizer))
+        with pytest.raises(ZeroDivisionError):
+            loss.backward()
+        with pytest.raises(bps.BpsError, match=FAILED):
+            optimizer.step()
+    else:
+        loss.backward()
+        with pytest.raises(bps.RefusedError, match=f"worker 1 cannot take part: {FAILED}"):
+            optimizer.step()
+    assert model.weights == [0, 0, -1.5, -1.5]
 
 
 class Checkpointed(nn.Module):
@@ -379,7 +437,7 @@ def test_cross_barrier_sees_a_failure_outside_of_a_checkpoint(bps: Any, zeroes: 
 
     backward()
     step()
-    model.between = [fail] if bps.rank() == 1 else []
+    model.between = [failing_late(optimizer)] if bps.rank() == 1 else []
     loss = backward()
     model.between = []
     if bps.rank() == 0:
@@ -566,7 +624,7 @@ def test_cross_barrier_keeps_nothing_of_a_failed_step(bps: Any) -> None:
     step()
     outputs = outputs_of(model)
     gc.disable()
-    hook = model.all[1].weight.register_hook(fail) if bps.rank() == 1 else None
+    hook = model.all[1].weight.register_hook(failing_late(optimizer)) if bps.rank() == 1 else None
     errors = []
     try:
         step()
@@ -574,8 +632,9 @@ def test_cross_barrier_keeps_nothing_of_a_failed_step(bps: Any) -> None:
         errors.append(str(error))
         if hook:
             hook.remove()
+            optimizer.step()
             try:
-                optimizer.step()
+                optimizer.synchronize()
             except bps.BpsError as refused:
                 errors.append(str(refused))
     assert len(errors) == 1 + bps.rank()
