@@ -170,6 +170,9 @@ class GradientPass:
             if is_of_all or not self._unsent() or not (self.has_begun or self.is_cut):
                 raise
             self.failure = error
+            if isinstance(error, MismatchError):  # of this rank alone; of others the ranks tell each other why
+                self.failure = BpsError(error.message, error.hint)
+                self.failure.__cause__ = error
             self._complete_units()
 
     def _complete(self) -> None:

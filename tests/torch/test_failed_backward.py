@@ -681,3 +681,26 @@ def test_a_unit_that_cannot_be_sent_is_refused(bps: Any) -> None:
     assert outputs[0]() is None
     make_pass()
     assert all(parameter.grad.eq(2).all() for parameter in ddp.parameters())
+
+
+@harness.on_ranks(workers=2, env={"BPS_TIMEOUT": str(4 * harness.PATIENCE)})
+def test_all_ranks_refuse_the_same_unit_for_reasons_of_their_own(bps: Any) -> None:
+    """Each of them raises its own at once, also where that one is of the kind that the ranks would talk about."""
+    ddp = DistributedDataParallel(TwoDtypes(), strategy="flat")
+    errors: list[Exception] = [bps.MismatchError("one name, two sizes", "on purpose"), RuntimeError("out of memory")]
+
+    def make_pass() -> None:
+        ddp.zero_grad()
+        ddp(torch.full((8,), 1.0 + 2 * bps.rank())).backward()
+
+    def fails() -> None:
+        raise errors[bps.rank()]
+
+    make_pass()
+    last: Any = ddp.synchronizer.units[-1]
+    last.start = fails
+    with pytest.raises(RuntimeError, match=("one name, two sizes", "out of memory")[bps.rank()]):
+        make_pass()
+    del last.start
+    make_pass()
+    assert all(parameter.grad.eq(2).all() for parameter in ddp.parameters())
