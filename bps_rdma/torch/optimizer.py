@@ -234,7 +234,7 @@ class SynchronousOptimizer(WrappedOptimizer):
             self._bps_trained.finish()
         except BaseException:
             if self._bps_trained.passes > before:
-                self._bps_failed = SeenGradients(self._bps_parameters())
+                self._bps_failed = SeenGradients.after_an_error(self._bps_parameters())
             raise
         finally:
             if self._bps_trained.is_open or self._bps_trained.passes > before:
@@ -306,7 +306,7 @@ class SynchronousOptimizer(WrappedOptimizer):
                 with spans().around("optimizer"):
                     return super().step(**options)
             except BaseException:  # the script may call it again, on this rank alone, with the same means
-                self._bps_to_repeat = SeenGradients(self._bps_parameters())
+                self._bps_to_repeat = SeenGradients.after_an_error(self._bps_parameters())
                 raise
         if self._bps_uneven.joined:
             raise InvalidArgumentError(

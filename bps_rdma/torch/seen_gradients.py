@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Iterable
 
@@ -20,6 +21,13 @@ class SeenGradients:
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         self._seen = [_Seen(each) for each in parameters]
+
+    @staticmethod
+    def after_an_error(parameters: Iterable[torch.nn.Parameter]) -> SeenGradients | None:
+        """None where they cannot be read, as from a device that has failed: the caller's error tells more than ours."""
+        with contextlib.suppress(Exception):
+            return SeenGradients(parameters)
+        return None
 
     def all_are_there(self) -> bool:
         """Whether all of them are as they were, and no other one has come."""

@@ -704,3 +704,23 @@ def test_all_ranks_refuse_the_same_unit_for_reasons_of_their_own(bps: Any) -> No
     del last.start
     make_pass()
     assert all(parameter.grad.eq(2).all() for parameter in ddp.parameters())
+
+
+@harness.on_ranks(workers=2)
+def test_the_error_of_a_pass_counts_more_than_what_cannot_be_told_of_gradients(bps: Any) -> None:
+    """A device that has failed gives no values."""
+    trained = Trained("optimizer", has_rows=False, micro_batches=1, options={"bucket_mb": 0.001})
+    trained.make_pass(1.0 + bps.rank())
+    hook = trained.model.scales[1].register_hook(trained.fail_late) if bps.rank() == 1 else None
+    with mock.patch("bps_rdma.torch.seen_gradients.digest_of_some", side_effect=MemoryError("a failed device")):
+        if hook:
+            with pytest.raises(ZeroDivisionError):
+                trained.make_pass(2.0)
+            hook.remove()
+            with pytest.raises(bps.BpsError, match=FAILED):
+                trained.finish()
+        else:
+            with pytest.raises(bps.RefusedError, match=f"worker 1 cannot take part: {FAILED}"):
+                trained.make_pass(1.0)
+    trained.make_pass(1.0 + bps.rank())
+    trained.check(1.5)

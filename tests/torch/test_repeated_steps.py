@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import harness
 import pytest
@@ -122,6 +123,20 @@ def test_a_rank_synchronizes_before_it_repeats_its_step(bps: Any) -> None:
     trained.backward(10 * x)
     trained.optimizer.step()
     assert trained.model.weight.eq(-22).all(), trained.model.weight
+
+
+@harness.on_ranks(workers=2)
+def test_the_error_of_a_step_counts_more_than_what_cannot_be_told_of_gradients(bps: Any) -> None:
+    """A device that has failed gives no values."""
+    trained, x = Trained(), 1.0 + 2 * bps.rank()
+    refused = mock.patch("bps_rdma.torch.seen_gradients.digest_of_some", side_effect=RuntimeError("a failed device"))
+    trained.backward(x)
+    with refused:
+        trained.fail()
+    trained.optimizer.zero_grad()
+    trained.backward(x)
+    trained.optimizer.step()
+    assert trained.model.weight.eq(-2).all()
 
 
 @pytest.mark.parametrize("passes", [1, 2])
