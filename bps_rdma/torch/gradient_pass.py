@@ -98,6 +98,11 @@ class GradientPass:
             now = time.monotonic_ns()
             self._spans.add(f"gradient ready: {entry.name}", now, now)
         unit = self._units.of(entry)
+        if self.is_cut and self.has_begun:
+            raise BpsError(
+                f"{entry.name!r} got another gradient, and the last backward has failed while gradients were averaged",
+                "call synchronize() on this rank first; if that returns, all ranks have means, and step",
+            )
         if entry.parameter.grad is None:
             raise _dropped(entry)
         if entry.parameter.grad.layout is not torch.strided and not isinstance(unit, Rows):

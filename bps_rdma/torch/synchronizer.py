@@ -200,7 +200,8 @@ class GradientSynchronizer:
         """The gradient of a parameter is complete. Sends its unit if that has all its gradients now.
 
         Raises:
-            BpsError: it has been sent already: backward computed two gradients of this parameter.
+            BpsError: it has been sent already: backward computed two gradients of this parameter. Or a backward
+                has failed in this pass.
             InvalidTensorError: it is sparse.
         """
         self._open_pass(entry).ready(entry)

@@ -724,3 +724,26 @@ def test_the_error_of_a_pass_counts_more_than_what_cannot_be_told_of_gradients(b
                 trained.make_pass(1.0)
     trained.make_pass(1.0 + bps.rank())
     trained.check(1.5)
+
+
+@harness.on_ranks(workers=2)
+def test_a_backward_after_a_failed_one_is_told_what_to_do(bps: Any) -> None:
+    """By the optimizer, which does not see that the script zeroes gradients by the model."""
+    trained = Trained("optimizer", has_rows=False, micro_batches=1, options={"bucket_mb": 0.001})
+    trained.make_pass(1.0 + bps.rank())
+    if bps.rank() == 1:
+        hook = trained.model.scales[1].register_hook(trained.fail_late)
+        with pytest.raises(ZeroDivisionError):
+            trained.make_pass(2.0)
+        hook.remove()
+        for _ in range(2):
+            trained.model.zero_grad()
+            with pytest.raises(bps.BpsError, match=r"the last backward has failed.*call synchronize\(\)"):
+                trained.model(torch.full((SIZE,), 2.0)).backward()
+        with pytest.raises(bps.BpsError, match=FAILED):
+            trained.finish()
+    else:
+        with pytest.raises(bps.RefusedError, match=f"worker 1 cannot take part: {FAILED}"):
+            trained.make_pass(1.0)
+    trained.make_pass(1.0 + bps.rank())
+    trained.check(1.5)
