@@ -11,20 +11,23 @@
 namespace bps::server {
 namespace {
 
-std::string describe_mismatch(const Round& round, const Push& push) {
+Error mismatch(const Round& round, const Push& push) {
   const tensor::Caller caller{push.session.client.worker_rank, push.header.kind};
+  const auto error = [&](const std::string& what) { return Error(ErrorCode::kMismatch, what, tensor::kCallAlike); };
   std::string others;
   for (const Arrival& one : round.arrivals) {
     if (one.session == nullptr || one.session == &push.session) continue;
     const std::uint32_t other = one.session->client.worker_rank;
     if (caller.kind != round.first.kind) {
-      return tensor::different_operations(round.number, {other, round.first.kind}, caller);
+      return error(tensor::different_operations(round.number, {other, round.first.kind}, caller));
     }
+    if (push.header.root != round.first.root) return different_roots();
     others = "rank " + std::to_string(other) + " and ";
     break;
   }
-  return "ranks disagree in round " + std::to_string(round.number) + ": " + others + "rank " +
-         std::to_string(caller.rank) + " called different operations, or with different dtype, size or reduction";
+  return error("ranks disagree in round " + std::to_string(round.number) + ": " + others + "rank " +
+               std::to_string(caller.rank) +
+               " called different operations, or with different dtype, size or reduction");
 }
 
 }  // namespace
@@ -130,7 +133,7 @@ void PushAdmission::refuse_failed(Round& round, const Push& push) {
 // others. It may be over, and closed, when this returns.
 void PushAdmission::disagree(Round& round, const Push& push) {
   const tensor::PushHeader& header = push.header;
-  const Error why{ErrorCode::kMismatch, describe_mismatch(round, push), tensor::kCallAlike};
+  const Error why = mismatch(round, push);
   parts_.ends.refuse(push.session, header.immediate, why);
   Arrival& arrival = round.arrivals[push.contributor];
   if (!arrival.awaits_answer()) round.end(arrival);

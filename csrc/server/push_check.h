@@ -61,7 +61,7 @@ inline const char* find_fault(const tensor::PushHeader& header, const PushLimits
 // Returns true where two pushes of one group can belong to one round.
 inline bool agree(const tensor::PushHeader& one, const tensor::PushHeader& other) {
   return one.dtype == other.dtype && one.op == other.op && one.kind == other.kind && one.length == other.length &&
-         ((one.flags ^ other.flags) & tensor::kTwoPhase) == 0;
+         one.root == other.root && ((one.flags ^ other.flags) & tensor::kTwoPhase) == 0;
 }
 
 }  // namespace bps::server

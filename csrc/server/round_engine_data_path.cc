@@ -125,15 +125,15 @@ void RoundEngine::complete(Round& round) {
 
 void RoundEngine::sum(Round& round) {
   const bool keeps = round.first.kind >= tensor::OperationKind::kStore;
+  const bool stores = round.first.kind == tensor::OperationKind::kStore;
   SumPlan& plan = sums_.plan();
   plan.read_from(round);
   if (round.is_two_phase() && !log_.begin(round, plan)) return;
   if (plan.sources.empty()) {
-    if (keeps) return stored_.give_back(round);
+    if (stores && round.first.root == tensor::PushHeader::kNobody) return stored_.give_back(round);
     return ends_.fail(round,
                       {ErrorCode::kMismatch, "no rank contributed to this round", "name one root on every rank"});
   }
-  const bool stores = round.first.kind == tensor::OperationKind::kStore;
   if (round.has_two_roots()) return ends_.fail(round, different_roots());
   if (!sums_.plan_targets(round)) return;
   if (keeps && !(stores ? stored_.plan_store(round) : sums_.plan_feedback(round))) return;

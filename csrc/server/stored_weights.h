@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Keeps the weights that this server loop has between rounds: see stored_partition.h.
 //
-// A round of kStore to which somebody contributes replaces them; one to which nobody does gives them back. An addition
+// A round of kStore with a root replaces them; one whose root is nobody gives them back. An addition
 // is a round of a rank alone. It is answered with what is there then, unless the rank is too far ahead. In that case it
 // is held until the others have caught up. Belongs to the server loop's thread.
 #pragma once

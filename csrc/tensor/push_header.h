@@ -36,6 +36,10 @@ constexpr bool is_valid(OperationKind kind) {
 constexpr bool copies(OperationKind kind) {
   return kind == OperationKind::kAllGather || kind == OperationKind::kBroadcast;
 }
+// Returns true where that member is named by its callers.
+constexpr bool has_root(OperationKind kind) {
+  return kind == OperationKind::kBroadcast || kind == OperationKind::kStore;
+}
 constexpr bool is_feedback(OperationKind kind) {
   return kind >= OperationKind::kReadFeedback;
 }
@@ -84,7 +88,8 @@ struct PushHeader {
   std::uint32_t round;
   std::uint32_t immediate;   // that of the answer
   std::uint32_t epoch;       // that of the sender's view: a push of another epoch is dropped and counted
-  std::uint64_t length;      // that of the partition in bytes, with or without payload
+  std::uint32_t length;      // that of the partition in bytes, with or without payload
+  std::uint32_t root;        // kBroadcast, kStore: the position whose bytes everybody gets, or kNobody; zero in others
   std::uint64_t answer_key;  // where the answer goes
   std::uint64_t answer_address;
   // The kind of push gives the next two their meaning; both are zero in all other kinds:
@@ -95,6 +100,7 @@ struct PushHeader {
   std::int32_t priority;
   std::uint32_t place;
 
+  static constexpr std::uint32_t kNobody = ~std::uint32_t{0};  // a kStore that gives back what the servers keep
   static constexpr std::uint32_t kLogged = 1;
 
   // kAccumulate: returns the group that has stored what is added to.
@@ -103,11 +109,12 @@ struct PushHeader {
 
   static constexpr void fields(auto& io, auto& m) {
     io(m.version, m.dtype, m.op, m.flags, m.kind, m.position, m.group, m.tensor, m.partition, m.round, m.immediate);
-    io(m.epoch, m.length, m.answer_key, m.answer_address, m.priority, m.place);
+    io(m.epoch, m.length, m.root, m.answer_key, m.answer_address, m.priority, m.place);
     io.require([&] { return m.version == transport::kProtocolVersion && m.length > 0; });
     io.require([&] { return m.length % size_of(m.dtype) == 0; });
     io.require([&] { return (m.flags & (kIsPush | kIsPull)) != 0; });
     io.require([&] { return (m.flags & kHasPayload) == 0 || (m.flags & kIsPush) != 0; });
+    io.require([&] { return m.root == 0 || has_root(m.kind); });
     // One look tells that a push has none of these, as most do not.
     io.require([&] {
       const bool is_special = m.flags >= kForHost || is_exact(m.op) || m.kind >= OperationKind::kStore;
@@ -141,6 +148,7 @@ struct PushHeader {
     if (m.kind >= OperationKind::kStore && has_any(kForHost | kTwoPhase | kCompressed | kUnrounded)) return false;
     // One rank must not replace what everybody of a group adds to.
     if (m.kind == OperationKind::kStore && (m.group & kAlone) != 0) return false;
+    if (m.kind == OperationKind::kStore && m.root == kNobody && has(kHasPayload)) return false;
     return !accumulates || (has(kHasPayload | kBoth | kWantsData) && m.op == ReduceOp::kSum && (m.group & kAlone) != 0);
   }
 };

@@ -29,7 +29,7 @@
 namespace bps::transport {
 
 // This is the version of everything that the processes of a job send to each other.
-inline constexpr std::uint16_t kProtocolVersion = 20;
+inline constexpr std::uint16_t kProtocolVersion = 21;
 
 using JobId = std::array<std::byte, 16>;
 

@@ -177,6 +177,7 @@ tensor::PushHeader Operation::make_header() const {
   header.group = tensor->group->id;
   header.tensor = tensor->id;
   header.round = round;
+  if (tensor::has_root(request.kind)) header.root = request.root;
   if (request.kind == tensor::OperationKind::kAccumulate) {
     header.add_to(tensor->stored_by);
     header.place = request.addition.place();

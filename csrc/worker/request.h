@@ -20,7 +20,7 @@ struct Request {
   ReduceOp op = ReduceOp::kSum;
   bool pushes = true;  // with kSplit, push() and pull() are two requests of one round
   bool pulls = true;
-  std::uint32_t root = 0;       // position in the group, for kBroadcast and kStore
+  std::uint32_t root = 0;       // for kBroadcast and kStore: see PushHeader::root
   tensor::Addition addition{};  // for kAccumulate; with `again` the worker counts its tries
   bool again = false;           // for kAccumulate: sends the latest addition again, whatever servers have of it
   std::byte* input = nullptr;   // with kReduceScatter the whole tensor; with kAllGather the rank's shard

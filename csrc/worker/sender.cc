@@ -243,7 +243,7 @@ void Sender::write_header(std::size_t n, std::uint32_t index, const tensor::Exte
   header.partition = entry.part.partition;
   header.epoch = epoch_;
   header.immediate = in_flight_.immediate_of(index);
-  header.length = extent.length;
+  header.length = static_cast<std::uint32_t>(extent.length);
   if (entry.part.for_host()) {
     header.flags |= tensor::kForHost;
     header.priority = entry.transfer->priority;

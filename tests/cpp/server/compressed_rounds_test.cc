@@ -65,7 +65,7 @@ class CompressedHalvesTest : public CompressedRoundsTest, public ::testing::With
     tensor::PushHeader made = header(worker, flags);
     made.dtype = GetParam();
     made.op = op;
-    made.length = kFloats * size_of(made.dtype);
+    made.length = static_cast<std::uint32_t>(kFloats * size_of(made.dtype));
     return made;
   }
   void land_halves(std::uint32_t worker, ReduceOp op = ReduceOp::kSum) {

@@ -187,12 +187,31 @@ TEST_F(StoredTest, WhatIsTakenBackIsNotKept) {
   for (std::uint32_t i = 0; i < kWorkers; ++i) {
     tensor::PushHeader push = header(i, tensor::kIsPush | kPull, stores_);
     push.kind = tensor::OperationKind::kStore;
+    push.root = tensor::PushHeader::kNobody;
     land(i, push);
   }
   for (std::uint32_t i = 0; i < kWorkers; ++i) EXPECT_EQ(answers(i), (Floats{3}));
   land(1, addition(1, 1));
   ASSERT_EQ(failures(1).size(), 1U);
   EXPECT_EQ(failures(1)[0].code, ErrorCode::kInvalidArgument);
+}
+
+TEST_F(StoredTest, AStoreWhoseRootsDifferChangesNothing) {
+  use_slots(4);
+  store();
+  for (std::uint32_t i = 0; i < kWorkers; ++i) {  // each names another member, and so nobody sends anything
+    tensor::PushHeader push = header(i, tensor::kIsPush | kPull, stores_);
+    push.kind = tensor::OperationKind::kStore;
+    push.root = (i + 1) % kWorkers;
+    land(i, push);
+  }
+  for (std::uint32_t i = 0; i < kWorkers; ++i) {
+    ASSERT_EQ(failures(i).size(), 1U);
+    EXPECT_EQ(failures(i)[0].code, ErrorCode::kMismatch);
+    EXPECT_TRUE(answers(i).empty());
+  }
+  land(1, addition(1, 0));
+  EXPECT_EQ(answers(1), (Floats{3})) << "they keep what they kept";
 }
 
 TEST(MemoryShares, EachMemberBearsItsPart) {

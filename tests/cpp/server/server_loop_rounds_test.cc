@@ -29,7 +29,7 @@ TEST_F(ServerLoopTest, WrongPushesAreRefusedAndHarmNothing) {
   wrong[7].group = 1234;
   wrong[8].length = 0;
   wrong[9].length = 4001;  // no whole elements
-  wrong[10].length = ~std::uint64_t{0} - 3;
+  wrong[10].length = ~std::uint32_t{0} - 3;
   wrong[11].length = 8000;  // longer than what is posted
   for (std::size_t i = 0; i < wrong.size(); ++i) {
     push(0, wrong[i]);

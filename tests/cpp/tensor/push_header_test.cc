@@ -18,7 +18,7 @@ PushHeader valid() {
 
 TEST(PushHeader, GoldenBytes) {
   PushHeader header = valid();
-  header.kind = OperationKind::kReduceScatter;
+  header.kind = OperationKind::kBroadcast;
   header.position = 0x0203;
   header.group = 0x04050607;
   header.tensor = 0x08090a0b;
@@ -27,11 +27,12 @@ TEST(PushHeader, GoldenBytes) {
   header.immediate = 0x14151617;
   header.epoch = 0x21222324;
   header.length = 0x18;
+  header.root = 0x1b;
   header.answer_key = 0x19;
   header.answer_address = 0x1a;
-  constexpr std::uint8_t kGolden[64] = {20,   0,    4,    1,    15,   1,    3,    2,    7,    6,    5,    4,    0x0b,
+  constexpr std::uint8_t kGolden[64] = {21,   0,    4,    1,    15,   3,    3,    2,    7,    6,    5,    4,    0x0b,
                                         0x0a, 9,    8,    0x0f, 0x0e, 0x0d, 0x0c, 0x13, 0x12, 0x11, 0x10, 0x17, 0x16,
-                                        0x15, 0x14, 0x24, 0x23, 0x22, 0x21, 0x18, 0,    0,    0,    0,    0,    0,
+                                        0x15, 0x14, 0x24, 0x23, 0x22, 0x21, 0x18, 0,    0,    0,    0x1b, 0,    0,
                                         0,    0x19, 0,    0,    0,    0,    0,    0,    0,    0x1a, 0,    0,    0,
                                         0,    0,    0,    0,    0,    0,    0,    0,    0,    0,    0,    0};
   EXPECT_TRUE(std::ranges::equal(bytes_of(header), std::as_bytes(std::span(kGolden))));
@@ -78,6 +79,8 @@ TEST(PushHeader, WhatNoSenderMayWriteIsRefused) {
     h.op = ReduceOp::kSum;
   };
   EXPECT_FALSE(refused(stores));
+  EXPECT_TRUE(refused([&](PushHeader& h) { stores(h), h.root = PushHeader::kNobody; })) << "nobody sends anything then";
+  EXPECT_TRUE(refused([](PushHeader& h) { h.root = 1; })) << "a sum has no root";
   EXPECT_TRUE(refused([&](PushHeader& h) { stores(h), h.group = kAlone | 3; })) << "no rank stores for itself";
   EXPECT_TRUE(refused([&](PushHeader& h) { stores(h), h.priority = 5; }));
   EXPECT_TRUE(refused([&](PushHeader& h) { accumulates(h), h.op = ReduceOp::kMax; }));

@@ -114,16 +114,16 @@ TEST(Handshake, GoldenBytes) {
   fill(hello.job, 0x20);
   fill(hello.nonce, 0x40);
   const Bytes expected =
-      concatenate({as_bytes({"BPSR\x14\0\x01\x02\4\3\2\1\6\5\10\7\x0a\x09\x0c\x0b", 20}), hello.job, hello.nonce});
+      concatenate({as_bytes({"BPSR\x15\0\x01\x02\4\3\2\1\6\5\10\7\x0a\x09\x0c\x0b", 20}), hello.job, hello.nonce});
   EXPECT_TRUE(std::ranges::equal(codec::encode(hello), expected));
   EXPECT_TRUE(std::ranges::equal(codec::encode(Preamble(HandshakeKind::kRefusal, Refusal::kSecret)),
-                                 as_bytes({"BPSR\x14\0\x04\x03", 8})));
+                                 as_bytes({"BPSR\x15\0\x04\x03", 8})));
   Challenge challenge{.preamble = Preamble(HandshakeKind::kChallenge)};
   fill(challenge.nonce, 0x60);
   challenge.view = {.incarnation = 0x05060708'090a0b0c, .epoch = 0x01020304};
   fill(challenge.mac, 0x80);
   EXPECT_TRUE(std::ranges::equal(codec::encode(challenge),
-                                 concatenate({as_bytes({"BPSR\x14\0\x02\0", 8}), challenge.nonce,
+                                 concatenate({as_bytes({"BPSR\x15\0\x02\0", 8}), challenge.nonce,
                                               as_bytes({"\x0c\x0b\x0a\x09\x08\7\6\5\4\3\2\1", 12}), challenge.mac})));
 }
 
@@ -188,9 +188,9 @@ TEST(Handshake, AnotherVersionIsToldSo) {
 }
 
 TEST(Handshake, TheCallerSeesANewerCallee) {
-  const Outcome outcome = call_unauthenticated(as_bytes({"BPSR\x15\0\x02\0", 8}));
+  const Outcome outcome = call_unauthenticated(as_bytes({"BPSR\x16\0\x02\0", 8}));
   EXPECT_EQ(outcome.code, ErrorCode::kVersion);
-  EXPECT_EQ(outcome.text, "server 1 speaks version 21 of the protocol, this process version 20");
+  EXPECT_EQ(outcome.text, "server 1 speaks version 22 of the protocol, this process version 21");
 }
 
 TEST(Handshake, PeersOfOtherProtocolsAreRefusedByTheClient) {

@@ -124,6 +124,10 @@ def test_bad_input_is_refused(bps: Any) -> None:
         with pytest.raises(InvalidArgumentError, match="staleness"):
             bps.accumulate(one, name="w", staleness=staleness)
     bps.store(one, name="w")
+    for root in (bps.rank(), 1 - bps.rank()):  # both send, or none
+        with pytest.raises(MismatchError, match="different roots"):
+            bps.store(np.zeros(4, np.float32), name="w", root=root)
+    assert (bps.accumulate(0 * one, name="w") == 1).all()  # they keep what they kept
     with pytest.raises(MismatchError):
         bps.accumulate(np.ones(5, np.float32), name="w")
     with pytest.raises(InvalidTensorError, match="`out`"):

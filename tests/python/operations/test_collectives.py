@@ -187,8 +187,11 @@ def test_parts_that_are_replaced_where_they_lie(bps: Any) -> None:
 
 @pytest.mark.parametrize("env", [{"BPS_HOST_SUM": "0"}, {"BPS_HOST_SUM": "1"}], ids=["0", "1"])
 @harness.on_ranks("env", workers=3)
-def test_a_broadcast_from_two_roots_is_refused(bps: Any) -> None:
-    array = np.full(5, bps.rank() + 1.0)
-    with pytest.raises(bps.MismatchError, match="different roots"):
-        bps.broadcast(array, "b", root=min(bps.rank(), 1))
-    assert bps.broadcast(array, "b", root=2).tolist() == [3] * 5
+def test_a_broadcast_for_which_roots_differ_is_refused(bps: Any) -> None:
+    """Two ranks, one or none would send then."""
+    array, rank = np.full(5, bps.rank() + 1.0), bps.rank()
+    for index, root in enumerate((min(rank, 1), 1 if rank == 2 else 0, (rank + 1) % 3)):
+        with pytest.raises(bps.MismatchError, match="different roots"):
+            bps.broadcast(array, f"b{index}", root=root)
+        assert array.tolist() == [rank + 1] * 5
+    assert bps.broadcast(array, "b0", root=2).tolist() == [3] * 5

@@ -67,15 +67,15 @@ TEST(PrivateData, AnyChangedBitIsRefused) {
 TEST(PrivateData, GoldenBytes) {
   const auto request =
       make_request({0x01020304, 0x0506, 0x0708, Plane::kData, 0x0102, 0x0304}, kJob, nonce(1), kServer);
-  EXPECT_EQ(as_text(std::span(request).first(20)), std::string_view("BPSD\x14\0\x01\x02\4\3\2\1\6\5\10\7\2\1\4\3", 20));
+  EXPECT_EQ(as_text(std::span(request).first(20)), std::string_view("BPSD\x15\0\x01\x02\4\3\2\1\6\5\10\7\2\1\4\3", 20));
   EXPECT_TRUE(std::ranges::equal(std::span(request).subspan(20, 4), std::span(kJob.job).first(4)));
   EXPECT_TRUE(std::ranges::equal(std::span(request).subspan(24, 16), nonce(1)));
   const Bytes said = concatenate({as_bytes("rdma client"), std::span(request).first(40), kServer, kJob.job});
   const Digest mac = hmac_sha256(kJob.key, {said});
   EXPECT_TRUE(std::ranges::equal(std::span(request).subspan(40), std::span(mac).first(16)));
-  EXPECT_EQ(as_text(make_refusal(Refusal::kJob)), std::string_view("BPSD\x14\0\x03\x02", 8));
+  EXPECT_EQ(as_text(make_refusal(Refusal::kJob)), std::string_view("BPSD\x15\0\x03\x02", 8));
   const ReplyData reply = make_reply(request, kJob, kServer);
-  EXPECT_EQ(as_text(std::span(reply).first(8)), std::string_view("BPSD\x14\0\x02\0", 8));
+  EXPECT_EQ(as_text(std::span(reply).first(8)), std::string_view("BPSD\x15\0\x02\0", 8));
 }
 
 TEST(PrivateData, AListenersAddressRoundTrips) {
