@@ -86,14 +86,14 @@ def test_what_cannot_be_compared_is_said(tmp_path):
     done, other = harness.scripts(COMPARE, "--tp", "3", folder=tmp_path, ranks=2)
     assert done.returncode == other.returncode == 1
     assert done.stderr.count("error: 2 ranks cannot be divided by --tp times --pp, which is 3") == 1
-    assert other.stderr == ""
+    assert "error:" not in other.stderr  # torch may say that the store of the first rank is gone
     (done,) = harness.scripts(COMPARE, folder=tmp_path)
     assert done.returncode == 1
     assert done.stderr.startswith("error: this process is not a rank of a job")
     assert "torchrun" in done.stderr
     done, other = harness.scripts(COMPARE, "--tp", "2", "--kinds", "stock", folder=tmp_path, ranks=2)
     assert "start 4 ranks" in done.stderr
-    assert other.stderr == ""
+    assert "error:" not in other.stderr
     done, other = harness.scripts(COMPARE, "--plot", "steps.txt", folder=tmp_path, ranks=2)
     assert done.returncode == other.returncode == 1
     assert "hint: end its name with one of .png" in done.stderr
