@@ -132,7 +132,7 @@ class DistributedDataParallel(torch.nn.Module):
         """The module's own forward.
 
         Raises:
-            BpsError: the last backward failed before its end.
+            BpsError: the last backward failed before its end, when this rank had sent gradients.
         """
         if not torch.is_grad_enabled():
             return self.module(*inputs, **named_inputs)

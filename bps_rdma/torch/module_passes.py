@@ -18,10 +18,12 @@ from bps_rdma.errors import BpsError, RefusedError
 from bps_rdma.spans import spans
 from bps_rdma.torch.backward import EndOfBackward, adds_to, returned_of
 from bps_rdma.torch.joining import UnevenInputs
+from bps_rdma.torch.membership import View, view
 from bps_rdma.torch.returned import ReturnedGradients
 from bps_rdma.torch.sparse import names_of_sparse
 from bps_rdma.torch.synchronizer import GradientSynchronizer, SynchronizerOptions, option_lines
 from bps_rdma.torch.trained import Named, ParametersOf, TrainedParameters
+from bps_rdma.torch.transfer import members_of
 from bps_rdma.torch.units import IndexedParameter
 
 _DEPTH = 2  # objects in objects, in which tensors of an output are looked for
@@ -46,8 +48,8 @@ class ModulePasses:
         self._look_at(module)
         self._looked_at = -1  # the backward that was looked at last, of those that return gradients
         self._end = EndOfBackward(self._end_of_backward, self._failed)
-        self._is_running = False  # a backward, whose pass begins with its first gradient
-        self._has_failed = False  # the last backward has, before its first gradient
+        self._running_in: View | None = None  # the view of a backward, whose pass begins with its first gradient
+        self._failed_in: View | None = None  # that of the last one, which failed before this rank had sent anything
         self._decided = -1  # the backward in which a hook on outputs has said whether it is one of no_sync()
         self._returned_parameters: set[int] = set()  # ids of those that a forward has returned
         self._undecided: list[torch.nn.Parameter] = []  # of these, whose gradient came before any such hook
@@ -94,7 +96,7 @@ class ModulePasses:
             takes_all: whether it is a collective call, which the others make when the last pass is over.
 
         Raises:
-            BpsError: the last backward failed before its end.
+            BpsError: the last backward failed before its end, when this rank had sent gradients.
         """
         self._sync = sync
         if torch._C._current_graph_task_id() == -1:  # not within a backward that computes activations again
@@ -102,16 +104,29 @@ class ModulePasses:
         if not sync:
             self.trained.note_values(self._module.named_parameters)
             return
+        if self.trained.is_open and not self.synchronizer.begin_again(keeps_void=True):
+            if not self.synchronizer.drop_void():
+                raise BpsError(
+                    f"the last backward pass was not finished: the gradient of {self.synchronizer.unfinished!r} is no "
+                    "mean",
+                    "call finish_gradient_synchronization() on this rank; if that returns, all ranks have means, and "
+                    "step",
+                )
+            self._failed_in = view()
         if self._has_failed:
-            self._has_failed = takes_all()
-        is_open = self.trained.is_open and not self.synchronizer.begin_again(keeps_void=takes_all())
-        if is_open or self._has_failed:
-            what = f"the gradient of {self.synchronizer.unfinished!r} is no mean" if is_open else "it has failed"
-            raise BpsError(
-                f"the last backward pass was not finished: {what}",
-                "call finish_gradient_synchronization() on this rank; if that returns, all ranks have means, and step",
-            )
+            self._leave_failed(takes_all)
         self._pending = True
+
+    def _leave_failed(self, takes_all: Callable[[], bool]) -> None:
+        """The script goes on after a backward that has failed before this rank had sent anything."""
+        if members_of(self._group).size == 1:
+            self._failed_in = None
+        elif takes_all():  # the others come no further before the end of that pass, or have failed, too
+            try:
+                self.finish()
+            except BpsError as error:
+                if not (isinstance(error, RefusedError) or error is self.synchronizer.failure):
+                    raise
 
     def watch(self, outputs: Any) -> None:
         """The forward has given these outputs, from which its backward will come: maybe after other forwards."""
@@ -144,7 +159,7 @@ class ModulePasses:
         self.settle()
         self._backward_began = time.monotonic_ns()
         self._end.ask()
-        self._is_running, self._has_failed = True, False
+        self._running_in, self._failed_in = view(), None  # the others wait for this pass, if the last one has failed
         self._take_undecided()
 
     def settle(self) -> None:
@@ -200,11 +215,18 @@ class ModulePasses:
         self._drop_undecided()
 
     def _failed(self) -> None:
-        self._has_failed, self._is_running = self._is_running and not self.trained.is_open, False
+        if self._running_in is not None and not self.trained.is_open:
+            self._failed_in = self._running_in
+        self._running_in = None
         self.trained.give_up()
 
+    @property
+    def _has_failed(self) -> bool:
+        """Whether the others may wait for a pass whose backward has failed here. The end of its view ends it, too."""
+        return self._failed_in is not None and self._failed_in == view()
+
     def _end_of_backward(self) -> None:
-        self._is_running = False
+        self._running_in = None
         self._pending = True
         spans().add("backward", self._backward_began)
         self.finish()
@@ -237,7 +259,7 @@ class ModulePasses:
         finally:
             if self.trained.is_open or self.trained.passes > before:
                 self._order = arrived if self._order is None else self._order
-                self._has_failed = False
+                self._failed_in = None
                 self._uneven.end_pass()
             else:  # nothing was sent: the other ranks still wait for this pass
                 self._pending = True

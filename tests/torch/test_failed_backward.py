@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+import bps_rdma
 from bps_rdma import Int8
 from bps_rdma.torch import CrossBarrier, DistributedDataParallel, DistributedOptimizer
 
@@ -84,16 +85,43 @@ class Trained:
             expected = torch.full((SIZE,), mean * self._micro_batches)
             torch.testing.assert_close(scale.grad, expected, rtol=0.02, atol=0, msg=f"layer {number}")
 
+    @property
+    def wrapper(self) -> DistributedDataParallel:
+        assert self._ddp is not None
+        return self._ddp
+
+    @property
+    def passes(self) -> int:
+        return self._synchronizer().passes
+
+    @property
+    def units(self) -> list[Any]:
+        return self._synchronizer().units
+
+    def fail(self, when: str) -> None:
+        """Makes a pass that fails: "early", or "late", when all gradients but the last are computed."""
+        hook = self.model.first.register_hook(self.fail_late) if when == "late" else None
+        with contextlib.nullcontext() if hook else self.fail_early(), pytest.raises(ZeroDivisionError):
+            self.make_pass(2.0)
+        if hook:
+            hook.remove()
+
     @contextlib.contextmanager
-    def fail_early(self) -> Iterator[None]:
-        """In this block the backward of the model fails before it has computed a gradient."""
-        forward = self.model.forward
+    def fail_early(self, backwards: int = 0) -> Iterator[None]:
+        """In this block the backward of the model fails before it has computed a gradient, after so many backwards."""
+        forward, left = self.model.forward, backwards
 
         def fails(x: torch.Tensor) -> torch.Tensor:
             output = forward(x)
             between = output * 1
-            output.register_hook(fail)
+            output.register_hook(count)
             return between
+
+        def count(gradient: torch.Tensor) -> None:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                fail(gradient)
 
         with mock.patch.object(self.model, "forward", fails):
             yield
@@ -104,6 +132,15 @@ class Trained:
             begun = self._synchronizer()._pass._begun
             harness.eventually(lambda: all(one.done() for one in begun), what="sums are complete")
             raise ZeroDivisionError("on purpose")
+
+
+def with_buffers() -> Trained:
+    """After two passes. It sends nothing before the end of backward."""
+    trained = Trained("model", has_rows=False, micro_batches=1, options={"strategy": "flat"})
+    trained.model.register_buffer("seen", torch.zeros(4))
+    for _ in range(2):
+        trained.make_pass(1.0 + bps_rdma.rank())
+    return trained
 
 
 CASES: dict[str, dict[str, Any]] = {
@@ -229,33 +266,48 @@ def test_who_has_sent_all_gets_means(bps: Any, zeroes: str, case: str) -> None:
     trained.check(2.5)
 
 
-@pytest.mark.parametrize("fails", ["before the first gradient", "later"])
+@pytest.mark.parametrize("fails", ["early", "late"])
 @harness.on_ranks(workers=2)
-def test_a_forward_that_takes_all_ranks_waits_for_the_end_of_a_failed_pass(bps: Any, fails: str) -> None:
-    """The others broadcast no buffers before the pass is over for which they wait."""
-    trained = Trained("model", has_rows=False, micro_batches=1, options={"strategy": "flat"})
-    trained.model.register_buffer("seen", torch.zeros(4))
-    for _ in range(2):
-        trained.make_pass(1.0 + bps.rank())
+def test_a_forward_that_takes_all_ranks_ends_a_failed_pass(bps: Any, fails: str) -> None:
+    """The others broadcast no buffers before the pass is over for which they wait. All lose this one batch."""
+    trained = with_buffers()
     if bps.rank() == 1:
-        if fails == "later":
-            hook = trained.model.first.register_hook(trained.fail_late)
-            with pytest.raises(ZeroDivisionError):
-                trained.make_pass(2.0)
-            hook.remove()
-        else:
-            with trained.fail_early(), pytest.raises(ZeroDivisionError):
-                trained.make_pass(2.0)
-        with pytest.raises(bps.BpsError, match=r"not finished.*finish_gradient_synchronization"):
-            trained.make_pass(2.0)
-        with pytest.raises(bps.BpsError, match=FAILED):
-            trained.finish()
+        trained.fail(fails)
     else:
         with pytest.raises(bps.RefusedError, match=f"worker 1 cannot take part: {FAILED}"):
             trained.make_pass(1.0)
     for _ in range(2):
         trained.make_pass(1.0 + bps.rank())
         trained.check(1.5)
+    assert trained.passes == 5
+
+
+@pytest.mark.parametrize("fails", ["early", "late"])
+@pytest.mark.parametrize("workers", [1, 2])
+@harness.on_ranks("workers")
+def test_a_backward_that_fails_on_all_ranks_costs_one_batch(bps: Any, fails: str) -> None:
+    """As one that is too large for the memory."""
+    trained = with_buffers()
+    for _ in range(2):
+        trained.fail(fails)
+        trained.make_pass(1.0 + bps.rank())
+        trained.check((1 + bps.size()) / 2)
+
+
+@harness.on_ranks(workers=2)
+def test_a_failed_pass_is_ended_by_the_next_forward_that_takes_all_ranks(bps: Any) -> None:
+    """And not by one that evaluates the model."""
+    trained = with_buffers()
+    if bps.rank() == 1:
+        trained.fail("early")
+        trained.wrapper.eval()
+        trained.wrapper(torch.ones(SIZE))
+        trained.wrapper.train()
+    else:
+        with pytest.raises(bps.RefusedError):
+            trained.make_pass(1.0)
+    trained.make_pass(1.0 + bps.rank())
+    trained.check(1.5)
 
 
 @pytest.mark.parametrize("case", ["bucketed", "unrounded"])

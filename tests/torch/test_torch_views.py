@@ -278,6 +278,50 @@ def test_a_view_that_ends_while_rests_are_given_up_is_told(face):
         assert job.values(but=[2, 3])[:2] == [[3, 2], [3, 2]]
 
 
+def skips_a_batch(bps: Any) -> list[float]:
+    """Backward fails on rank 1 before its first gradient, and the view ends in which the others wait for that pass."""
+
+    def fail(_: torch.Tensor) -> None:
+        raise ZeroDivisionError("on purpose")
+
+    def fails(_module: nn.Module, _inputs: Any, output: torch.Tensor) -> torch.Tensor:
+        if first == 1:
+            output.register_hook(fail)
+        return output * 1
+
+    inner, first = model(), bps.rank()
+    trained = DistributedDataParallel(inner)
+    for step in range(2):  # in the second one ranks agree on the order of buckets
+        loss(trained, step, first).backward()
+    hook = inner[4].register_forward_hook(fails)
+    output = loss(trained, 1, first)
+    hook.remove()
+    if first == 2:
+        await_mark("never")
+    elif first == 1:
+        with pytest.raises(ZeroDivisionError):
+            output.backward()
+        mark("failed")
+        eventually(is_ended, what="the end of the view")
+        with pytest.raises(bps.RoundAbortedError):
+            bps.barrier()
+    else:
+        with pytest.raises(bps.RoundAbortedError):
+            output.backward()
+    trained.zero_grad()
+    loss(trained, 1, first).backward()
+    return [float(parameter.grad.double().sum()) for parameter in inner.parameters() if parameter.grad is not None]
+
+
+def test_the_end_of_a_view_ends_a_pass_that_has_failed():
+    env = FAST | {"BPS_MIN_WORKERS": "2", "BPS_TIMEOUT": str(20 * harness.PATIENCE)}
+    with harness.start(skips_a_batch, workers=3, env=env) as job:
+        job.await_marks("failed", [1])
+        job.kill("rank 2")
+        first, second = job.values(but=[2])[:2]
+    assert first == second != []
+
+
 WITHOUT_STATE = """
 import os, signal, sys
 import torch
