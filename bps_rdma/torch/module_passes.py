@@ -234,7 +234,7 @@ class ModulePasses:
     @property
     def is_missed(self) -> bool:
         """Whether a pass is to come although no forward has run: gradients are zeroed, or those of this rank alone."""
-        if self._pending or self.trained.is_open:
+        if self._pending or self._has_failed or self.trained.is_open:
             return False
         trained = [each for each in self._parameters_now.now() if each.requires_grad]
         return bool(trained) and (self._keeps or not any(_is_used(each.grad) for each in trained))
@@ -246,7 +246,7 @@ class ModulePasses:
     def finish(self) -> None:
         """Waits until all gradients are means; see DistributedDataParallel.finish_gradient_synchronization()."""
         self._forget_backward()
-        if not (self._pending or self.trained.is_open):
+        if not (self._pending or self._has_failed or self.trained.is_open):
             return
         self._pending = self._keeps = False
         self._returned.forget()

@@ -310,6 +310,32 @@ def test_a_failed_pass_is_ended_by_the_next_forward_that_takes_all_ranks(bps: An
     trained.check(1.5)
 
 
+@pytest.mark.parametrize("has_buffers", [False, True])
+@pytest.mark.parametrize("zeroes", [False, True])
+@harness.on_ranks(workers=2)
+def test_the_second_backward_of_a_graph_fails(bps: Any, zeroes: bool, has_buffers: bool) -> None:
+    """No forward tells that a pass is to come, and the gradients are means of the first one, or zeroed."""
+    trained = with_buffers() if has_buffers else Trained("model", has_rows=False, micro_batches=1, options={})
+    passes = trained.passes
+    with trained.fail_early(backwards=2 - bps.rank()):
+        output = trained.wrapper(torch.full((SIZE,), 1.0 + bps.rank()))
+        output.backward(retain_graph=True)
+        if bps.rank() == 1:
+            with pytest.raises(ZeroDivisionError):
+                output.backward()
+    if bps.rank() == 1:
+        if zeroes:
+            trained.model.zero_grad()
+        with pytest.raises(bps.BpsError, match=FAILED):
+            trained.finish()
+    else:
+        with pytest.raises(bps.RefusedError, match=f"worker 1 cannot take part: {FAILED}"):
+            output.backward()
+    trained.make_pass(1.0 + bps.rank())
+    trained.check(1.5)
+    assert trained.passes == passes + 3
+
+
 @pytest.mark.parametrize("case", ["bucketed", "unrounded"])
 @pytest.mark.parametrize("finishes", [False, True])
 @harness.on_ranks(workers=2)
