@@ -72,7 +72,7 @@ class OrderedUnits:
             return False
         order = np.array([entry.index for entry in arrived], dtype="int64")
         missing = np.setdiff1d(np.arange(len(self._entries)), order)
-        order = np.concatenate([order, missing])
+        order = np.concatenate([order, missing[::-1]])  # a first pass that has failed lacks some
         root = self.sent.group.ranks[0] if self.sent.group else 0
         bps_rdma.broadcast(order, self._order_name, root=root, group=self.sent.group)
         ordered = [self._entries[index] for index in order]

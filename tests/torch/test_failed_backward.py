@@ -336,6 +336,25 @@ def test_the_second_backward_of_a_graph_fails(bps: Any, zeroes: bool, has_buffer
     assert trained.passes == passes + 3
 
 
+@harness.on_ranks(workers=2)
+def test_a_first_pass_that_fails_leaves_the_order_of_buckets(bps: Any) -> None:
+    """It has computed no gradients, whose order would be that of backward."""
+    trained = Trained("model", has_rows=False, micro_batches=1, options={"bucket_mb": 0.001})
+    order = [unit.name for unit in trained.units]
+    parameters = [entry.name for unit in trained.units for entry in unit.entries]
+    if bps.rank() == 0:
+        trained.fail("early")
+        with pytest.raises(bps.BpsError, match=FAILED):
+            trained.finish()
+    else:
+        with pytest.raises(bps.RefusedError):
+            trained.make_pass(1.0)
+    trained.make_pass(1.0 + bps.rank())
+    trained.check(1.5)
+    assert [entry.name for unit in trained.units for entry in unit.entries] == parameters
+    assert [unit.name for unit in trained.units] == order
+
+
 @pytest.mark.parametrize("case", ["bucketed", "unrounded"])
 @pytest.mark.parametrize("finishes", [False, True])
 @harness.on_ranks(workers=2)
