@@ -242,7 +242,8 @@ class DistributedDataParallel(torch.nn.Module):
 
         Raises:
             BpsError: a rank has no inputs, and that was to be an error. Or gradients of an earlier pass were neither
-                used up nor zeroed: a rank without inputs does not have these.
+                used up nor zeroed: a rank without inputs does not have these. Or the last backward failed
+                before its end, when this rank had sent gradients.
         """
         if not enable:
             yield
@@ -264,6 +265,7 @@ class DistributedDataParallel(torch.nn.Module):
                 throw_on_early_termination=throw_on_early_termination,
             ):  # fmt: skip
                 yield
+                self._passes.end_inputs()
         finally:
             self._passes.forget_means()
 

@@ -104,24 +104,20 @@ class ModulePasses:
         if not sync:
             self.trained.note_values(self._module.named_parameters)
             return
-        if self.trained.is_open and not self.synchronizer.begin_again(keeps_void=True):
-            if not self.synchronizer.drop_void():
-                raise BpsError(
-                    f"the last backward pass was not finished: the gradient of {self.synchronizer.unfinished!r} is no "
-                    "mean",
-                    "call finish_gradient_synchronization() on this rank; if that returns, all ranks have means, and "
-                    "step",
-                )
-            self._failed_in = view()
-        if self._has_failed:
-            self._leave_failed(takes_all)
+        self._leave_failed(takes_all)
         self._pending = True
 
     def _leave_failed(self, takes_all: Callable[[], bool]) -> None:
-        """The script goes on after a backward that has failed before this rank had sent anything."""
+        """The script goes on after a backward that may have failed. If it has sent nothing, nothing is missing here."""
+        if self.trained.is_open and not self.synchronizer.begin_again(keeps_void=True):
+            if not self.synchronizer.drop_void():
+                raise _unfinished(self.synchronizer.unfinished)
+            self._failed_in = view()
+        if not self._has_failed:
+            return
         if members_of(self._group).size == 1:
             self._failed_in = None
-        elif takes_all():  # the others come no further before the end of that pass, or have failed, too
+        elif takes_all():  # the others come no further before that pass is over, or have failed, too
             try:
                 self.finish()
             except BpsError as error:
@@ -278,6 +274,15 @@ class ModulePasses:
             self.finish()
         self._drop_gradients()
 
+    def end_inputs(self) -> None:
+        """This rank has no inputs any more, and the others may still wait for a pass whose backward has failed here.
+
+        Raises:
+            BpsError: the last backward failed before its end, when this rank had sent gradients.
+        """
+        self._forget_backward()
+        self._leave_failed(lambda: True)
+
     def forget_means(self) -> None:
         """join() has ended: gradients may be added to the means."""
         self._delivered = []
@@ -358,6 +363,13 @@ def _fields_of(one: object) -> list[Any]:
         with contextlib.suppress(AttributeError):  # it has no value
             found.append(slot.__get__(one))
     return found
+
+
+def _unfinished(name: str) -> BpsError:
+    return BpsError(
+        f"the last backward pass was not finished: the gradient of {name!r} is no mean",
+        "call finish_gradient_synchronization() on this rank; if that returns, all ranks have means, and step",
+    )
 
 
 def _maker(

@@ -310,6 +310,47 @@ def test_a_failed_pass_is_ended_by_the_next_forward_that_takes_all_ranks(bps: An
     trained.check(1.5)
 
 
+@pytest.mark.parametrize("fails", ["early", "late"])
+@pytest.mark.parametrize("batches", [1, 3])
+@harness.on_ranks(workers=2, env={"BPS_TIMEOUT": str(20 * harness.PATIENCE)})
+def test_the_last_backward_of_a_rank_in_join_fails(bps: Any, batches: int, fails: str) -> None:
+    """No forward follows that ends its pass. The other rank waits for that, in one of its own or without inputs."""
+    trained = with_buffers()
+    with trained.join():
+        for batch in range(batches if bps.rank() == 1 else 2):
+            if batch < batches - 1:
+                trained.make_pass(2.0)
+            elif bps.rank() == 1:
+                trained.fail(fails)
+            elif batch == batches - 1:
+                with pytest.raises(bps.RefusedError, match=f"worker 1 cannot take part: {FAILED}"):
+                    trained.make_pass(2.0)
+            else:
+                trained.make_pass(2.0)
+                trained.check(1.0)
+    assert trained.passes == 2 + max(batches, 2)
+    trained.make_pass(1.0 + bps.rank())
+    trained.check(1.5)
+
+
+@harness.on_ranks(workers=2, env={"BPS_TIMEOUT": str(20 * harness.PATIENCE)})
+def test_the_last_backward_of_a_rank_in_join_fails_when_it_has_sent_gradients(bps: Any) -> None:
+    """It is told what to do, and does not wait for the other rank, which waits for the rest."""
+    trained = Trained("model", has_rows=False, micro_batches=1, options={"bucket_mb": 0.001})
+    for _ in range(2):
+        trained.make_pass(1.0 + bps.rank())
+    if bps.rank() == 1:
+        with pytest.raises(bps.BpsError, match=r"not finished.*finish_gradient_synchronization"), trained.join():
+            trained.fail("late")
+        with pytest.raises(bps.BpsError, match=FAILED):
+            trained.finish()
+    else:
+        with pytest.raises(bps.RefusedError), trained.join():
+            trained.make_pass(1.0)
+    trained.make_pass(1.0 + bps.rank())
+    trained.check(1.5)
+
+
 @pytest.mark.parametrize("has_buffers", [False, True])
 @pytest.mark.parametrize("zeroes", [False, True])
 @harness.on_ranks(workers=2)
