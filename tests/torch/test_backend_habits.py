@@ -21,6 +21,7 @@ import torch.distributed as dist
 from bodies.rails import enter
 from harness import network
 from torch import nn
+from torch.distributed import distributed_c10d
 from torch.nn.parallel import DistributedDataParallel
 
 import bps_rdma.torch
@@ -302,6 +303,7 @@ def test_two_ranks_of_three_talk(bps: Any) -> None:
 
 def where_there_is_a_gpu(_: Any, chosen: dict[str, bool]) -> None:
     torch.cuda.is_available = lambda: True
+    distributed_c10d.is_nccl_available = dist.is_nccl_available = lambda: False  # it would look for the GPU
     joined(**({"pg_options": Options(**chosen)} if chosen else {}))
     dist.new_group([0, 1])
     dist.destroy_process_group()
