@@ -249,8 +249,8 @@ class LateOptimizer(WrappedOptimizer):
 
         Raises:
             PeerLostError: a rank was lost. DeadlineError: a rank did not send its gradients in time; names it.
-            BpsError: backward() has failed on this rank before all gradients were sent. RefusedError: it has on another
-                one. Then all ranks have made those updates whose gradients had been sent.
+            RefusedError: backward() has failed on this rank, or on another one, before all gradients were sent. All
+                ranks have made those updates then whose gradients had been sent.
         """
         with self._bps_lock:
             self._bps_update(list(self._bps_due))

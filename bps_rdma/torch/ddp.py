@@ -173,7 +173,7 @@ class DistributedDataParallel(torch.nn.Module):
         means if all gradients had been sent, otherwise with an error on all ranks.
 
         Raises:
-            BpsError: backward has failed on this rank before all gradients were sent. RefusedError: on another one.
+            RefusedError: backward has failed on this rank, or on another one, before all gradients were sent.
             PeerLostError: a rank was lost. DeadlineError: a rank did not send its gradients in time; names it.
             MismatchError: ranks train different parameters; names the first one.
         """

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from bps_rdma.errors import BpsError, InvalidTensorError, MismatchError, RoundAbortedError
+from bps_rdma.errors import BpsError, InvalidTensorError, MismatchError, RefusedError, RoundAbortedError
 from bps_rdma.handle import wait_each
 from bps_rdma.kept_errors import keeping
 from bps_rdma.operations.begun import give_up, of_thread
@@ -159,7 +159,7 @@ class GradientPass:
 
     def _complete_or_refuse(self) -> None:
         if self.is_cut and self._unsent():
-            cut = BpsError(
+            cut = RefusedError(
                 f"backward() failed before the gradient of {self.unfinished!r} was sent",
                 "zero the gradients, and repeat the step",
             )

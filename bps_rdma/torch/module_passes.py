@@ -118,11 +118,8 @@ class ModulePasses:
         if members_of(self._group).size == 1:
             self._failed_in = None
         elif takes_all():  # the others come no further before that pass is over, or have failed, too
-            try:
+            with contextlib.suppress(RefusedError):  # this rank's own, or that of another one
                 self.finish()
-            except BpsError as error:
-                if not (isinstance(error, RefusedError) or error is self.synchronizer.failure):
-                    raise
 
     def watch(self, outputs: Any) -> None:
         """The forward has given these outputs, from which its backward will come: maybe after other forwards."""

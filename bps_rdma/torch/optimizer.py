@@ -210,9 +210,8 @@ class SynchronousOptimizer(WrappedOptimizer):
         Raises:
             PeerLostError: a rank was lost. DeadlineError: a rank did not send its gradients in time; names it.
             MismatchError: ranks train different parameters, or their first values differ; names the first one.
-            BpsError: backward has failed on this rank before all gradients were sent, and no rank has means. Or the
-                last pass has failed, and what it has left is still in .grad of a parameter.
-            RefusedError: backward has failed on another rank before all gradients were sent.
+            RefusedError: backward has failed on this rank, or on another one, before all gradients were sent.
+            BpsError: the last pass has failed, and what it has left is still in .grad of a parameter.
         """
         if self._bps_done and not self._bps_trained.is_open:
             return

@@ -324,7 +324,7 @@ class GradientSynchronizer:
         """An error with the words of `failure`, after finish_later(). Once raised, one refers to what backward used."""
         failure = self.failure
         assert failure is None or isinstance(failure, BpsError)
-        return None if failure is None else BpsError(failure.message, failure.hint)
+        return None if failure is None else type(failure)(failure.message, failure.hint)
 
     def begin_again(self, *, keeps_void: bool = False) -> bool:
         """Returns whether no pass is open.
