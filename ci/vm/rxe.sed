@@ -1,4 +1,4 @@
-# Two mends of rxe, applied to drivers/infiniband/sw/rxe/rxe_comp.c.
+# Two mends of rxe, applied to rxe_comp.c and rxe_req.c in drivers/infiniband/sw/rxe.
 
 # The acknowledgement of a request that is being repeated
 # at this moment moved qp->comp.psn beyond the request, but did not complete it. If it had to be repeated once more, the
@@ -10,4 +10,5 @@
 # A message of the connection manager that finds no route, because the interface is down, put its queue pair (number 1)
 # into the error state. The kernel's MAD layer takes that for "send queue error", as a card has it, and brings only the
 # sending half back: the device received no connection request or reply any more, until it was removed and added again.
+# Linux 6.12 does so in rxe_req.c as well.
 s/^\(\t*\)rxe_qp_error(qp);/\1if (qp_type(qp) == IB_QPT_GSI)\n\1\tqp->attr.qp_state = IB_QPS_SQE;\n\1else\n\1\trxe_qp_error(qp);/
