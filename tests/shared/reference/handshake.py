@@ -13,7 +13,7 @@ import socket
 import struct
 from dataclasses import dataclass
 
-MAGIC, VERSION = 0x52535042, 20
+MAGIC, VERSION = 0x52535042, 21
 HELLO, CHALLENGE, WELCOME, REFUSAL = 1, 2, 3, 4
 VAN, CONTROL, DATA = 0, 1, 2  # planes
 REFUSED_JOB, REFUSED_SECRET = 2, 3

@@ -189,7 +189,10 @@ class Push:
         names = (self.group, self.tensor, self.partition, self.round, self.immediate, self.epoch)
         answer = (self.answer_key, self.answer_address, 0, 0)
         return struct.pack("<HBBBBHIIIIII", self.version, 0, 0, self.flags, 0, self.member, *names) + struct.pack(
-            "<QQQiI", self.length, *answer
+            "<IIQQiI",
+            self.length,
+            0,
+            *answer,  # the root of a broadcast is 0
         )
 
 
