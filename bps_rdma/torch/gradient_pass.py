@@ -332,11 +332,6 @@ class GradientPass:
         return (self._unsent() or self._units.units)[0].entries[0].name
 
     @property
-    def is_cut_short(self) -> bool:
-        """Whether backward has failed before this rank has sent all: it can still refuse the rest."""
-        return self.is_cut and bool(self._unsent())
-
-    @property
     def is_void(self) -> bool:
         """Whether backward has failed before this rank has sent anything: the other ranks wait for its next pass."""
         return self.is_cut and not self.has_begun

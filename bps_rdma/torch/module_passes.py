@@ -110,14 +110,9 @@ class ModulePasses:
     def _leave_failed(self, takes_all: Callable[[], bool]) -> None:
         """The script goes on after a backward that may have failed. If it has sent nothing, nothing is missing here."""
         if self.trained.is_open and not self.synchronizer.begin_again(keeps_void=True):
-            if self.synchronizer.drop_void():
-                self._failed_in = view()
-            elif self.synchronizer.is_cut_short:
-                with contextlib.suppress(RefusedError):  # this rank's own, or that of another one
-                    self.finish()
-                self._drop_gradients()  # they are those of a part, or means of some ranks
-            else:  # the others have the means
+            if not self.synchronizer.drop_void():
                 raise _unfinished(self.synchronizer.unfinished)
+            self._failed_in = view()
         if not self._has_failed:
             return
         if members_of(self._group).size == 1:

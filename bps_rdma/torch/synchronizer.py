@@ -349,11 +349,6 @@ class GradientSynchronizer:
             self._pass = None
         return is_void
 
-    @property
-    def is_cut_short(self) -> bool:
-        """Whether backward has failed in the open pass before this rank has sent all that the others wait for."""
-        return self._pass is not None and self._pass.is_cut_short
-
     def _end_pass(self) -> None:
         self._pass, self.passes = None, self.passes + 1  # nothing comes between
 

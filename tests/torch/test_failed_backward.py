@@ -282,22 +282,6 @@ def test_a_forward_that_takes_all_ranks_ends_a_failed_pass(bps: Any, fails: str)
     assert trained.passes == 5
 
 
-@harness.on_ranks(workers=2)
-def test_the_next_forward_ends_a_failed_pass_that_has_sent_gradients(bps: Any) -> None:
-    """And drops what that has left: the script need not zero it."""
-    trained = Trained("model", has_rows=False, micro_batches=1, options={"bucket_mb": 0.001})
-    trained.make_pass(1.0 + bps.rank())
-    if bps.rank() == 1:
-        trained.fail("late")
-        trained.wrapper(torch.full((SIZE,), 2.0)).backward()
-    else:
-        with pytest.raises(bps.RefusedError, match=f"worker 1 cannot take part: {FAILED}"):
-            trained.make_pass(2.0)
-        trained.make_pass(1.0)
-    trained.check(1.5)
-    assert trained.passes == 3
-
-
 @pytest.mark.parametrize("fails", ["early", "late"])
 @pytest.mark.parametrize("workers", [1, 2])
 @harness.on_ranks("workers")
@@ -351,15 +335,17 @@ def test_the_last_backward_of_a_rank_in_join_fails(bps: Any, batches: int, fails
 
 @harness.on_ranks(workers=2, env={"BPS_TIMEOUT": str(20 * harness.PATIENCE)})
 def test_the_last_backward_of_a_rank_in_join_fails_when_it_has_sent_gradients(bps: Any) -> None:
-    """Which ends the pass: the other rank does not wait for the rest."""
+    """It is told what to do, and does not wait for the other rank, which waits for the rest."""
     trained = Trained("model", has_rows=False, micro_batches=1, options={"bucket_mb": 0.001})
     for _ in range(2):
         trained.make_pass(1.0 + bps.rank())
     if bps.rank() == 1:
-        with trained.join():
+        with pytest.raises(bps.BpsError, match=r"not finished.*finish_gradient_synchronization"), trained.join():
             trained.fail("late")
+        with pytest.raises(bps.BpsError, match=FAILED):
+            trained.finish()
     else:
-        with trained.join(), pytest.raises(bps.RefusedError):
+        with pytest.raises(bps.RefusedError), trained.join():
             trained.make_pass(1.0)
     trained.make_pass(1.0 + bps.rank())
     trained.check(1.5)
