@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from bps_rdma.operations import OperationOptions, ReduceOp
 from bps_rdma.torch import transfer
 from bps_rdma.torch.accumulation import UnroundedUnit
@@ -32,10 +34,9 @@ class Refused:
         if isinstance(self._unit, Rows):
             self._unit.refuse()
             return
-        # The memory is that of a bucket, or nobody's: its gradients are void, and a device may have no more of it.
-        name, memory, _ = self._unit.declaration()
+        name, like, _ = self._unit.declaration()
         options = OperationOptions(ReduceOp.max, name, group=self._sent.group)
-        self._handle = transfer.all_reduce(memory.data, options, in_order=self._sent.in_order)
+        self._handle = transfer.all_reduce(torch.zeros_like(like), options, in_order=self._sent.in_order)
 
     def wait(self) -> None:
         """Waits for the other ranks."""

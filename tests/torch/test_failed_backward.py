@@ -885,27 +885,3 @@ def test_a_backward_after_a_failed_one_is_told_what_to_do(bps: Any) -> None:
             trained.make_pass(1.0)
     trained.make_pass(1.0 + bps.rank())
     trained.check(1.5)
-
-
-@harness.on_ranks(workers=2)
-def test_a_rank_without_memory_refuses_what_it_has_not_sent(bps: Any) -> None:
-    """Its backward may have failed because there is none: otherwise the others would wait for BPS_TIMEOUT."""
-    trained = Trained("model", has_rows=False, micro_batches=1, options={"bucket_mb": 0.001})
-    for _ in range(2):
-        trained.make_pass(1.0 + bps.rank())
-    if bps.rank() == 1:
-        hook = trained.model.scales[1].register_hook(trained.fail_late)
-        with pytest.raises(ZeroDivisionError):
-            trained.make_pass(2.0)
-        hook.remove()
-        with contextlib.ExitStack() as without_memory:
-            for name in ("zeros", "zeros_like", "empty", "empty_like"):
-                none = mock.patch.object(torch, name, side_effect=torch.OutOfMemoryError("on purpose"))
-                without_memory.enter_context(none)
-            with pytest.raises(bps.BpsError, match=FAILED):
-                trained.finish()
-    else:
-        with pytest.raises(bps.RefusedError, match=f"worker 1 cannot take part: {FAILED}"):
-            trained.make_pass(1.0)
-    trained.make_pass(1.0 + bps.rank())
-    trained.check(1.5)
