@@ -149,6 +149,8 @@ class ModulePasses:
             self._take_undecided()
 
     def _begin(self) -> None:
+        if self.trained.is_open:
+            self.synchronizer.drop_void()  # the others wait for this one
         self.settle()
         self._backward_began = time.monotonic_ns()
         self._end.ask()

@@ -169,7 +169,8 @@ class SynchronousOptimizer(WrappedOptimizer):
         synchronizer = self._bps_trained.synchronizer
         if not (synchronizer.is_exact or self._bps_uneven.joined):
             return  # join() has ended
-        if self._bps_means[entry.parameter]() is not synchronizer.added_to(entry):
+        mean = self._bps_means[entry.parameter]()
+        if mean is None or mean is not synchronizer.added_to(entry):
             return  # the script has dropped the mean, and goes on with another batch
         again = f"{entry.name!r} got a gradient again before step(), after {self._bps_passes} backward passes"
         raise BpsError(

@@ -295,6 +295,26 @@ def test_a_backward_that_fails_on_all_ranks_costs_one_batch(bps: Any, fails: str
 
 
 @harness.on_ranks(workers=2)
+def test_the_second_of_two_losses_is_trained_where_the_backward_of_the_first_has_failed(bps: Any) -> None:
+    """No forward comes between them. Nothing had been sent."""
+    model = Chain(has_rows=False)
+    ddp = DistributedDataParallel(model, strategy="flat")
+    first, second = (ddp(torch.full((SIZE,), 1.0 + bps.rank())) for _ in range(2))
+
+    def fail(_: torch.Tensor) -> None:
+        raise ZeroDivisionError("on purpose")
+
+    hook = model.first.register_hook(fail)
+    with pytest.raises(ZeroDivisionError):
+        first.backward()
+    hook.remove()
+    ddp.zero_grad()
+    second.backward()
+    for scale in model.scales:
+        torch.testing.assert_close(scale.grad, torch.full((SIZE,), 1.5))
+
+
+@harness.on_ranks(workers=2)
 def test_a_failed_pass_is_ended_by_the_next_forward_that_takes_all_ranks(bps: Any) -> None:
     """And not by one that evaluates the model."""
     trained = with_buffers()

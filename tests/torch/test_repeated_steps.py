@@ -139,12 +139,13 @@ def test_the_error_of_a_step_counts_more_than_what_cannot_be_told_of_gradients(b
     assert trained.model.weight.eq(-2).all()
 
 
-@pytest.mark.parametrize("passes", [1, 2])
+@pytest.mark.parametrize(("passes", "strategy"), [(1, "bucketed"), (2, "bucketed"), (2, "overlap")])
 @pytest.mark.parametrize("joins", [False, True])
 @harness.on_ranks(workers=2)
-def test_a_batch_may_make_no_step(bps: Any, joins: bool, passes: int) -> None:
+def test_a_batch_may_make_no_step(bps: Any, joins: bool, passes: int, strategy: str) -> None:
     """As one whose loss is not finite. The script drops its gradients by model.zero_grad()."""
-    trained, x = Trained(exact=not joins, backward_passes_per_step=passes), 1.0 + 2 * bps.rank()
+    options = {"exact": not joins, "backward_passes_per_step": passes, "strategy": strategy}
+    trained, x = Trained(**options), 1.0 + 2 * bps.rank()
     model: Any = trained.model
     with trained.optimizer.join() if joins else contextlib.nullcontext():
         for batch in range(3):
