@@ -48,8 +48,13 @@ class Completer:
         """Ends the threads, once all works are over: every operation has a deadline."""
         self._stopping = True
         self._notify()
-        while others := self._threads - {threading.current_thread()}:  # a callback may leave the job
-            others.pop().join()
+        while (other := self._any_other()) is not None:
+            other.join()
+
+    def _any_other(self) -> threading.Thread | None:
+        """A thread that has not ended; not this one: a callback may leave the job."""
+        with self._counting:  # or one that is added now may not have begun
+            return next(iter(self._threads - {threading.current_thread()}), None)
 
     def _notify(self) -> None:
         with contextlib.suppress(BlockingIOError):  # full: it will be read
