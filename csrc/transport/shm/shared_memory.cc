@@ -42,7 +42,10 @@ void make_private() {
     const auto piece = weak.lock();
     if (!piece) continue;
     const std::span<std::byte> bytes = piece->bytes();
-    ::mmap(bytes.data(), bytes.size(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED, piece->fd(), 0);
+    void* const copy =
+        ::mmap(bytes.data(), bytes.size(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED, piece->fd(), 0);
+    // Without a copy, what the child writes would change its parent's memory.
+    if (copy == MAP_FAILED) ::mprotect(bytes.data(), bytes.size(), PROT_READ);
   }
 }
 
