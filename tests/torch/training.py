@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -124,3 +125,15 @@ def same_everywhere(bps: Any, model: nn.Module) -> bool:
     flat = torch.cat([p.detach().cpu().reshape(-1).float() for p in model.parameters()]).view(torch.int32)
     lowest, highest = bps.push_pull(flat, op="min"), bps.push_pull(flat, op="max")
     return bool(torch.equal(lowest, highest))
+
+
+def fail(_: torch.Tensor) -> None:
+    """A hook, for a backward that fails."""
+    raise ZeroDivisionError("on purpose")
+
+
+def outputs_of(model: nn.Module) -> list[weakref.ref[torch.Tensor]]:
+    """Those that this model gives from now on."""
+    found: list[weakref.ref[torch.Tensor]] = []
+    model.register_forward_hook(lambda _, __, output: found.append(weakref.ref(output)))
+    return found
