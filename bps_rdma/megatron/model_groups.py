@@ -12,7 +12,6 @@ from typing import Any
 
 from bps_rdma.errors import InvalidArgumentError
 from bps_rdma.torch import membership
-from bps_rdma.torch.backend import Options
 
 _EXPERTS = "_EXPERT_TENSOR_PARALLEL_GROUP"
 _TOKENS = "_EXPERT_TENSOR_AND_MODEL_PARALLEL_GROUP"  # in which some dispatchers send tokens to experts and back
@@ -57,10 +56,7 @@ def replace_groups(flags: Sequence[str], timeout: timedelta | None = None) -> No
     # which is not the same for all stages.
     for name in names:
         for ranks in sorted({each[name] for _, each in of_ranks if name in each}):
-            made = dist.new_group(
-                list(ranks), timeout=timeout, backend="bps", pg_options=Options(stage_gpu=True),
-                group_desc=f"BPS{name}",
-            )  # fmt: skip
+            made = dist.new_group(list(ranks), timeout=timeout, backend="bps", group_desc=f"BPS{name}")
             if ranks == own.get(name):
                 setattr(parallel_state, name, made)
 

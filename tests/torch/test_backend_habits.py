@@ -25,7 +25,6 @@ from torch.distributed import distributed_c10d
 from torch.nn.parallel import DistributedDataParallel
 
 import bps_rdma.torch
-from bps_rdma.torch.backend import Options
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -301,34 +300,85 @@ def test_two_ranks_of_three_talk(bps: Any) -> None:
     assert tensor.tolist() == [[0, 7, 2][rank]] * 3
 
 
-def where_there_is_a_gpu(_: Any, chosen: dict[str, bool]) -> None:
+def where_there_is_a_gpu(_: Any, name: str, has_nccl: bool) -> list[str]:
     torch.cuda.is_available = lambda: True
-    distributed_c10d.is_nccl_available = dist.is_nccl_available = lambda: False  # it would look for the GPU
-    joined(**({"pg_options": Options(**chosen)} if chosen else {}))
-    dist.new_group([0, 1])
+    distributed_c10d.is_nccl_available = dist.is_nccl_available = lambda: has_nccl
+    joined(name)
+    other = dist.new_group([0, 1])
+    taken = [str(device) for device in other._device_types]  # type: ignore[union-attr]
     dist.destroy_process_group()
+    return taken
 
 
 @pytest.mark.parametrize(
-    ("chosen", "says"),
+    ("name", "has_nccl", "env", "says", "warns"),
     [
-        ({}, "collectives of CUDA tensors are refused: this torch has no NCCL; pass pg_options="),
-        ({"stage_gpu": False}, "collectives of CUDA tensors do not go through bps_rdma, as stage_gpu=False asks; "),
-        ({"stage_gpu": True}, "collectives of CUDA tensors go through bps_rdma, as stage_gpu=True asks"),
+        ("bps", True, {}, "go through bps_rdma, and meet in memory of the host; ", True),
+        ("bps", True, {"BPS_GPU_HOST_SUM": "1"}, "go through bps_rdma; init_process_group(", False),
+        ("cpu:bps,cuda:bps", False, {}, "go through bps_rdma; init_process_group(", False),
+        ("cpu:bps,cuda:nccl", True, {}, "go to NCCL, not to bps_rdma", False),
+        ("cpu:bps", True, {}, "", False),
     ],
 )
-def test_who_takes_cuda_tensors_is_said_once(chosen: dict[str, bool], says: str) -> None:
-    for level, heard in (("WARNING", not chosen), ("INFO", True)):
-        with harness.start(where_there_is_a_gpu, chosen, workers=2, init=False, env={"BPS_LOG_LEVEL": level}) as job:
-            said = [line for one in job.outcomes() for line in one.output.splitlines() if "of CUDA tensors" in line]
+def test_who_takes_cuda_tensors_is_said_once(
+    name: str, has_nccl: bool, env: dict[str, str], says: str, warns: bool
+) -> None:
+    for level, heard in (("WARNING", warns), ("INFO", bool(says))):
+        settings = env | {"BPS_LOG_LEVEL": level}
+        with harness.start(where_there_is_a_gpu, name, has_nccl, workers=2, init=False, env=settings) as job:
+            outcomes = job.outcomes()
+        said = [line for one in outcomes for line in one.output.splitlines() if "CUDA tensors of" in line]
         assert len(said) == heard
         assert all(says in line for line in said)
+        assert all(one.value == (["cpu", "cuda"] if says else ["cpu"]) for one in outcomes)
+
+
+class Nccl(distributed_c10d.ProcessGroupGloo):
+    """gloo in the place of NCCL."""
+
+    class Options:
+        """NCCL's."""
+
+        _timeout = timedelta(0)
+
+    def __init__(self, store: Any, rank: int, size: int, options: Any) -> None:
+        assert options._timeout == timedelta(seconds=77)
+        super().__init__(store, rank, size, options._timeout)
 
 
 @harness.on_ranks(workers=2, init=False)
-def test_the_default_group_takes_options(bps: Any) -> None:
-    joined(pg_options=Options(stage_gpu=True))
-    assert dist.group.WORLD._stages  # type: ignore[union-attr]
+def test_cuda_tensors_are_left_to_nccl(bps: Any) -> None:
+    """Only where the name says so; NCCL is made in each group when that first needs it."""
+    distributed_c10d.is_nccl_available = dist.is_nccl_available = lambda: True
+    distributed_c10d.ProcessGroupNCCL = Nccl
+    dist.init_process_group("cpu:bps,cuda:nccl", timeout=timedelta(seconds=77))
+    rank, pair = dist.get_rank(), dist.new_group([1, 0], timeout=timedelta(seconds=77))
+    cuda, others = torch.device("cuda"), [dist.new_group(backend=name) for name in ("bps", "cpu:bps")]
+    on_cpu = torch.full((3,), rank + 1.0)
+    dist.all_reduce(on_cpu)
+    assert on_cpu.tolist() == [3.0] * 3
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.Tensor, "is_cpu", False)
+        patch.setattr(torch.Tensor, "is_cuda", True)
+        for group in (dist.group.WORLD, pair):
+            made: Any = group
+            assert made._nccl is None
+            tensor = torch.full((3,), rank + 1.0)
+            assert made.allreduce([tensor]).wait()
+            assert tensor.tolist() == [3.0] * 3
+            assert made._get_backend(cuda) is made._nccl
+        with pytest.raises(bps.InvalidTensorError, match="which this group does not take"):
+            others[1].allreduce([tensor])  # type: ignore[union-attr]
+    assert others[0]._get_backend(cuda) is others[0]  # type: ignore[union-attr]
+    dist.destroy_process_group()
+
+
+@harness.on_ranks(workers=2, init=False)
+def test_torch_without_nccl_refuses_what_is_left_to_it(bps: Any) -> None:
+    distributed_c10d.is_nccl_available = lambda: False
+    dist.init_process_group("cpu:bps,cuda:nccl")
+    with pytest.raises(bps.InvalidTensorError, match="which this torch does not have"):
+        dist.group.WORLD._get_backend(torch.device("cuda"))  # type: ignore[union-attr]
     dist.destroy_process_group()
 
 
@@ -358,20 +408,25 @@ def test_send_and_recv_wait_at_once(bps: Any) -> None:
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("stages", [False, True])
+@pytest.mark.parametrize("takes_cuda", [False, True])
 @harness.on_ranks(workers=3, init=False)
-def test_groups_are_split(bps: Any, stages: bool) -> None:
-    """torch splits groups of processes that have an accelerator; here it is told that the CPU is one."""
-    cpu = torch.device("cpu", 0)
+def test_groups_are_split(bps: Any, takes_cuda: bool) -> None:
+    """torch splits groups of processes that have an accelerator; here it is told that there is one, or the CPU is."""
+    device = torch.device("cuda" if takes_cuda else "cpu", 0)
     torch.accelerator.is_available = lambda: True
-    torch.accelerator.current_accelerator = lambda *_: cpu
-    rank, _ = joined(pg_options=Options(stage_gpu=stages))
-    dist.group.WORLD.bound_device_id = cpu
+    torch.accelerator.current_accelerator = lambda *_: device
+    torch.accelerator.device_count = lambda: 1
+    rank, _ = joined(device_id=device) if takes_cuda else joined("cpu:bps,cuda:nccl")
+    dist.group.WORLD.bound_device_id = device
+    if takes_cuda:
+        some = dist.new_group([0, 1])  # torch asks the backend of rank 2, too
+        assert (some is dist.GroupMember.NON_GROUP_MEMBER) == (rank == 2)
     pair = dist.split_group(split_ranks=[[2, 0]], timeout=timedelta(seconds=50), group_desc="two of them")
     assert (pair is None) == (rank == 1)
     if pair is not None:
         assert type(pair) is type(dist.group.WORLD)
-        assert (pair.group_desc, pair._stages, dist.get_world_size(pair)) == ("two of them", stages, 2)
+        taker = "bps" if takes_cuda else "nccl"
+        assert (pair.group_desc, pair.cuda_backend, dist.get_world_size(pair)) == ("two of them", taker, 2)
         tensor = torch.full((3,), float(rank))
         dist.all_reduce(tensor, group=pair)
         assert tensor.tolist() == [2.0] * 3

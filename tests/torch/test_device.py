@@ -24,7 +24,6 @@ from training import Plain, batch, loss_of, seeded, share
 
 import bps_rdma.torch as bps_torch
 from bps_rdma.torch import broadcast_parameters
-from bps_rdma.torch.backend import Options
 from bps_rdma.torch.transfer import operation
 
 SMALL = {"BPS_GPU_CHUNK_BYTES": "4096", "BPS_GPU_CHUNKS": "1"}
@@ -206,7 +205,7 @@ def with_timeout(bps: Any) -> float:
     simulated.install(immediate=True)
     patient, group = (
         dist.new_group(
-            backend="bps", timeout=timedelta(seconds=seconds), pg_options=Options(stage_gpu=True),
+            backend="bps", timeout=timedelta(seconds=seconds),
             use_local_synchronization=True,
         )
         for seconds in (100, 2)
@@ -236,7 +235,7 @@ def test_torchs_ddp_on_a_group_that_stages(bps: Any) -> None:
     dist.init_process_group("bps")
     rank, size = dist.get_rank(), dist.get_world_size()
     device = simulated.install(delay=0.0001, immediate=True)
-    group = dist.new_group(backend="bps", pg_options=Options(stage_gpu=True))
+    group = dist.new_group(backend="bps")
     on_device.torchs_own(group, rank, size)
     on_device.torchs_messages(group, rank, size)
     assert device.copies > 0, "nothing was staged"

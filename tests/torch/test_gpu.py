@@ -35,7 +35,6 @@ from training import Exact, Plain, batch, loss_of, seeded, share, train_alone
 import bps_rdma.torch
 from bps_rdma.operations import OperationOptions, ReduceOp
 from bps_rdma.torch import DistributedDataParallel, transfer
-from bps_rdma.torch.backend import Options as BackendOptions
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no GPU")
 
@@ -196,7 +195,7 @@ def test_through_torch(bps: Any) -> None:
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     bps_rdma.torch.init()
     rank, size = dist.get_rank(), dist.get_world_size()
-    staging = dist.new_group(backend="bps", pg_options=BackendOptions(stage_gpu=True))
+    staging = dist.new_group(backend="bps")
     use_gpu()
     alone = seeded(Plain)
     train_alone(alone, torch.optim.SGD(alone.parameters(), lr=0.1), 4)

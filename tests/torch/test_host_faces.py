@@ -21,7 +21,6 @@ from torch import nn
 from training import Plain, batch, loss_of, seeded, share
 
 import bps_rdma.torch as bps_torch
-from bps_rdma.torch.backend import Options
 
 
 def on_gpus(bps: Any, body: Any, *args: Any) -> None:
@@ -83,7 +82,7 @@ def test_torchs_ddp(bps: Any) -> None:
     rank, size = int(os.environ["RANK"]), 2
     dist.init_process_group("bps")
     device = simulated.install(immediate=True)
-    group = dist.new_group(backend="bps", pg_options=Options(stage_gpu=True))
+    group = dist.new_group(backend="bps")
     on_device.torchs_own(group, rank, size)
     model = seeded(Plain)
     ddp = nn.parallel.DistributedDataParallel(model, process_group=group, bucket_cap_mb=0.001)
@@ -167,7 +166,7 @@ def through_torch(bps: Any, body: Any) -> int:
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     dist.init_process_group("bps")
     device = simulated.install(immediate=True)
-    group = dist.new_group(backend="bps", pg_options=Options(stage_gpu=True))
+    group = dist.new_group(backend="bps")
     body(group, rank, size)
     copied = device.copied_bytes
     dist.barrier(group=group)

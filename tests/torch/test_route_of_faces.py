@@ -25,7 +25,6 @@ from bps_rdma import job
 from bps_rdma.compression import Compression
 from bps_rdma.operations import OperationOptions
 from bps_rdma.torch import asynchronous, transfer
-from bps_rdma.torch.backend import Options
 
 
 def device_bytes(bps: Any) -> int:
@@ -142,7 +141,7 @@ def test_the_backend(bps: Any) -> None:
     """torch's own DistributedDataParallel, and its collectives, on a group that takes CUDA tensors."""
     dist.init_process_group("bps")
     device = simulated.install_on_route()
-    group = dist.new_group(backend="bps", pg_options=Options(stage_gpu=True))
+    group = dist.new_group(backend="bps")
     on_device.torchs_own(group, dist.get_rank(), dist.get_world_size())
     assert device_bytes(bps) > 0
     assert device.copies == 0

@@ -42,15 +42,15 @@ if MODE == "bps-as-gloo":
     dist.init_process_group, dist.new_group = init_bps, new_bps_group
     dist.get_backend = c10d.get_backend = backend_seen
     BpsProcessGroup.getBackendName = lambda self: "gloo"
-    add_inner = BpsProcessGroup._add_inner
+    make = BpsProcessGroup.__init__
 
-    def add_gloo(self, options):
-        add_inner(self, options)
+    def make_with_gloo(self, *arguments, **options):
+        make(self, *arguments, **options)
         # DDP's logger reads the options of gloo in a group of that name. This one is alone, and takes no operation.
         lonely = c10d.ProcessGroupGloo(dist.HashStore(), 0, 1)
         self._register_backend(torch.device("cpu"), c10d.ProcessGroup.BackendType.GLOO, lonely)
 
-    BpsProcessGroup._add_inner = add_gloo
+    BpsProcessGroup.__init__ = make_with_gloo
 
 import torch.testing._internal.distributed.distributed_test as tests  # noqa: E402
 from torch.testing._internal.distributed.distributed_test import DistributedTest  # noqa: E402

@@ -21,7 +21,6 @@ from bps_rdma.errors import BpsError
 from bps_rdma.tools.compare.baselines import SYNCS, Training, TrainingMethod, training_of
 from bps_rdma.tools.compare.memory import held_by, peaks_on_gpu
 from bps_rdma.tools.compare.models import make_batch, make_model
-from bps_rdma.torch.backend import Options
 
 CHANNEL = "BPS_COMPARE_CHANNEL"  # descriptor of the socket to the launcher
 PLAN = "BPS_COMPARE_PLAN"  # the plan as JSON: model, samples, length, threads, kinds, device, optimizer
@@ -40,7 +39,7 @@ class RankOfComparison:
         bps.init()
         self._groups: dict[str, Any] = {"gloo": dist.group.WORLD}
         if "ddp-bps" in plan["kinds"]:
-            self._groups["bps"] = dist.new_group(backend="bps", pg_options=Options(stage_gpu=self._on_gpu))
+            self._groups["bps"] = dist.new_group(backend="bps")
         self._model = make_model(plan["model"])
         self._batch = make_batch(plan["model"], plan["samples"], plan["length"], dist.get_rank())
         self._optimizer = str(plan["optimizer"])

@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The torch.distributed backend named bps: init_process_group("bps"), after `import bps_rdma.torch`.
 
-All operations use push and pull; NCCL takes CUDA tensors where it is there and they are not to be staged.
-docs/torch-backend.md has the table.
+All operations use push and pull. "cpu:bps,cuda:nccl" leaves CUDA tensors to NCCL. docs/torch-backend.md has the table.
 """
 
 import torch.distributed as dist
 
-from bps_rdma.torch.backend.joining import Options, create
+from bps_rdma.torch.backend.joining import create
 from bps_rdma.torch.backend.process_group import BpsProcessGroup
 
-__all__ = ["BpsProcessGroup", "Options", "register"]
+__all__ = ["BpsProcessGroup", "register"]
 
 
 def register() -> None:

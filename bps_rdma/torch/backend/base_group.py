@@ -16,6 +16,7 @@ from bps_rdma import job
 from bps_rdma.errors import InvalidArgumentError, InvalidTensorError
 from bps_rdma.operations import ReduceOp
 from bps_rdma.torch.backend.collectives import Collectives
+from bps_rdma.torch.backend.cuda_tensors import NCCL, OWN, taker_of
 from bps_rdma.torch.backend.folded import Fold
 from bps_rdma.torch.backend.pending import Call, Pace, Pending, together
 from bps_rdma.torch.backend.recurring import Recurring
@@ -25,7 +26,7 @@ from bps_rdma.torch.backend.work import BpsWork, done, kept, profiling, settle
 Tensor = torch.Tensor
 c10d_core: Any = torch._C._distributed_c10d
 c10d: Any = distributed_c10d  # torch's stubs lack its newer names, and say nothing of subclasses
-_CPU = torch.device("cpu")
+_CPU, _CUDA = torch.device("cpu"), torch.device("cuda")
 _UNSET = timedelta(0)  # options say -1 ms for "the group's"
 _BackendType = c10d.ProcessGroup.BackendType
 _WAIT = [getattr(inspect.unwrap(one), "__code__", None) for one in (torch.distributed.send, torch.distributed.recv)]
@@ -34,40 +35,72 @@ _WAIT = [getattr(inspect.unwrap(one), "__code__", None) for one in (torch.distri
 class BaseGroup(c10d.ProcessGroup):  # type: ignore[misc]
     """A process group without its operations; see BpsProcessGroup."""
 
-    def __init__(self, options: Any, collectives: Collectives, *, leaves: bool, stages: bool = False) -> None:
+    def __init__(self, options: Any, collectives: Collectives, *, leaves: bool, cuda: str | None = None) -> None:
         super().__init__(options.group_rank, options.group_size)
         self._group_name = self._group_desc = ""
         self._collectives = collectives
         self._pace = Pace()
         self._recurring = Recurring(self._pace)
         self._leaves = leaves
-        self._stages = stages
+        self._cuda = cuda
+        self._nccl: Any = None
         self._seconds = options.timeout.total_seconds()
         self._store = options.store  # rank 0 may host it, and others still need it
-        self._add_inner(options)
 
-    def _add_inner(self, options: Any) -> None:
-        rank, size = options.group_rank, options.group_size
-        if torch.cuda.is_available() and c10d.is_nccl_available():
-            nccl_options = c10d.ProcessGroupNCCL.Options()
-            nccl_options._timeout = options.timeout
-            nccl = c10d.ProcessGroupNCCL(self._store_of(options, "nccl"), rank, size, nccl_options)
-            self._register_backend(torch.device("cuda"), _BackendType.NCCL, nccl)
+    # ---- Who takes the tensors of a device
+
+    @property
+    def cuda_backend(self) -> str:
+        """The name of the backend that takes CUDA tensors: "bps", unless another one was chosen; "" for none."""
+        if self._cuda is None:
+            self._cuda = taker_of(self)
+        return OWN if self._cuda is None else self._cuda
 
     @property
     def _device_types(self) -> list[torch.device]:
         """The devices whose tensors the group takes, which torch asks for."""
-        return [_CPU, *(device for device in super()._device_types if device != _CPU)]
+        taken = torch.cuda.is_available() and self.cuda_backend in (OWN, NCCL)
+        return [_CPU, _CUDA] if taken else [_CPU]
 
     def _get_backend(self, device: torch.device) -> Any:
-        """What takes the tensors of a device. On the CPU it is the group itself: all operations are its methods."""
-        return self if torch.device(device).type == "cpu" else super()._get_backend(device)
+        """What takes the tensors of a device. It is the group itself, of which operations are methods, or NCCL."""
+        kind = torch.device(device).type
+        if kind == "cpu" or (kind == "cuda" and self.cuda_backend == OWN):
+            return self
+        return self._made_nccl() if kind == "cuda" and self.cuda_backend == NCCL else super()._get_backend(device)
 
-    @staticmethod
-    def _store_of(options: Any, library: str) -> Any:
-        """A part of the store where nothing is found that an earlier attempt to start the job has left."""
-        first = job.current().identities[options.global_ranks_in_group[0] if options.global_ranks_in_group else 0]
-        return c10d.PrefixStore(f"bps {first:x}/{library}/", options.store)
+    def _made_nccl(self) -> Any:
+        """NCCL inside of the group, made when it is first needed: torch tells who takes CUDA tensors only then."""
+        if self._nccl is None:
+            if not c10d.is_nccl_available():
+                raise InvalidTensorError(
+                    "the group leaves CUDA tensors to NCCL, which this torch does not have",
+                    'install a torch with NCCL, or name the backend "bps" alone',
+                )
+            options = c10d.ProcessGroupNCCL.Options()
+            options._timeout = timedelta(seconds=self._seconds)
+            # Nothing is found there that an earlier attempt to start the job has left.
+            first = job.current().identities[self._collectives.ranks[0]]
+            store = c10d.PrefixStore(f"bps {first:x}/nccl/", self._store)
+            self._nccl = c10d.ProcessGroupNCCL(store, self.rank(), self.size(), options)
+            self._register_backend(_CUDA, _BackendType.NCCL, self._nccl)
+        return self._nccl
+
+    # What torch asks a backend of CUDA tensors.
+
+    supports_splitting = True
+    supports_coalescing = supports_shrinking = supports_time_estimate = False
+    options = None  # that of its parent a new group has by itself
+
+    def supports_tensor_alloc(self, device: torch.device) -> bool:
+        """False: FSDP allocates its buffers itself."""
+        return False
+
+    def eager_connect_single_device(self, device: torch.device) -> None:
+        """Does nothing: a group is connected once it is made."""
+
+    def perform_nocolor_split(self, device: torch.device) -> None:
+        """Does nothing: ranks that are in no new group are not needed."""
 
     def getBackendName(self) -> str:  # noqa: N802
         """The name of this backend."""
@@ -121,21 +154,25 @@ class BaseGroup(c10d.ProcessGroup):  # type: ignore[misc]
         return kept(BpsWork(kind, pending.handles, pending.finishes, tensors, inputs, self._pace))
 
     def _takes(self, tensor: Tensor) -> bool:
-        """Returns whether the core moves a tensor: on a GPU only if it is to be staged."""
-        return tensor.layout is torch.strided and (tensor.is_cpu or (self._stages and tensor.is_cuda))
+        """Returns whether the core moves a tensor."""
+        return tensor.layout is torch.strided and self._is_at_home(tensor)
+
+    def _is_at_home(self, tensor: Tensor) -> bool:
+        """Whether it is on a device whose tensors the core moves."""
+        return tensor.is_cpu or (tensor.is_cuda and self.cuda_backend == OWN)
 
     def _inner(self, tensor: Tensor) -> Any:
-        """The backend for what the core does not take: tensors on devices, unless they are staged."""
-        if tensor.is_cpu:
+        """NCCL, for what it takes instead of the core."""
+        if self._is_at_home(tensor):
             raise InvalidTensorError(
                 f"the tensor of shape {tuple(tensor.shape)} has the layout {tensor.layout}", "pass tensor.to_dense()"
             )
-        try:
-            return self._get_backend(tensor.device)
-        except RuntimeError as error:
-            raise InvalidTensorError(
-                f"the tensor is on {tensor.device}, for which this process has no backend", "move it to the CPU first"
-            ) from error
+        if tensor.is_cuda and self.cuda_backend == NCCL:
+            return self._made_nccl()
+        raise InvalidTensorError(
+            f"the tensor is on {tensor.device}, which this group does not take",
+            'move it to the CPU first; a group of the backend "bps" takes CUDA tensors, too',
+        )
 
 
 def each(start: Callable[[Any, Any], Pending], outputs: list[Any], inputs: list[Any]) -> Pending:

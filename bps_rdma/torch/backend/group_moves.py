@@ -80,8 +80,8 @@ class Moves(BaseGroup):
         if isinstance(opts, timedelta):
             opts, timeout = None, opts
         device = getattr(opts, "device", None)
-        if device is not None and device.type != "cpu" and not self._stages:
-            return self._get_backend(device).barrier(opts)
+        if device is not None and (other := self._get_backend(device)) is not self:
+            return other.barrier(opts)
         call = self._call(opts, timeout)
         return self._work("barrier", self._collectives.barrier(call), [], [], call)
 

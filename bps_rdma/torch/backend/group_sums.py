@@ -25,7 +25,7 @@ class Sums(BaseGroup):
         """Every rank's tensor becomes the reduction of all; see docs/torch-backend.md for operations and dtypes."""
         tensor = only(tensors)
         op = operation_of(opts)
-        if not (tensor.is_cpu or self._stages):
+        if not self._is_at_home(tensor):
             return self._inner(tensor).allreduce([tensor], options_of(c10d.AllreduceOptions(), opts))
         call = self._call(opts, timeout)
         if call.awaited and isinstance(op, ReduceOp) and self._recurring.run(tensor, op, call.seconds):

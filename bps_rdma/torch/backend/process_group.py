@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A torch.distributed process group over bps_rdma; it contains NCCL where that is available, as torch's own do."""
+"""A torch.distributed process group over bps_rdma; it contains NCCL if CUDA tensors are left to that."""
 
 from __future__ import annotations
 
@@ -25,13 +25,10 @@ class BpsProcessGroup(Sums, Moves, GroupMessages):
         options: torch's DistributedBackendOptions.
         collectives: of our group of the same ranks.
         leaves: whether the job ends with this group.
-        stages: whether CUDA tensors are staged; otherwise NCCL takes them.
+        cuda: the backend that takes CUDA tensors, "bps" or "nccl"; None: as the name of the group's backend says.
     """
 
     # ---- Groups of some ranks, as torch.distributed.split_group() makes them where there is an accelerator
-
-    supports_splitting = True
-    options = None  # that of its parent a new group has by itself
 
     def _set_sequence_number_for_group(self) -> None:
         """Calls are matched without numbers of torch."""
@@ -49,7 +46,7 @@ class BpsProcessGroup(Sums, Moves, GroupMessages):
         group_desc: str | None = None,
         device_types: object = None,
     ) -> BpsProcessGroup | None:
-        """Makes a group of some ranks of this one, on these; the others get None. It stages what this one stages.
+        """Makes a group of some ranks of this one, on these; the others get None. It takes what this one takes.
 
         Args:
             new_ranks: in this group.
@@ -66,7 +63,7 @@ class BpsProcessGroup(Sums, Moves, GroupMessages):
         options.group_rank, options.group_size = list(new_ranks).index(self.rank()), len(new_ranks)
         options.global_ranks_in_group = list(collectives.ranks)
         options.timeout = timeout or timedelta(seconds=self._seconds)
-        made = BpsProcessGroup(options, collectives, leaves=False, stages=self._stages)
+        made = BpsProcessGroup(options, collectives, leaves=False, cuda=self.cuda_backend)
         made._set_group_name(group_name)
         made._set_group_desc(group_desc or "undefined")
         return made

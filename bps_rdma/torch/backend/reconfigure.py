@@ -61,11 +61,8 @@ class ReconfigurableGroup(BpsProcessGroup):
             raise InvalidArgumentError(
                 "a group with enable_reconfigure has its servers inside the workers", "unset BPS_NUM_SERVERS"
             )
-        super().__init__(options, _NoMembers(), leaves=True)  # type: ignore[arg-type]
-        self._store = options.store
+        super().__init__(options, _NoMembers(), leaves=True, cuda="")  # type: ignore[arg-type]
         self._place: tuple[int, int] = (options.group_rank, options.group_size)
-
-    def _add_inner(self, options: Any) -> None:
         self._gloo = c10d.ProcessGroupGloo(
             c10d.PrefixStore("gloo/", options.store),
             options.group_rank,
