@@ -34,6 +34,7 @@ CopyStream::CopyStream(const Device& device, int doorbell) : device_(device) {
     result = driver.call().cuMemHostGetDevicePointer_v2(&flag_at_, memory, 0);
   }
   if (result == cuda::kSuccess) {
+    if (doorbell == kNoDoorbell) return;
     doorbell_ = ::fcntl(doorbell, F_DUPFD_CLOEXEC, 0);
     if (doorbell_ >= 0) return;
   }
@@ -49,7 +50,7 @@ CopyStream::~CopyStream() {
   if (!drain(Deadline::after(kLongestEnd_s))) return;
   (void)device_.driver().call().cuStreamDestroy_v2(stream_);
   (void)device_.driver().call().cuMemFreeHost(flag_);
-  ::close(doorbell_);
+  if (doorbell_ >= 0) ::close(doorbell_);
 }
 
 cuda::Result CopyStream::wait_for(const Ready& ready) {

@@ -25,6 +25,7 @@ constexpr double kLongestEnd_s = 5;
 
 class CopyStream {
  public:
+  static constexpr int kNoDoorbell = -1;
   // `doorbell` is an eventfd, see EventLoop::doorbell(). The stream keeps a copy, because it may outlive the loop.
   CopyStream(const Device& device, int doorbell);
   // Waits for what is in the stream, for a while. A device that does not end it keeps stream and flag. The owner of the
