@@ -106,7 +106,7 @@ constexpr Setting kTable[] = {
      "the job goes on after a loss while this many workers are left; 0: the loss of a member ends it"},
     {"BPS_SERVER_FAILOVER", "", "auto", words("0 1 auto"), job<&JobSettings::server_failover>,
      "with BPS_MIN_WORKERS, the loss of a dedicated server aborts no operation. 0: off; 1: on; auto: on, except in "
-     "asynchronous training and with BPS_DEVICE_ROUTE"},
+     "asynchronous training"},
     {"BPS_PLACEMENT", "", "auto", words("auto mixed dedicated embedded"), job<&JobSettings::placement>,
      "which servers sum. auto: the dedicated ones, and those inside the workers as far as that keeps all links full; "
      "mixed: the same, as if all links were equal; dedicated or embedded: those servers alone"},
@@ -222,8 +222,9 @@ constexpr Setting kTable[] = {
     {"BPS_CUDA_LIB", "", "libcuda.so.1", kText, worker<&WorkerSettings::cuda_library>,
      "the library of CUDA's driver, for BPS_DEVICE_ROUTE: a name, or a path"},
     {"BPS_GPUDIRECT", "", "0", kFlag, worker<&WorkerSettings::gpudirect>,
-     "1: with BPS_DEVICE_ROUTE, RDMA devices read and write the memory of GPUs themselves where they can; off because "
-     "it has not run on a real GPU and card; see docs/choose.md"},
+     "1: with BPS_DEVICE_ROUTE, RDMA devices read and write the memory of GPUs themselves where they can, and where no "
+     "lost server has to be survived (BPS_SERVER_FAILOVER); off because it has not run on a real GPU and card; see "
+     "docs/choose.md"},
     // Servers
     {"BPS_SERVER_ENGINE_THREAD", "BYTEPS_SERVER_ENGINE_THREAD", "0", whole(0, 64), server<&ServerSettings::loops>,
      "threads of a server that sum (server loops); 0: on a dedicated server one per core and at most 4, in a worker as "

@@ -119,6 +119,11 @@ void Process::bring_up(const Process* before) {
     log_warning(std::string("no process of this host shares memory with this one (memfd_create: ") +
                 std::strerror(error) + "): TCP is used in its place");
   }
+  if (before == nullptr && settings.worker.gpudirect && options_.startup.is_worker() && options_.survives_servers()) {
+    log_warning(
+        "BPS_GPUDIRECT=1 has no effect on operations that survive the loss of a server: arrays of GPUs go through "
+        "staging buffers, unless BPS_SERVER_FAILOVER=0");
+  }
   if (options_.startup.hosts_scheduler && !scheduler_) scheduler_ = host_scheduler(options_, secret_);
   van::VanEvents events = current_.events();
   events.on_question = [this](const van::Question& question) { inspection_.ask(question); };

@@ -90,12 +90,6 @@ ProcessOptions::ProcessOptions(const Settings& all, const Startup& who)
       worker_loops(who.is_worker() ? find_worker_loops() : 0),
       server_loops(who.is_server() || node::may_serve(all, who) ? all.server.loops : 0),
       may_serve(node::may_serve(all, who)) {
-  if (all.worker.device_route && all.job.server_failover == "1") {
-    throw Error(ErrorCode::kInvalidArgument,
-                "BPS_SERVER_FAILOVER=1 and BPS_DEVICE_ROUTE=1 exclude each other: operations on arrays of a GPU do not "
-                "survive the loss of a server",
-                "unset one of them in all processes of the job");
-  }
   if (all.worker.gpudirect && !all.worker.device_route) {
     throw Error(ErrorCode::kInvalidArgument, "BPS_GPUDIRECT=1 has no effect without BPS_DEVICE_ROUTE=1",
                 "set BPS_DEVICE_ROUTE=1, too, in all processes of the job");

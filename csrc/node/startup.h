@@ -68,10 +68,8 @@ struct ProcessOptions {
   std::size_t loops() const { return std::max(worker_loops, server_loops); }
   bool allows(transport::Kind kind) const;
   // Returns true when operations survive the loss of servers, if no host sums first: what a relay has summed is lost
-  // with it. Those on arrays of a GPU do not survive. As some ranks may have such arrays in an operation where others
-  // have the host's, none survives then.
+  // with it.
   bool survives_servers() const {
-    if (settings.worker.device_route) return false;
     if (settings.job.server_failover == "auto" && settings.worker.async) return false;  // servers keep the weights
     return settings.job.server_failover != "0" && settings.job.min_workers > 0 && !startup.joint;
   }

@@ -7,6 +7,7 @@
 #include <span>
 
 #include "python/bind.h"
+#include "python/interruptible.h"
 #include "python/memory.h"
 #include "worker/operation.h"
 
@@ -14,6 +15,8 @@ namespace py = pybind11;
 
 namespace bps::python {
 namespace {
+
+using MayWait = py::call_guard<Interruptible>;
 
 void bind_tensors(py::module_& module) {
   py::class_<worker::Tensor, std::shared_ptr<worker::Tensor>>(module, "Tensor", "A declared name.")
@@ -115,15 +118,15 @@ void bind_suspended(py::module_& module) {
           [](const Operation& o, std::uint32_t partition, const Memory& into) {
             o.suspension().read(partition, {into.address, static_cast<std::size_t>(into.nbytes)});
           },
-          py::arg("partition"), py::arg("into"), "The first bytes of the result of a partition.")
+          py::arg("partition"), py::arg("into"), MayWait(), "The first bytes of the result of a partition.")
       .def(
           "write",
           [](Operation& o, std::uint32_t partition, const Memory& from) {
             o.suspension().write(partition, {from.address, static_cast<std::size_t>(from.nbytes)});
           },
-          py::arg("partition"), py::arg("from_"), "They come from another rank.")
+          py::arg("partition"), py::arg("from_"), MayWait(), "They come from another rank.")
       .def(
-          "take_landed", [](Operation& o) { o.suspension().take_landed(); },
+          "take_landed", [](Operation& o) { o.suspension().take_landed(); }, MayWait(),
           "Takes the results that have landed in buffers.")
       .def_property_readonly(
           "has_failed", [](const Operation& o) { return !o.is_suspended(); },

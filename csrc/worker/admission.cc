@@ -178,9 +178,10 @@ bool Admission::register_memory(Portion& portion, ServerConnection& server) {
 // Returns true when RDMA devices may use all of the memory directly. The own part of an all_gather that lies apart from
 // its result has to be copied there, which the route for copies does.
 bool Admission::register_on_device(Portion& portion, ServerConnection& server) const {
-  if (!gpudirect_ || !server.needs_slots() || !server.memory.transport().takes_foreign()) return false;
   const Request& request = portion.operation->request;
-  const auto lies_apart = [&](const Part& part) { return is_own_part_beside(portion, portion.extent_of(part)); };
+  if (!gpudirect_ || request.survives_servers) return false;
+  if (!server.needs_slots() || !server.memory.transport().takes_foreign()) return false;
+  const auto lies_apart = [&](const Part& part) { return is_own_part_beside(request, portion.extent_of(part)); };
   if (request.kind == tensor::OperationKind::kAllGather && std::ranges::any_of(portion.parts, lies_apart)) return false;
   const device::Device& device = portion.operation->on_device->device;
   const auto find = [&](std::span<std::byte> bytes, transport::RegionPtr& region) {

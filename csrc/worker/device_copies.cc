@@ -22,11 +22,6 @@ bool is_ending(const Transfer& transfer) {
 
 }  // namespace
 
-bool is_own_part_beside(const Transfer& transfer, const tensor::Extent& extent) {
-  return transfer.operation->request.kind == tensor::OperationKind::kAllGather && extent.has_payload() &&
-         transfer.output_bytes + extent.output_offset != transfer.input_bytes + extent.input_offset;
-}
-
 void DeviceCopies::Copies::add(StagingBuffer* buffer, Transfer& transfer, ServerConnection* server,
                                std::uint32_t entry) {
   buffer->copy = {transfer.operation->shared_from_this(), &transfer, server, entry, stream.marks()};
@@ -85,7 +80,7 @@ bool DeviceCopies::finish(Gpu& gpu) {
     if (!copy.is_refused) {
       partitions_.complete(copy.entry);
     } else {
-      partitions_.table[copy.entry].stage = InFlight::Stage::kSent;
+      partitions_.table[copy.entry].stage = InFlight::Stage::kLanded;
       partitions_.end_when_unread(copy.entry);
     }
   }
@@ -210,13 +205,15 @@ bool DeviceCopies::take_answer(std::uint32_t index) {
   InFlight& entry = partitions_.table[index];
   const Transfer& transfer = *entry.transfer;
   const tensor::Extent extent = transfer.extent_of(entry.part);
-  if (entry.answer_length == 0 && !is_own_part_beside(transfer, extent)) return false;
   Operation& operation = *transfer.operation;
+  if (entry.answer_length == 0 && !is_own_part_beside(operation.request, extent)) return false;
   Gpu& gpu = gpu_of(transfer);
   const device::Device::Current current(gpu.device);
   entry.unsent_bytes = false;  // the answer came before the word that the bytes were out
+  const Continuation* const continuation = operation.continuation.get();
+  const std::uint64_t first = continuation == nullptr ? 0 : continuation->begun(entry.part.partition);
   std::byte* const target = transfer.output_bytes + extent.output_offset;
-  auto result = gpu.in.stream.to_device(target, entry.staged->bytes(), extent.length);
+  auto result = gpu.in.stream.to_device(target + first, entry.staged->bytes() + first, extent.length - first);
   const auto marked = gpu.in.stream.mark();
   entry.stage = InFlight::Stage::kCopying;
   entry.owed = InFlight::Owed::kNothing;
@@ -227,7 +224,7 @@ bool DeviceCopies::take_answer(std::uint32_t index) {
     entry.staged->copy.is_refused = true;
     refuse(gpu, operation, result);
   } else {
-    reactor_.counters().device_bytes.add(extent.length);
+    reactor_.counters().device_bytes.add(extent.length - first);
   }
   return true;
 }
@@ -268,7 +265,7 @@ void DeviceCopies::fail(Gpu& gpu, const Error& why) {
   }
   while (!gpu.in.empty()) {
     const StagingBuffer::Copy copy = gpu.in.take().copy;
-    partitions_.table[copy.entry].stage = InFlight::Stage::kSent;
+    partitions_.table[copy.entry].stage = InFlight::Stage::kLanded;
     cancellation_.fail(copy.entry, why);
   }
 }

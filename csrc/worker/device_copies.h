@@ -6,6 +6,7 @@
 // queue. No partition is sent before its device has reached the caller's call, so that what answers overwrite is not in
 // use. On the way in, an answer in its buffer is copied to the caller's tensor, and the partition completes when that
 // copy has ended. Nothing else ends it meanwhile (InFlight::Stage::kCopying), and its immediate names nothing any more.
+// In two phases it stays in the buffer until the server commits it, so that the tensor keeps what was in it.
 //
 // The copies under way are a list through their staging buffers, so that none allocates. DeviceArrays::copies counts
 // each until it ends. A copy from a tensor that fails meanwhile keeps its buffer, also if the driver refused to put it
@@ -27,9 +28,6 @@
 #include "worker/partitions_in_flight.h"
 
 namespace bps::worker {
-
-// Returns true for the own bytes of an all_gather that lie elsewhere than in its result. They have to go there, too.
-bool is_own_part_beside(const Transfer& transfer, const tensor::Extent& extent);
 
 class DeviceCopies {
  public:

@@ -24,7 +24,7 @@ struct InFlight {
   // A stage says how far the partition has come.
   enum class Stage : std::uint8_t {
     kSent,
-    kLanded,     // in two phases: the answer is here, and counts once the server commits it
+    kLanded,  // in two phases: the answer is here, and counts once the server commits it; or a device's copy has failed
     kNeverSent,  // it was cancelled before: no answer belongs to it
     kCopying,    // a device copies the result to where it belongs, and only that ends the partition
   };

@@ -105,7 +105,8 @@ void Operation::rethrow() const {
 
 // Counts before anybody can see that it is over, so that a caller that has waited for it finds it in the counters.
 void Operation::end(Counters& counters) {
-  if (on_device) on_device->ready = {};  // nothing waits for these points any more, and others can use them
+  // Nothing waits for these points any more, and others can use them, unless the next view goes on with the operation.
+  if (on_device && !(completion.is_incomplete() && request.survives_servers)) on_device->ready = {};
   if (completion.is_incomplete()) {
     if (completion.is_given_back()) {
       (void)fail(ErrorCode::kInvalidArgument, "the memory of its result was given back before it was complete",
@@ -147,7 +148,7 @@ bool Operation::is_suspended() const {
 Suspension& Operation::suspension() const {
   Suspension* known = suspension_.load(std::memory_order_acquire);
   if (known != nullptr) return *known;
-  auto made = std::make_unique<Suspension>(layout, request.output, continuation.get());
+  auto made = std::make_unique<Suspension>(layout, request, on_device.get(), continuation.get());
   if (!suspension_.compare_exchange_strong(known, made.get(), std::memory_order_acq_rel)) return *known;
   return *made.release();
 }

@@ -12,7 +12,6 @@
 // A prepared operation is one that rearm() makes pending again for each call, so that a call allocates nothing.
 #pragma once
 
-#include <array>
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -24,6 +23,7 @@
 #include "core/error.h"
 #include "core/metrics.h"
 #include "worker/completion.h"
+#include "worker/device_arrays.h"
 #include "worker/failure.h"
 #include "worker/pace.h"
 #include "worker/partition_layout.h"
@@ -33,14 +33,6 @@
 #include "worker/tensor.h"
 
 namespace bps::worker {
-
-// Holds what an operation on a device's memory has besides.
-struct DeviceArrays {
-  explicit DeviceArrays(device::Device& of) : device(of) {}
-  device::Device& device;
-  std::array<device::Ready, 2> ready{};  // points that the device has to reach before it uses the memory
-  std::atomic<std::uint32_t> copies{0};  // those under way; one from the memory may outlast the operation
-};
 
 class Operation : public std::enable_shared_from_this<Operation> {
  public:

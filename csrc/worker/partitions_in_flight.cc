@@ -106,8 +106,9 @@ bool PartitionsInFlight::suspend(std::uint32_t index) {
 // Tells what has landed of a partition that ends. After this nothing more of it comes.
 Landed PartitionsInFlight::landed_of(std::uint32_t index) {
   InFlight& entry = table[index];
+  if (entry.staged != nullptr && entry.has_landed()) return {entry.staged->memory, 0};
   if (entry.transfer->finality == Finality::kLogged) return redo(entry);
-  if (entry.staged != nullptr) return {entry.has_landed() ? entry.staged->memory : nullptr, 0};
+  if (entry.staged != nullptr) return {};
   if (entry.has_landed()) return {nullptr, entry.answer_length};
   return {nullptr, std::max(entry.cut_off, entry.server->stop_landing(table.immediate_of(index)))};
 }

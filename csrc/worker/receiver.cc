@@ -92,8 +92,9 @@ void Receiver::on_committed(ServerConnection& server, const tensor::Committed& c
     if (!awaits_commit(transfer.finality) || (extent.wants_data() && !entry->has_landed())) {
       return on_lost(server, "it committed a round whose result it has not sent");
     }
-    const bool has_landed = entry->has_landed() || transfer.operation == nullptr;
-    if (has_landed && entry->staged != nullptr && !take_answer(server, immediate)) continue;
+    // A device may have to copy the own part of an all_gather, too.
+    const bool is_taken = entry->has_landed() || transfer.operation == nullptr || is_copied_by_device(transfer.route);
+    if (is_taken && entry->staged != nullptr && !take_answer(server, immediate)) continue;
     rooms_.partitions.complete(InFlightTable::index_of(immediate));
   }
 }

@@ -12,6 +12,7 @@ Landed redo(const InFlight& entry) {
   const tensor::Extent extent = transfer.extent_of(entry.part);
   const bool has_ended = entry.server->is_closed() && !entry.server->needs_fence();
   if (!(has_ended || entry.end != InFlight::End::kOpen) || !entry.was_sent() || !extent.wants_data()) return {};
+  if (entry.staged == nullptr && is_copied_by_device(transfer.route)) return {};  // the buffer was given up
   const auto last = entry.server->log.log().last_of(trace_key(transfer, entry.part), extent.length);
   if (!last) return {};
   std::byte* to = entry.staged != nullptr ? entry.staged->bytes() : transfer.output_bytes + extent.output_offset;

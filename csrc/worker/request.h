@@ -35,6 +35,12 @@ struct Request {
   bool awaited = false;  // its caller waits next and works for the loop: if it is alone, no thread need be woken
 };
 
+// Returns true for the own bytes of an all_gather that lie elsewhere than in its result. They have to go there, too.
+inline bool is_own_part_beside(const Request& request, const tensor::Extent& extent) {
+  return request.kind == tensor::OperationKind::kAllGather && extent.has_payload() &&
+         request.output + extent.output_offset != request.input + extent.input_offset;
+}
+
 // Names the device whose memory the input and the output are. Without a device they are the host's.
 struct DeviceMemory {
   device::Device* device = nullptr;

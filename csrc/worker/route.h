@@ -58,7 +58,7 @@ enum class Reach : std::uint8_t {
 
 struct RouteFacts {
   bool is_encoded = false;     // the tensor is encoded for this server; such operations have one phase
-  bool is_on_device = false;   // the caller's memory is a GPU's; such operations have one phase
+  bool is_on_device = false;   // the caller's memory is a GPU's
   bool is_registered = false;  // the transport may use all of the caller's memory directly
   bool is_small = false;       // copies of the whole operation stay in the cache
   bool survives_servers = false;
@@ -77,20 +77,21 @@ struct Chosen {
 
 // The input of an operation in two phases is needed again if the server is lost. An answer that lands in order replaces
 // as much of it as has come, which other members have, and so does one that the redo log tells of. Any other answer
-// goes to a buffer.
+// goes to a buffer. One for a GPU's memory always does, and the GPU copies it to there once it counts.
 constexpr Chosen choose_route(const RouteFacts& facts) {
-  if (facts.is_on_device) {
-    if (facts.is_encoded) return {Route::kDeviceEncoded, Finality::kAnswer};
-    const bool is_direct = facts.is_registered && facts.reach == Reach::kNetwork;
-    return {is_direct ? Route::kDeviceDirect : Route::kDevice, Finality::kAnswer};
+  if (facts.is_encoded) {  // nothing travels from or to the caller's memory
+    return {facts.is_on_device ? Route::kDeviceEncoded : Route::kEncoded, Finality::kAnswer};
   }
-  if (facts.is_encoded) return {Route::kEncoded, Finality::kAnswer};  // nothing travels from or to the caller's memory
   const bool is_fenced = facts.reach >= Reach::kUnreadable;
   const bool is_logged = facts.survives_servers && is_fenced && facts.is_logged;
   const bool aside = facts.survives_servers && (facts.is_continuation || (!is_logged && !facts.lands_in_order));
   const Finality finality = !facts.survives_servers ? Finality::kAnswer
                             : is_logged             ? Finality::kLogged
                                                     : Finality::kCommit;
+  if (facts.is_on_device) {
+    const bool is_direct = facts.is_registered && facts.reach == Reach::kNetwork && !facts.survives_servers;
+    return {is_direct ? Route::kDeviceDirect : Route::kDevice, finality};
+  }
   if (!facts.is_registered) return {Route::kStaged, finality};
   if (facts.reach == Reach::kNetwork) return {aside ? Route::kAnswersAside : Route::kInPlace, finality};
   // A server that could still write when it is lost must not reach the caller's memory.

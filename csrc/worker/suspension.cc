@@ -6,6 +6,8 @@
 #include <iterator>
 #include <utility>
 
+#include "worker/callers_memory.h"
+
 namespace bps::worker {
 
 Continuation::Continuation(const Plan& all, std::span<const Begun> only)
@@ -68,34 +70,48 @@ std::vector<Begun> Suspension::begun(std::span<const std::uint32_t> partitions) 
   return found;
 }
 
-void Suspension::read(std::uint32_t partition, std::span<std::byte> into) const {
-  const tensor::Extent extent = layout_.extent_of(partition);
+std::vector<Suspension::Unfinished> Suspension::unfinished() const {
+  const std::lock_guard lock(mutex_);
+  return unfinished_;
+}
+
+std::optional<Landed> Suspension::landed_of(std::uint32_t partition) const {
   const std::lock_guard lock(mutex_);
   const auto one = std::ranges::find(unfinished_, partition, &Unfinished::partition);
-  if (one == unfinished_.end() || into.size() > extent.length) return;
-  const std::byte* result = output_ + extent.output_offset;
-  const std::byte* aside = one->landed.aside ? one->landed.aside->bytes().data() : result;
-  const std::size_t first = std::min<std::size_t>(begun_before(partition), into.size());
-  std::memcpy(into.data(), result, first);
-  std::memcpy(into.data() + first, aside + first, into.size() - first);
+  return one == unfinished_.end() ? std::nullopt : std::optional(one->landed);
+}
+
+// These copy without the lock, because a GPU may take its time: nobody else changes what they copy.
+void Suspension::read(std::uint32_t partition, std::span<std::byte> into) const {
+  const tensor::Extent extent = layout_.extent_of(partition);
+  const auto landed = landed_of(partition);
+  if (!landed || into.size() > extent.length) return;
+  const std::size_t first = landed->aside ? std::min<std::size_t>(begun_before(partition), into.size()) : into.size();
+  CallersMemory(on_device_).read(into.first(first), request_.output + extent.output_offset);
+  if (landed->aside) std::memcpy(into.data() + first, landed->aside->bytes().data() + first, into.size() - first);
 }
 
 void Suspension::write(std::uint32_t partition, std::span<const std::byte> from) {
   const tensor::Extent extent = layout_.extent_of(partition);
-  const std::lock_guard lock(mutex_);
   if (!extent.wants_data() || from.size() > extent.length) return;
-  const auto one = std::ranges::find(unfinished_, partition, &Unfinished::partition);
-  if (one == unfinished_.end() || one->landed.aside || from.size() <= one->landed.in_place) return;
-  std::memcpy(output_ + extent.output_offset, from.data(), from.size());
-  one->landed.in_place = from.size();
+  const auto landed = landed_of(partition);
+  if (!landed || landed->aside || from.size() <= landed->in_place) return;
+  CallersMemory(on_device_).write(request_.output + extent.output_offset, from);
+  const std::lock_guard lock(mutex_);
+  std::ranges::find(unfinished_, partition, &Unfinished::partition)->landed.in_place = from.size();
 }
 
 void Suspension::take_landed() {
-  const std::lock_guard lock(mutex_);
-  for (const Unfinished& one : unfinished_) {
-    const tensor::Extent extent = layout_.extent_of(one.partition);
-    if (!one.landed.aside || !extent.wants_data()) continue;
-    copy_result(extent, begun_before(one.partition), one.landed.aside->bytes().data(), output_);
+  CallersMemory memory(on_device_);
+  for (const auto& [partition, landed] : unfinished()) {
+    const tensor::Extent extent = layout_.extent_of(partition);
+    std::byte* const to = request_.output + extent.output_offset;
+    if (on_device_ != nullptr && is_own_part_beside(request_, extent)) {
+      memory.move(to, request_.input + extent.input_offset, extent.length);
+    } else if (landed.aside && extent.wants_data()) {
+      const std::uint64_t first = begun_before(partition);
+      memory.write(to + first, landed.aside->bytes().subspan(first, extent.length - first));
+    }
   }
 }
 

@@ -4,16 +4,20 @@
 // Of a partition that has not been committed this rank has all of the result, or its first bytes, or nothing. Where the
 // result has not landed, the input is as it was. The ranks exchange what is missing, and then the operation is
 // complete, continued by another one, or aborted. docs/notes/members.md "When a server is lost" tells how. Any thread
-// may call it.
+// may call it; read(), write() and take_landed() belong to the one that goes into the next view. Where the arrays are a
+// GPU's these three wait for its copies, and throw what device/blocking_copies.h says.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <vector>
 
+#include "worker/device_arrays.h"
 #include "worker/partition_layout.h"
+#include "worker/request.h"
 #include "worker/tensor.h"
 #include "worker/transfer.h"
 
@@ -50,9 +54,10 @@ enum class Resumption : std::uint8_t {
 
 class Suspension {
  public:
-  // Results belong at `output`. `continuation` may be null.
-  Suspension(const PartitionLayout& layout, std::byte* output, const Continuation* continuation)
-      : layout_(layout), output_(output), continuation_(continuation) {}
+  // `on_device` is null for arrays in the host's memory. `continuation` may be null.
+  Suspension(const PartitionLayout& layout, const Request& request, const DeviceArrays* on_device,
+             const Continuation* continuation)
+      : layout_(layout), request_(request), on_device_(on_device), continuation_(continuation) {}
 
   // Adds a partition that has not been committed, and what has landed of it.
   void add(std::uint32_t partition, const Landed& landed);
@@ -70,7 +75,8 @@ class Suspension {
   // Copy the first bytes of a partition's result: read() for ranks that lack them, write() from a rank that has them.
   void read(std::uint32_t partition, std::span<std::byte> into) const;
   void write(std::uint32_t partition, std::span<const std::byte> from);
-  // Copies the results that have landed in buffers to where they belong. Ranks that lacked them have got them by then.
+  // Copies the results that have landed in buffers to where they belong, and on a GPU the own part of an all_gather
+  // that lies elsewhere. Ranks that lacked them have got them by then.
   void take_landed();
 
   void resolve(Resumption how, std::shared_ptr<Operation> next = nullptr);
@@ -85,9 +91,12 @@ class Suspension {
   };
   std::vector<Begun> wanted(bool whole) const;
   std::uint64_t begun_before(std::uint32_t partition) const;
+  std::vector<Unfinished> unfinished() const;
+  std::optional<Landed> landed_of(std::uint32_t partition) const;
 
   const PartitionLayout layout_;
-  std::byte* const output_;
+  const Request& request_;
+  const DeviceArrays* const on_device_;
   const Continuation* const continuation_;
   mutable std::mutex mutex_;
   std::vector<Unfinished> unfinished_;

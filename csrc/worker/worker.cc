@@ -103,6 +103,10 @@ std::shared_ptr<Operation> Worker::resume(const std::shared_ptr<Tensor>& tensor,
   require_alive(*tensor, suspended.request.kind);
   const auto operation =
       make_operation(tensor, suspended.request, round, sequence_.fetch_add(1), suspended.suspension().begun(only));
+  if (const DeviceArrays* arrays = suspended.on_device.get(); arrays != nullptr) {
+    operation->on_device = std::make_unique<DeviceArrays>(arrays->device);
+    operation->on_device->ready = arrays->ready;
+  }
   launch(operation, false);
   return operation;
 }

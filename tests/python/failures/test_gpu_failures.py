@@ -11,7 +11,6 @@ import gpu_arrays
 import harness
 import numpy as np
 import pytest
-from bodies.failover import FAST
 from bodies.losses import sum_until_it_fails
 from gpu_arrays import GpuArray, Kernel, fake
 from harness import await_mark, mark
@@ -56,30 +55,6 @@ def test_a_rank_is_killed(transport, servers, compression):
         for outcome in job.outcomes(but=[1])[::2]:
             assert not outcome.error, outcome.error
             assert "rank 1" in outcome.value or "worker 1" in outcome.value
-
-
-def loses_a_server(bps: Any) -> str:
-    fake().fake_delay(200)
-    array = GpuArray(COUNT)
-    for step in range(1_000_000):
-        if step == 5:
-            mark("running")
-        try:
-            bps.push_pull_inplace(array, name="x", timeout=60)
-        except (bps.PeerLostError, bps.RoundAbortedError) as raised:
-            assert is_quiet(array)
-            return str(raised)
-    return "nothing"
-
-
-def test_a_server_is_lost_where_others_take_over(transport):
-    """Arrays of a GPU do not outlive that: every rank is told, and no array changes after that."""
-    env = on_gpu(transport) | FAST | {"BPS_SERVER_FAILOVER": "auto"}
-    with harness.start(loses_a_server, workers=2, servers=2, env=env) as job:
-        job.await_marks("running")
-        job.kill("server 1")
-        for value in job.values():
-            assert "'x'" in value  # that ends, or that does not begin any more
 
 
 def interrupted(bps: Any) -> bool:
@@ -154,10 +129,8 @@ def test_no_own_part_is_copied_after_an_error(bps: Any) -> None:
 
 
 @harness.on_ranks(workers=1, env=lambda: on_gpu("shm"))
-def test_failover_is_not_promised(bps: Any) -> None:
+def test_gpudirect_is_not_promised_alone(bps: Any) -> None:
     bps.shutdown()
-    with pytest.raises(bps.InvalidArgumentError, match="BPS_SERVER_FAILOVER=1 and BPS_DEVICE_ROUTE=1"):
-        bps.init(server_failover="1")
     with pytest.raises(bps.InvalidArgumentError, match="BPS_GPUDIRECT=1 has no effect without BPS_DEVICE_ROUTE=1"):
         bps.init(device_route=False, gpudirect=True)
 
