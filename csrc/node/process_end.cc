@@ -126,8 +126,9 @@ void Process::retire() {
       },
       Deadline::after(kCallPatience_s));
   // An operation whose answers all came is complete although it was failing. The memory of one that was given up is the
-  // caller's.
+  // caller's. One that is not over has a GPU that hangs.
   std::erase_if(incomplete_, [](const auto& operation) {
+    if (!operation->is_done()) return true;
     return operation->is_suspended() ? operation->completion.is_given_up() : !operation->completion.is_incomplete();
   });
   if (current_.get() != nullptr) {
