@@ -44,7 +44,7 @@ py::object Handle::wait() {
   check_not_taken();  // another thread may have taken it while this one waited without the GIL
   taken_ = true;
   py::object result = std::move(result_);
-  if (operation.is_copied()) {
+  if (is_copied(operation)) {
     keep_until_over({pending_.operation, std::move(pending_.source), std::move(pending_.target)});
   }
   pending_.source = pending_.target = py::object();

@@ -47,7 +47,7 @@ class Orphans {
     std::vector<PendingArrays> over;  // are destroyed after the lock is gone: an array's end may run any code
     const std::lock_guard lock(mutex_);
     const auto keep = [&](const PendingArrays& arrays) {
-      return arrays.operation->is_copied() || (!all && !is_over(*arrays.operation));
+      return is_copied(*arrays.operation) || (!all && !is_over(*arrays.operation));
     };
     const auto first = std::stable_partition(all_.begin(), all_.end(), keep);
     std::move(first, all_.end(), std::back_inserter(over));
@@ -118,6 +118,12 @@ void rethrow(const worker::Operation& operation) {
   const worker::Suspension& suspension = operation.suspension();
   if (const auto next = suspension.continued_by()) return rethrow(*next);
   if (suspension.resumption() != Resumption::kComplete) operation.rethrow();
+}
+
+bool is_copied(const worker::Operation& operation) {
+  if (operation.is_copied()) return true;
+  const auto next = operation.is_suspended() ? operation.suspension().continued_by() : nullptr;
+  return next && is_copied(*next);
 }
 
 bool is_over(const worker::Operation& operation) {

@@ -31,6 +31,8 @@ void abandon(worker::Operation& operation);
 void settle(worker::Operation& operation, bool abandons);
 // Throws what the operation has failed with in the end.
 void rethrow(const worker::Operation& operation);
+// Returns true while a device copies for it, or for what continues it.
+bool is_copied(const worker::Operation& operation);
 // Returns true when nobody will touch its arrays again.
 bool is_over(const worker::Operation& operation);
 
