@@ -13,6 +13,13 @@
 
 namespace bps {
 
+// Counts what GPUs copy from tensors, and to them.
+struct DeviceCounter {
+  Counter from;
+  Counter to;
+  std::uint64_t get() const { return from.get() + to.get(); }
+};
+
 struct Counters {
   // Transport
   Counter data_writes;       // writes with immediate posted on data endpoints, whatever their length
@@ -23,7 +30,8 @@ struct Counters {
   Counter forged;  // control messages whose authentication code was wrong; each ended its connection
   Counter copies;  // extra copies of payload (staging, cross-memory blocks); none on mapped memory
   Counter copied_bytes;
-  Counter device_bytes;      // bytes that GPUs copied from tensors and to them
+  DeviceCounter device_copies;
+  DeviceCounter device_bytes;
   Counter unwatched_bytes;   // bytes of tensors that were staged because nobody tells when their memory is given back
   Counter given_back;        // blocks whose pages had changed since their last use: each was registered anew, or staged
   Counter compressed_bytes;  // bytes of payloads and results that this process sent or took compressed
@@ -63,7 +71,10 @@ struct Counters {
             {"forged", forged.get()},
             {"copies", copies.get()},
             {"copied_bytes", copied_bytes.get()},
-            {"device_bytes", device_bytes.get()},
+            {"device_copies_from", device_copies.from.get()},
+            {"device_copies_to", device_copies.to.get()},
+            {"device_bytes_from", device_bytes.from.get()},
+            {"device_bytes_to", device_bytes.to.get()},
             {"unwatched_bytes", unwatched_bytes.get()},
             {"given_back", given_back.get()},
             {"compressed_bytes", compressed_bytes.get()},

@@ -25,9 +25,13 @@ namespace bps {
 
 enum class TraceStage : std::uint8_t {
   // On a worker
-  kQueued,     // in the send queue of a server
-  kStalled,    // at its head, and held up: see Counters::credit_stalls and pace_stalls
+  kQueued,     // in the send queue of a server, or among what a GPU is to copy
+  kOnDevice,   // a GPU has been told of it, and comes to the caller's call first
+  kReached,    // the GPU has done what comes before its copy: the caller's kernels, and other copies
+  kFetched,    // the GPU has copied it
+  kStalled,    // at the head of the queue, and held up: see Counters::credit_stalls and pace_stalls
   kSent,       // handed to the transport
+  kAnswered,   // its answer is here, and a GPU copies that to the caller's memory
   kLanded,     // its answer is in the caller's memory
   kAborted,    // it will have no answer
   kOperation,  // an operation is complete: TraceEvent::value is how long it took, in nanoseconds

@@ -36,7 +36,7 @@ constexpr bool is_valid(TraceFrameKind kind) {
 }
 
 struct TraceFrameHeader {
-  static constexpr std::uint32_t kMagic = 0x31'53'50'42;  // "BPS1"; a file of another form has another number
+  static constexpr std::uint32_t kMagic = 0x32'53'50'42;  // "BPS2"; a file of another form has another number
   static constexpr std::uint32_t kMostBytes = TraceRing::kEvents * sizeof(TraceEvent);
 
   std::uint32_t magic = kMagic;

@@ -60,28 +60,40 @@ void TraceJson::add(std::uint32_t ring, const TraceEvent& event) {
   if (event.stage == TraceStage::kOperation) return write_operation(ring, event);
   if (event.stage >= TraceStage::kPushed) return add_on_server(ring, event);
   const OpenKey open{key.group, key.tensor, key.round, key.partition, key.for_host, event.peer};
-  if (event.stage == TraceStage::kQueued) {
-    bound(on_worker_);
-    on_worker_[open] = {.queued = event.time};
-    return;
-  }
-  const auto found = on_worker_.find(open);
-  if (found == on_worker_.end()) return;  // its beginning was dropped
-  OnWorker& times = found->second;
+  OnWorker* const times = find_on_worker(open, event.stage);
+  if (times == nullptr) return;  // its beginning was dropped
   switch (event.stage) {
+    case TraceStage::kQueued: times->queued = event.time; return;
+    case TraceStage::kOnDevice: times->on_device = event.time; return;
+    case TraceStage::kReached: times->reached = event.time; return;
+    case TraceStage::kFetched: times->fetched = event.time; return;
     case TraceStage::kStalled:
-      if (times.stalled == 0) times.stalled = event.time;
+      if (times->stalled == 0) times->stalled = event.time;
       return;
     case TraceStage::kSent:
-      times.sent = event.time;
-      times.bytes = event.value;
+      times->sent = event.time;
+      times->bytes = event.value;
       return;
+    case TraceStage::kAnswered: times->answered = event.time; return;
     case TraceStage::kLanded:
-      if (times.sent != 0) write_worker(ring, event, times);
+      if (times->sent != 0) write_worker(ring, event, *times);
       break;
     default: break;
   }
-  on_worker_.erase(found);
+  on_worker_.erase(open);
+}
+
+// Finds the times of a partition, which begin anew where the stage is the first one.
+TraceJson::OnWorker* TraceJson::find_on_worker(const OpenKey& open, TraceStage stage) {
+  const auto found = on_worker_.find(open);
+  OnWorker* const times = found == on_worker_.end() ? nullptr : &found->second;
+  const bool is_after_device = times != nullptr && times->on_device != 0 && times->queued == 0;
+  const bool is_after_queue = times != nullptr && times->queued != 0 && times->on_device == 0;
+  const bool begins =
+      (stage == TraceStage::kQueued && !is_after_device) || (stage == TraceStage::kOnDevice && !is_after_queue);
+  if (!begins) return times;
+  bound(on_worker_);
+  return &(on_worker_[open] = {});
 }
 
 void TraceJson::add_on_server(std::uint32_t ring, const TraceEvent& event) {
@@ -113,18 +125,34 @@ void TraceJson::add_on_server(std::uint32_t ring, const TraceEvent& event) {
 void TraceJson::write_worker(std::uint32_t ring, const TraceEvent& landed, const OnWorker& times) {
   const std::string& name = name_of(landed.tensor, landed.partition);
   const auto node = nodes_.find(landed.peer);
-  begin(ring, "partition", name, times.queued);
+  begin(ring, "partition", name, times.fetched == 0 && times.on_device != 0 ? times.on_device : times.queued);
   add_key(landed);
   text_.add(",\"server\":")
       .add(node == nodes_.end() ? "\"?\"" : node->second)
       .add(",\"bytes\":")
       .add(times.bytes)
       .add("}}");
-  const std::uint64_t waits = times.stalled == 0 ? times.sent : std::min(times.stalled, times.sent);
-  stage(ring, "partition", "\"queued\"", times.queued, waits);
+  const std::uint64_t ready = write_wait_for_device(ring, times);
+  const std::uint64_t waits = times.stalled == 0 ? times.sent : std::min(std::max(times.stalled, ready), times.sent);
+  stage(ring, "partition", times.fetched == 0 ? "\"queued\"" : "\"copied\"", ready, waits);
   if (times.stalled != 0) stage(ring, "partition", "\"credit wait\"", waits, times.sent);
-  stage(ring, "partition", "\"sent\"", times.sent, landed.time);
+  stage(ring, "partition", "\"sent\"", times.sent, times.answered == 0 ? landed.time : times.answered);
+  if (times.answered != 0) stage(ring, "partition", "\"copy to GPU\"", times.answered, landed.time);
   end(ring, "partition", name, landed.time);
+}
+
+// Returns when the partition could be sent, as far as its GPU is concerned.
+std::uint64_t TraceJson::write_wait_for_device(std::uint32_t ring, const OnWorker& times) {
+  if (times.on_device == 0) return times.queued;
+  if (times.fetched == 0) {
+    stage(ring, "partition", "\"waits for GPU\"", times.on_device, times.queued);
+    return times.queued;
+  }
+  stage(ring, "partition", "\"queued\"", times.queued, times.on_device);
+  if (times.reached != 0) stage(ring, "partition", "\"waits for GPU\"", times.on_device, times.reached);
+  const std::uint64_t begins = times.reached == 0 ? times.on_device : times.reached;
+  stage(ring, "partition", "\"copy from GPU\"", begins, times.fetched);
+  return times.fetched;
 }
 
 void TraceJson::write_server(std::uint32_t ring, const TraceEvent& replied, const OnServer& times) {

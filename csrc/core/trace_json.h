@@ -39,8 +39,12 @@ class TraceJson {
   using Names = std::unordered_map<std::uint32_t, std::string>;  // names as JSON
   struct OnWorker {
     std::uint64_t queued = 0;
+    std::uint64_t on_device = 0;  // before `queued` where an RDMA device reads the GPU's memory itself
+    std::uint64_t reached = 0;
+    std::uint64_t fetched = 0;
     std::uint64_t stalled = 0;
     std::uint64_t sent = 0;
+    std::uint64_t answered = 0;
     std::uint64_t bytes = 0;
   };
   struct OnServer {
@@ -52,8 +56,10 @@ class TraceJson {
     std::uint64_t bytes = 0;
   };
 
+  OnWorker* find_on_worker(const OpenKey& open, TraceStage stage);
   void add_on_server(std::uint32_t ring, const TraceEvent& event);
   void write_worker(std::uint32_t ring, const TraceEvent& landed, const OnWorker& times);
+  std::uint64_t write_wait_for_device(std::uint32_t ring, const OnWorker& times);
   void write_server(std::uint32_t ring, const TraceEvent& replied, const OnServer& times);
   void write_operation(std::uint32_t ring, const TraceEvent& done);
   void metadata(const char* what, std::uint32_t ring, std::string_view name);

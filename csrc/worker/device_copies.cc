@@ -74,7 +74,10 @@ bool DeviceCopies::step() {
 
 bool DeviceCopies::finish(Gpu& gpu) {
   bool found = false;
-  for (; gpu.out.has_ended(); found = true) note_filled(gpu.out.take());
+  for (trace_begin(gpu); gpu.out.has_ended(); trace_begin(gpu)) {
+    note_filled(gpu.out.take());
+    found = true;
+  }
   for (; gpu.in.has_ended(); found = true) {
     const StagingBuffer::Copy copy = gpu.in.take().copy;
     if (!copy.is_refused) {
@@ -92,6 +95,7 @@ void DeviceCopies::note_filled(const Ended& ended) {
   Transfer& transfer = *copy.transfer;
   if (is_ending(transfer)) return copy.server->memory.give_back(buffer);
   buffer->is_encoded = false;
+  trace(reactor_.counters(), TraceStage::kFetched, transfer, transfer.parts[copy.entry], copy.server->node);
   StagingBuffer** end = &transfer.encoded;
   while (*end != nullptr) end = &(*end)->next;
   if (end == &transfer.encoded) {
@@ -99,6 +103,25 @@ void DeviceCopies::note_filled(const Ended& ended) {
     connections_.note_work();
   }
   *end = buffer;
+}
+
+void DeviceCopies::count(Counter DeviceCounter::* direction, std::uint64_t bytes) {
+  (reactor_.counters().device_copies.*direction).add();
+  (reactor_.counters().device_bytes.*direction).add(bytes);
+}
+
+bool DeviceCopies::is_traced(const Transfer& transfer) const {
+  const TraceRing* const ring = reactor_.counters().trace;
+  return ring != nullptr && ring->wants(transfer.header->round);
+}
+
+// Notes that the device has come to the copy that is the next to end.
+void DeviceCopies::trace_begin(Gpu& gpu) {
+  if (reactor_.counters().trace == nullptr || gpu.out.empty()) return;
+  StagingBuffer::Copy& next = gpu.out.first->copy;
+  if (next.begins_at == 0 || !gpu.out.stream.reached(next.begins_at)) return;
+  next.begins_at = 0;
+  trace(reactor_.counters(), TraceStage::kReached, *next.transfer, next.transfer->parts[next.entry], next.server->node);
 }
 
 // ---- From the device
@@ -129,20 +152,25 @@ bool DeviceCopies::start(ServerConnection& server, Portion& portion) {
   Gpu& gpu = gpu_of(portion);
   StagingBuffer* const buffer = take_buffer(server, gpu, operation);
   if (buffer == nullptr) return false;
-  const tensor::Extent extent = portion.extent_of(portion.parts[portion.fetched()]);
+  const std::uint32_t place = portion.fetched();
+  const tensor::Extent extent = portion.extent_of(portion.parts[place]);
   const device::Device::Current current(gpu.device);
-  device::cuda::Result result = portion.fetched() == 0 ? wait_for_call(gpu, *operation.on_device) : kSuccess;
+  trace(reactor_.counters(), TraceStage::kOnDevice, portion, portion.parts[place], server.node);
+  device::cuda::Result result = place == 0 ? wait_for_call(gpu, *operation.on_device) : kSuccess;
+  if (place == 0 && is_traced(portion)) mark_call(gpu);
+  const std::uint32_t begins_at = is_traced(portion) ? gpu.out.stream.marks() : 0;
   if (result == kSuccess && extent.has_payload()) {
     result = gpu.out.stream.to_host(buffer->bytes(), portion.input_bytes + extent.input_offset, extent.length);
   }
   const device::cuda::Result marked = gpu.out.stream.mark();
-  gpu.out.add(buffer, portion, &server, 0);
+  gpu.out.add(buffer, portion, &server, place);
+  buffer->copy.begins_at = begins_at;
   portion.note_fetched();
   if (result == kSuccess) result = marked;
   if (result != kSuccess) {
     refuse(gpu, operation, result);
   } else if (extent.has_payload()) {
-    reactor_.counters().device_bytes.add(extent.length);
+    count(&DeviceCounter::from, extent.length);
   }
   return true;
 }
@@ -155,6 +183,12 @@ device::cuda::Result DeviceCopies::wait_for_call(Gpu& gpu, const DeviceArrays& a
     if (const device::cuda::Result result = gpu.out.stream.wait_for(point); result != kSuccess) return result;
   }
   return kSuccess;
+}
+
+// Puts a mark at the call. The loop is woken there, so that it notes the time.
+void DeviceCopies::mark_call(Gpu& gpu) {
+  (void)gpu.out.stream.mark();
+  (void)gpu.out.stream.ring_at_last_mark();
 }
 
 // Aborts the operation for which a call was refused. If the device has failed, check() ends everything else on it.
@@ -218,13 +252,14 @@ bool DeviceCopies::take_answer(std::uint32_t index) {
   entry.stage = InFlight::Stage::kCopying;
   entry.owed = InFlight::Owed::kNothing;
   ++entry.generation;
+  trace(reactor_.counters(), TraceStage::kAnswered, transfer, entry.part, entry.server->node);
   gpu.in.add(entry.staged, *entry.transfer, entry.server, index);
   if (result == kSuccess) result = marked;
   if (result != kSuccess) {
     entry.staged->copy.is_refused = true;
     refuse(gpu, operation, result);
   } else {
-    reactor_.counters().device_bytes.add(extent.length - first);
+    count(&DeviceCounter::to, extent.length - first);
   }
   return true;
 }

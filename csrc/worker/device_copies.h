@@ -105,8 +105,12 @@ class DeviceCopies {
   bool start(ServerConnection& server, Portion& portion);
   StagingBuffer* take_buffer(ServerConnection& server, const Gpu& gpu, Operation& operation);
   static device::cuda::Result wait_for_call(Gpu& gpu, const DeviceArrays& arrays);
+  static void mark_call(Gpu& gpu);
+  bool is_traced(const Transfer& transfer) const;
   void refuse(const Gpu& gpu, Operation& operation, device::cuda::Result result);
   void note_filled(const Ended& ended);
+  void count(Counter DeviceCounter::* direction, std::uint64_t bytes);
+  void trace_begin(Gpu& gpu);
   void fail(Gpu& gpu, const Error& why);
 
   transport::Reactor& reactor_;

@@ -29,6 +29,7 @@ DeviceGate::Gpu& DeviceGate::gpu_of(const device::Device& device) const {
 void DeviceGate::hold(Portion& portion, ServerConnection& server) {
   Operation& operation = *portion.operation;
   const DeviceArrays& arrays = *operation.on_device;
+  if (reactor_.counters().trace != nullptr) trace_hold(portion, server);
   Gpu& gpu = gpu_of(arrays.device);
   device::CopyStream& stream = *gpu.stream;
   const device::Device::Current current(gpu.device);
@@ -45,6 +46,12 @@ void DeviceGate::hold(Portion& portion, ServerConnection& server) {
   const bool works = state == kSuccess || state == kNotReady;
   cancellation_.abort(operation,
                       works ? gpu.device.refusal("to order a transfer", result) : gpu.device.failure(result));
+}
+
+void DeviceGate::trace_hold(const Portion& portion, const ServerConnection& server) {
+  for (const Part& part : portion.parts) {
+    trace(reactor_.counters(), TraceStage::kOnDevice, portion, part, server.node);
+  }
 }
 
 bool DeviceGate::step() {

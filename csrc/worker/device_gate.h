@@ -72,6 +72,7 @@ class DeviceGate {
     std::deque<Held> held;
   };
   Gpu& gpu_of(const device::Device& device) const;
+  void trace_hold(const Portion& portion, const ServerConnection& server);
 
   transport::Reactor& reactor_;
   Connections& connections_;

@@ -101,4 +101,10 @@ inline TraceKey trace_key(const Transfer& transfer, const Part& part) {
   return {header.group, header.tensor, header.round, part.partition, part.for_host()};
 }
 
+inline void trace(Counters& counters, TraceStage stage, const Transfer& transfer, const Part& part,
+                  std::uint32_t node) {
+  if (counters.trace != nullptr) [[unlikely]]
+    counters.trace->record(stage, trace_key(transfer, part), node, 0);
+}
+
 }  // namespace bps::worker

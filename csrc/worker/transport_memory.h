@@ -40,9 +40,10 @@ struct StagingBuffer {
     std::shared_ptr<Operation> of;
     Transfer* transfer = nullptr;
     ServerConnection* server = nullptr;
-    std::uint32_t entry = 0;
+    std::uint32_t entry = 0;  // in the table of partitions in flight; on the way out the place among Transfer::parts
     std::uint32_t mark = 0;
-    bool is_refused = false;  // the driver may have taken it or not, so that its bytes do not count
+    std::uint32_t begins_at = 0;  // the mark after which it begins, for traces; 0: nobody wants to know, or is told
+    bool is_refused = false;      // the driver may have taken it or not, so that its bytes do not count
   };
   Copy copy{};
 

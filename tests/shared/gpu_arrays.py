@@ -61,6 +61,12 @@ def registered() -> int:
     return int(ctypes.CDLL(os.environ["BPS_IBVERBS_LIB"]).fake_registered())
 
 
+def copied(bps: Any) -> int:
+    """Bytes that GPUs have copied for the core, in both directions."""
+    found = bps.metrics()["total"]
+    return int(found["device_bytes_from"] + found["device_bytes_to"])
+
+
 @functools.cache
 def fake() -> Any:
     """The driver of this process, with what it has for tests."""

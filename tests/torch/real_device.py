@@ -51,5 +51,5 @@ def on_both(bps: Any, body: Callable[..., dict[str, Any]], *args: Any) -> None:
     found = bps.metrics()["total"]
     assert found["copied_bytes"] - before < 1 << 20, "chunks are copied by the GPU alone"
     is_on_route = os.environ.get("BPS_DEVICE_ROUTE") == "1"
-    assert (found["device_bytes"] > 0) == is_on_route, "the core copies by its own route alone"
+    assert (found["device_bytes_from"] > 0) == is_on_route, "the core copies by its own route alone"
     bps.shutdown()

@@ -41,7 +41,7 @@ def test_sums(bps: Any) -> None:
         assert bps.push_pull_inplace(array, average=False, name=name) is array
         assert torch.equal(array.cpu(), expected), name
     found = bps.metrics()["total"]
-    assert found["device_bytes"] > 0
+    assert found["device_bytes_from"] > 0
     assert found["copied_bytes"] == 0, "only the GPU copies"
 
 

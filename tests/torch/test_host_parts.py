@@ -195,7 +195,7 @@ def test_shares_on_the_route_of_the_core(bps: Any) -> None:
     device = simulated.install_on_route()
     rank, size = bps.rank(), bps.size()
     whole, part = values(rank, COLUMN * size), torch.zeros(COLUMN)
-    before = bps.metrics()["total"]["device_bytes"]
+    before = gpu_arrays.copied(bps)
     start("reduce_scatter", part, whole, op=ReduceOp.sum).wait()
     assert torch.equal(part, sum(values(each, COLUMN * size) for each in range(size))[rank * COLUMN :][:COLUMN])
     start("all_gather", part.fill_(rank), whole).wait()
@@ -203,7 +203,7 @@ def test_shares_on_the_route_of_the_core(bps: Any) -> None:
     start("broadcast", part, whole.add_(rank), 2).wait()
     assert torch.equal(whole, torch.arange(4.0).repeat_interleave(COLUMN) + 2)
     bps.barrier()
-    assert bps.metrics()["total"]["device_bytes"] - before == (3 + 2 + 2) * part.nbytes
+    assert gpu_arrays.copied(bps) - before == (3 + 2 + 2) * part.nbytes
     assert device.copies == 0
 
 

@@ -113,11 +113,11 @@ def bytes_of_a_sum(bps: Any) -> tuple[int, int]:
 def test_slices_on_the_route_of_the_core(bps: Any) -> None:
     """With BPS_DEVICE_ROUTE=1 slices go that way."""
     device = simulated.install_on_route()
-    before = bps.metrics()["total"]["device_bytes"]
+    before = gpu_arrays.copied(bps)
     assert sum_in_order(torch.ones(COUNT), "t").eq(bps.size()).all()
     bps.barrier()
     share = COUNT * 4 // (1 if bps.rank() == 2 else 2)
-    assert bps.metrics()["total"]["device_bytes"] - before == 2 * share
+    assert gpu_arrays.copied(bps) - before == 2 * share
     assert device.copies == 0
 
 

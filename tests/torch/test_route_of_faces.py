@@ -27,17 +27,13 @@ from bps_rdma.operations import OperationOptions
 from bps_rdma.torch import asynchronous, transfer
 
 
-def device_bytes(bps: Any) -> int:
-    return int(bps.metrics()["total"]["device_bytes"])
-
-
 def on_both(bps: Any, body: Callable[..., on_device.Results], *args: Any) -> None:
     """Runs it on the CPU, then on the device, and compares."""
     on_cpu = body(bps, *args)
-    assert device_bytes(bps) == 0
+    assert gpu_arrays.copied(bps) == 0
     device = simulated.install_on_route()
     on_route = body(bps, *args)
-    assert device_bytes(bps) > 0, "the core has copied nothing"
+    assert gpu_arrays.copied(bps) > 0, "the core has copied nothing"
     assert device.copies == 0, "nothing is staged"
     on_device.same(on_cpu, on_route, "")
 
@@ -108,7 +104,7 @@ def with_codecs(bps: Any, on_gpu: list[int]) -> dict[str, str]:
             part = torch.empty(end - begin, dtype=dtype)
             found.append(bps_torch.reduce_scatter(drawn, f"part {name}", out=part, compression=how))
         digests[name] = hashlib.sha256(torch.cat(found).view(torch.uint8).numpy().tobytes()).hexdigest()
-    assert (device_bytes(bps) > 0) == (device is not None)
+    assert (gpu_arrays.copied(bps) > 0) == (device is not None)
     assert device is None or device.copies == 0, "nothing is staged"
     assert bps.metrics()["total"]["compressed_bytes"] > 0
     return digests
@@ -132,7 +128,9 @@ def test_halves_and_weights(bps: Any) -> None:
         simulated.install_on_route()
         torch.Tensor.cpu = torch.Tensor.copy_ = refuse  # type: ignore[assignment, method-assign]
     on_device.with_halves_and_weights(bps)
-    assert device_bytes(bps) == (0, 8, 10)[bps.rank()] * 4 * 3000, "all that is sent and received is copied by the core"
+    assert gpu_arrays.copied(bps) == (0, 8, 10)[bps.rank()] * 4 * 3000, (
+        "all that is sent and received is copied by the core"
+    )
 
 
 @pytest.mark.parametrize("workers", [2, 3])
@@ -143,7 +141,7 @@ def test_the_backend(bps: Any) -> None:
     device = simulated.install_on_route()
     group = dist.new_group(backend="bps")
     on_device.torchs_own(group, dist.get_rank(), dist.get_world_size())
-    assert device_bytes(bps) > 0
+    assert gpu_arrays.copied(bps) > 0
     assert device.copies == 0
     dist.barrier(group=group)
     dist.destroy_process_group()
@@ -184,7 +182,7 @@ def test_gathers_of_any_length_need_no_copy_on_the_cpu(bps: Any) -> None:
         assert bps_torch.all_gather(parts[rank], f"gather {number}", uneven=True, out=out) is out
         assert torch.equal(out, expected)
         assert size == len(rows)
-    assert (device_bytes(bps) > 0) == (rank > 0)
+    assert (gpu_arrays.copied(bps) > 0) == (rank > 0)
     wide = torch.ones(3 + rank, 1 + rank % 2)
     with pytest.raises(bps.MismatchError, match="rows of shape"):
         bps_torch.all_gather(wide, "wide", uneven=True)

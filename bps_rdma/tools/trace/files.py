@@ -38,6 +38,13 @@ class Span:
         return (self.args["group"], self.args["tensor"], self.args["round"], self.args.get("partition", 0))
 
     @property
+    def under_way(self) -> tuple[float, float]:
+        """When it was communication. What a GPU computes before it is none."""
+        computed = self.stages.get("waits for GPU", (0.0, 0.0))[1]
+        copied = self.stages.get("copy from GPU", (0.0, 0.0))[0]  # those behind the first one wait in the queue
+        return max(self.begin, computed, copied), self.end
+
+    @property
     def tensor(self) -> str:
         """The name of the tensor."""
         return self.name.rpartition(" [")[0] if "partition" in self.args else self.name

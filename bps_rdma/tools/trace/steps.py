@@ -65,7 +65,7 @@ def hidden_percent(traces: Sequence[Trace]) -> float | None:
     """
     under_way = exposed = 0.0
     for trace in traces:
-        busy = union((span.begin, span.end) for span in trace.partitions)
+        busy = union(span.under_way for span in trace.partitions)
         for spans in _by_step(trace).values():
             here = _within(busy, spans)
             under_way += covered(here)
@@ -95,7 +95,7 @@ def _within(busy: Sequence[Interval], spans: Sequence[Span]) -> list[Interval]:
 
 
 def _steps_of(trace: Trace) -> list[dict[str, Any]]:
-    busy = union((span.begin, span.end) for span in trace.partitions)
+    busy = union(span.under_way for span in trace.partitions)
     rows = []
     for step, spans in _by_step(trace).items():
         begin, end = min(span.begin for span in spans), max(span.end for span in spans)

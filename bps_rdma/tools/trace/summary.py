@@ -13,12 +13,17 @@ from bps_rdma.tools.trace.steps import covered, hidden_percent, steps_of
 
 _STAGES = {
     "queued": "in the send queue, behind others",
+    "waits for GPU": "until the GPU has done what comes before: kernels, and other copies",
+    "copy from GPU": "by the GPU, into memory of the host",
+    "copied": "in that memory, behind others",
     "credit wait": "held up by a lack of credits",
     "sent": "from the send call to the answer, the server's part included",
+    "copy to GPU": "by the GPU, of the answer",
     "waits for ranks": "on the server, from the first contribution to the last",
     "sum": "on the server",
     "answer": "on the server, until the answers are on their way",
 }
+_OF_GPUS = ("waits for GPU", "copy from GPU", "copied", "copy to GPU")  # left out where there are none
 
 
 def summarize(traces: Sequence[Trace], longest: int = 10) -> dict[str, Any]:
@@ -32,10 +37,11 @@ def summarize(traces: Sequence[Trace], longest: int = 10) -> dict[str, Any]:
     spans = [span for trace in traces for span in (*trace.partitions, *trace.rounds)]
     waits = [(_length(span.stages["waits for ranks"]), span) for trace in traces for span in trace.rounds]
     waits.sort(key=lambda wait: -wait[0])
+    stages = [_stage(name, text, spans) for name, text in _STAGES.items()]
     return {
         "processes": [trace.about["process"] for trace in traces],
         "dropped": sum(trace.about["dropped"] for trace in traces),
-        "stages": [_stage(name, text, spans) for name, text in _STAGES.items()],
+        "stages": [row for row in stages if row["count"] or row["stage"] not in _OF_GPUS],
         "steps": steps_of(traces) or _rounds(traces),
         "hidden_percent": hidden_percent(traces),
         "last_ranks": _last_ranks(waits),
@@ -79,12 +85,12 @@ def _rounds(traces: Sequence[Trace]) -> list[dict[str, Any]]:
     """The time of each round on the slowest worker, and how much of it some partition was under way."""
     workers: Mapping[int, list[tuple[float, float]]] = defaultdict(list)
     for trace in traces:
-        by_round: Mapping[int, list[tuple[float, float]]] = defaultdict(list)
+        by_round: Mapping[int, list[Span]] = defaultdict(list)
         for span in trace.partitions:
-            by_round[span.args["round"]].append((span.begin, span.end))
-        for number, times in by_round.items():
-            took = max(end for _, end in times) - min(begin for begin, _ in times)
-            workers[number].append((took / 1e3, covered(times) / 1e3))
+            by_round[span.args["round"]].append(span)
+        for number, spans in by_round.items():
+            took = max(span.end for span in spans) - min(span.begin for span in spans)
+            workers[number].append((took / 1e3, covered(span.under_way for span in spans) / 1e3))
     return [
         {"step": number, "took_ms": round(max(times)[0], 6), "under_way_ms": round(max(times)[1], 6)}
         for number, times in sorted(workers.items())

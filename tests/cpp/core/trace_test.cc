@@ -303,6 +303,40 @@ TEST_F(Writer, TakesThePlaceOfTheTraceOfAnEarlierJob) {
   EXPECT_TRUE(format(text(events())));
 }
 
+// A GPU copies the first partition, and RDMA devices read the second one themselves.
+TEST_F(Writer, TellsTheStagesOfAGpu) {
+  {
+    TraceWriter writer({}, false);
+    TraceRing& ring = writer.add_ring();
+    writer.start({.file = file(), .name = "worker 0", .host = "h"});
+    std::uint64_t time = 1000;
+    for (const auto stage : {kQueued, TraceStage::kOnDevice, TraceStage::kReached, TraceStage::kFetched,
+                             TraceStage::kStalled, TraceStage::kSent, TraceStage::kAnswered, TraceStage::kLanded}) {
+      ring.record_at(time += 1000, stage, {.tensor = 7, .partition = 0}, 1, 8);
+    }
+    for (const auto stage : {TraceStage::kOnDevice, kQueued, TraceStage::kSent, TraceStage::kLanded}) {
+      ring.record_at(time += 1000, stage, {.tensor = 7, .partition = 1}, 1, 8);
+    }
+  }
+  const std::string made = text();
+  const auto at = [&](const std::string& name, const std::string& phase) {
+    const std::size_t found = made.find(R"({"ph":")" + phase + R"(","cat":"partition","name":")" + name + '"');
+    return found == std::string::npos ? -1 : std::stod(made.substr(made.find(R"("ts":)", found) + 5));
+  };
+  double begins = 2;
+  for (const char* stage :
+       {"queued", "waits for GPU", "copy from GPU", "copied", "credit wait", "sent", "copy to GPU"}) {
+    EXPECT_EQ(at(stage, "b"), begins) << stage << made;
+    EXPECT_EQ(at(stage, "e"), ++begins) << stage << made;
+  }
+  EXPECT_EQ(at("tensor 7 [0]", "b"), 2);
+  EXPECT_EQ(at("tensor 7 [0]", "e"), 9);
+  EXPECT_EQ(at("tensor 7 [1]", "b"), 10);
+  EXPECT_EQ(count(made, R"("ph":"b","cat":"partition","name":"waits for GPU")"), 2U) << made;
+  EXPECT_EQ(count(made, R"("ph":"b","cat":"partition","name":"queued")"), 2U) << made;
+  EXPECT_EQ(count(made, R"("ph":"b","cat":"partition","name":"copy)"), 2U) << made;
+}
+
 TEST_F(Writer, LeavesOutWhatHasNoBeginningOrNoEnd) {
   {
     TraceWriter writer({});

@@ -119,6 +119,29 @@ TEST_F(DeviceDirectTest, IsSentFromTheArrayOnceTheDeviceHasReachedTheCall) {
   }
 }
 
+TEST_F(DeviceDirectTest, IsTracedFromTheCallOn) {
+  TraceRing ring({});
+  reactor.counters().trace = &ring;
+  const auto stages = [&] {
+    std::vector<TraceStage> all;
+    for (const auto part : ring.noted()) {
+      for (const TraceEvent& event : part) all.push_back(event.stage);
+    }
+    ring.free(all.size());
+    return all;
+  };
+  const auto operation = submit();
+  turn();
+  EXPECT_EQ(stages(), std::vector<TraceStage>(kBlocks, TraceStage::kOnDevice));
+  open_gate();
+  turn_until([&] { return data.writes.size() == kBlocks; });
+  const auto after = stages();
+  ASSERT_EQ(after.size(), 2U * kBlocks);
+  EXPECT_EQ(after.front(), TraceStage::kQueued);
+  EXPECT_EQ(after.back(), TraceStage::kSent);
+  reactor.counters().trace = nullptr;
+}
+
 TEST_F(DeviceDirectTest, EndsOnceTheDeviceSeesTheAnswers) {
   const auto operation = submit();
   open_gate();

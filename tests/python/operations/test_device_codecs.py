@@ -70,7 +70,7 @@ def sums(bps: Any, on_gpu: list[int]) -> dict[str, str]:
                 array[:] = drawn(rank, step, "float32")
             found[f"prepared {text}, {step}"] = digest(operation())
     counted = bps.metrics()["total"]
-    assert (counted["device_bytes"] > 0) == is_on_gpu
+    assert (counted["device_bytes_from"] > 0) == is_on_gpu
     assert counted["compressed_bytes"] > 0
     return found
 

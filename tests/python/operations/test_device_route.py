@@ -52,8 +52,13 @@ def reduces(bps: Any, dtype: str) -> None:
         assert np.array_equal(most.read(), largest)
         assert all(one.is_contained() for one in (array, beside, fresh, most))
     found = bps.metrics()["total"]
-    copied = found["device_bytes"] - before["device_bytes"]
-    assert copied == 3 * 3 * 2 * array.nbytes, "each tensor is copied down once, and up once"
+    for direction in ("from", "to"):
+        copies, nbytes = (
+            found[f"device_{what}_{direction}"] - before[f"device_{what}_{direction}"] for what in ("copies", "bytes")
+        )
+        assert nbytes == 3 * 3 * array.nbytes, "each tensor is copied down once, and up once"
+        assert copies > 0
+        assert copies % 9 == 0, "all have as many partitions"
     assert found["copied_bytes"] == 0, "the processor copies nothing"
 
 
@@ -468,14 +473,11 @@ def keeps_what_is_written(bps: Any) -> None:
         bps.push_pull_inplace(array, name="x")
         return
 
-    def device_bytes() -> int:
-        return int(bps.metrics()["total"]["device_bytes"])
-
-    harness.eventually(lambda: device_bytes() == nbytes, 30, "the copy from the array")
+    harness.eventually(lambda: gpu_arrays.copied(bps) == nbytes, 30, "the copy from the array")
     time.sleep(0.3)  # it ends; if it has not, the test shows less, and does not fail
     fake().fake_hang(1)
     bps.barrier()
-    harness.eventually(lambda: device_bytes() == 2 * nbytes, 30, "the copy to the array")
+    harness.eventually(lambda: gpu_arrays.copied(bps) == 2 * nbytes, 30, "the copy to the array")
     gone = weakref.ref(array)
     del array, handle
     bps.shutdown()
