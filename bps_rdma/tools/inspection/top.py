@@ -31,7 +31,7 @@ class Row:
     name: str
     host: str
     pid: int
-    state: str  # "running", "waiting", "silent", "left" or "lost"
+    state: str  # "running", "waiting", "GPU wait" (not for other members), "silent", "left" or "lost"
     cpu_percent: float | None  # 100 is one core
     memory_bytes: int | None
     operations_per_s: float | None
@@ -102,14 +102,17 @@ def rows_of(before: JobState, now: JobState, seconds: float) -> list[Row]:
     oldest: dict[int, int] = {}
     for wait in waits_of(now):
         oldest[wait.rank] = max(oldest.get(wait.rank, 0), wait.since_ms)
-        for rank in wait.missing:
+        for rank in wait.missing | wait.on_gpu - {wait.rank}:
             awaited[rank] = awaited.get(rank, 0) + 1
     last = _last_percent(now)
     slowest = _slowest(awaited, last)
+    on_gpu = {wait.rank for wait in waits_of(now) if wait.rank in wait.on_gpu and not wait.missing}
     rows = []
     for node, member in sorted(now.members.items()):
         waits = (oldest.get(member.rank, 0), awaited.get(member.rank, 0))
         row = _row(member, before.members.get(node), seconds, *waits)
+        if row.state == "waiting" and member.rank in on_gpu:
+            row = replace(row, state="GPU wait")
         rows.append(replace(row, last_percent=last.get(member.rank), is_slowest=member.rank in slowest))
     return rows
 
@@ -193,7 +196,7 @@ def _table(state: JobState, rows: list[Row], width: int) -> RenderableType:
     from rich.table import Table
     from rich.text import Text
 
-    colours = {"silent": "red", "lost": "red", "waiting": "yellow"}
+    colours = {"silent": "red", "lost": "red", "waiting": "yellow", "GPU wait": "yellow"}
     cells: list[dict[str, str | Text]] = [
         {
             "member": Text(f"{row.name} (slowest)", style="red") if row.is_slowest else Text(row.name),

@@ -16,6 +16,7 @@ import sys
 import termios
 from typing import Any
 
+import gpu_arrays
 import harness
 import numpy as np
 from harness import await_mark, mark
@@ -75,6 +76,31 @@ def test_the_late_rank_is_marked_and_the_open_round_says_whom_it_waits_for():
         assert seen["server 0"]["credits"] is None
         job.set_mark("go on")
         assert job.results() == [2, 2]
+
+
+def behind_a_kernel(bps: Any) -> float:
+    """The kernel of rank 1 ends late, in front of the second of two operations."""
+    stream = gpu_arrays.fake().fake_stream()
+    array = gpu_arrays.of(np.ones(COUNT, np.float32), stream=stream)
+    kernels = [gpu_arrays.Kernel(array, 0)] if bps.rank() == 1 else []
+    handle = bps.push_pull_async_inplace(array, name="w")
+    await_mark("go on")
+    for kernel in kernels:
+        kernel.let_go()
+    bps.synchronize(handle)
+    return float(array.read()[0])
+
+
+def test_a_rank_that_waits_for_its_gpu_is_not_one_that_waits_for_others():
+    with harness.start(behind_a_kernel, workers=2, servers=1, env=gpu_arrays.env()) as job:
+        seen = job.eventually(
+            lambda: top(job), 30, "the wait for the kernel",
+            until=lambda seen: seen["rank 1"]["state"] == "GPU wait" and seen["rank 0"]["state"] == "waiting",
+        )  # fmt: skip
+        assert "its GPU" in seen["why"]
+        assert (seen["rank 1"]["awaited_by"], seen["rank 1"]["is_slowest"]) == (1, True)
+        job.set_mark("go on")
+        assert job.results() == [0.5, 0.5]
 
 
 def test_bytes_in_both_directions():
