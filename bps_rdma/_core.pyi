@@ -507,6 +507,9 @@ def describe_on_device(
 ) -> Memory | None:
     """The memory of an array of a GPU, by the CUDA driver of this name; None for other memory. stream: a CUstream as a number, in which the array is made and used."""
 
+def distance_of(one: str, other: str) -> tuple[str, int]:
+    """How near two devices are, of which these are the folders in sysfs: ("switch", "root", "node" or "far", how many bridges of PCI both are behind)."""
+
 def finish_orphans(timeout: _Float) -> None:
     """Waits for the operations of handles that were dropped, without holding the GIL; for `timeout` seconds."""
 

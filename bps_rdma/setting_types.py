@@ -46,6 +46,7 @@ Settings = TypedDict(
         "shm_cma": Flag,
         "shm_fence": Literal["kill", "copy"],
         "rdma_hca": str,
+        "rdma_near_gpu": int | str,
         "rdma_gid_index": int,
         "rdma_tc": int,
         "rdma_sl": int,

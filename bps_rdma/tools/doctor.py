@@ -85,7 +85,8 @@ def examine(*, transfer: bool = True, timeout_s: float = 30.0) -> Findings:
     _look_at_choice(report, needed=wanted in {"rdma", "1", "ibverbs"})
     report.gpus = gpus.look(config.text("BPS_CUDA_LIB"))
     by_core = config.text("BPS_DEVICE_ROUTE") == "1"
-    look_at_gpus(report, by_core=by_core, direct=by_core and config.text("BPS_GPUDIRECT") == "1")
+    direct = by_core and config.text("BPS_GPUDIRECT") == "1"
+    look_at_gpus(report, by_core=by_core, direct=direct, near_gpu=config.text("BPS_RDMA_NEAR_GPU"))
     if report.rdma["rails"]:
         _look_at_memory(report, config.text("BPS_RDMA_MEMORY"))
     if transfer:
@@ -146,15 +147,21 @@ def _look_at_choice(report: Findings, *, needed: bool) -> None:
         report.add("rdma will use", "bad" if needed else "note", f"nothing: {rdma['why_not']}", rdma["hint"])
 
 
-_NEAR = {"switch": "behind the same PCIe switch", "root": "at the same PCIe root", "node": "at the same NUMA node"}
+_NEAR = {
+    "switch": "behind the same PCIe switch",
+    "root": "at the same PCIe root",
+    "node": "at the same NUMA node",
+    "far": "farther",
+}
 
 
-def look_at_gpus(report: Findings, *, by_core: bool, direct: bool = False) -> None:
+def look_at_gpus(report: Findings, *, by_core: bool, direct: bool = False, near_gpu: str = "") -> None:
     """Says what was found of GPUs, and how their tensors travel.
 
     Args:
         by_core: with BPS_DEVICE_ROUTE=1.
         direct: and with BPS_GPUDIRECT=1.
+        near_gpu: BPS_RDMA_NEAR_GPU.
     """
     found = report.gpus
     if not found.found:
@@ -170,8 +177,9 @@ def look_at_gpus(report: Findings, *, by_core: bool, direct: bool = False) -> No
     for gpu in found.found:
         where = f"{gpu.name}, {gpu.memory_bytes >> 30} GiB, PCI {gpu.address}"
         node = f", NUMA node {gpu.node}" if gpu.node >= 0 else ""
-        near = f"; {_NEAR[gpu.near]}: {', '.join(gpu.nics)}" if gpu.nics else "; no NIC is near"
+        near = f"; {_nics_of(gpu)}" if gpu.nics else "; no NIC is near"
         report.add(f"GPU {gpu.ordinal}", "ok", where + node + near)
+    _look_at_nics_of_gpus(report, chooses=near_gpu != "none" and (by_core or near_gpu != ""))
     if len(found.found) > 1:
         pairs = len(found.found) * (len(found.found) - 1) // 2
         fact = f"{found.pairs} of {pairs} pairs reach each other's memory, {found.linked} with atomics, as over NVLink"
@@ -183,6 +191,28 @@ def look_at_gpus(report: Findings, *, by_core: bool, direct: bool = False) -> No
     who = "the core (BPS_DEVICE_ROUTE=1)" if by_core else "threads of Python (BPS_DEVICE_ROUTE=0)"
     but = ", but for what RDMA devices take themselves" if direct else ""
     report.add("CUDA tensors", "ok", f"copied to pinned memory of this machine and back, by {who}{but}")
+
+
+def _nics_of(gpu: gpus.Gpu) -> str:
+    """All NICs, by their distance from it."""
+    near: dict[str, dict[int, list[str]]] = {}
+    for nic in gpu.by_distance:
+        near.setdefault(nic.how, {}).setdefault(nic.bridges, []).append(nic.name)
+    return "; ".join(
+        f"{_NEAR[how]}: {', then '.join(', '.join(names) for names in groups.values())}" for how, groups in near.items()
+    )
+
+
+def _look_at_nics_of_gpus(report: Findings, *, chooses: bool) -> None:
+    """Says which RDMA devices ranks use, where some are nearer to a GPU than others."""
+    known = {device["name"] for device in report.rdma.get("devices", [])}
+    lists = {gpu.ordinal: gpu.nics for gpu in report.gpus.found if gpu.nics and len(gpu.nics) < len(gpu.by_distance)}
+    if not any(known.intersection(nics) for nics in lists.values()):
+        return
+    use = "a rank uses those that are nearest to its GPU" if chooses else "a rank uses all, wherever its GPU is"
+    hint = "" if chooses else "set BPS_RDMA_NEAR_GPU=auto, or for each rank what its GPU says here"
+    lines = "; ".join(f"GPU {number}: BPS_RDMA_HCA=={','.join(nics)}" for number, nics in lists.items())
+    report.add("NICs of GPUs", "ok" if chooses else "note", f"{use}; {lines}", hint)
 
 
 def _look_at_memory(report: Findings, rule: str) -> None:

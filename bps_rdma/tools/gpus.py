@@ -7,11 +7,12 @@ CUDA's driver is opened as the core opens it, by name and at run time. cuInit() 
 from __future__ import annotations
 
 import ctypes
-import itertools
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from bps_rdma import _core
 
 _NO_DEVICE = 100  # CUDA's number for: there is a driver, and no GPU
 _SYSTEM_NOT_READY = 802
@@ -23,13 +24,32 @@ _SYS = Path("/sys")
 _PATIENCE_S = 20.0
 
 
+_ORDER = ("switch", "root", "node", "far")
+
+
 @dataclass
-class Gpu:
-    """A GPU: its number for CUDA, its PCI address, and the NICs that are nearest to it.
+class Near:
+    """A NIC, as a GPU sees it.
 
     Attributes:
-        near: "switch": these NICs and the GPU are behind one bridge or switch; "root": at one root complex; "node": at
-            one NUMA node; "": no NIC is nearer than others.
+        how: "switch": both are behind one bridge or switch; "root": at one root complex; "node": at one NUMA node;
+            "far": none of these, or nobody knows.
+        bridges: how many both are behind; more are nearer.
+    """
+
+    name: str
+    how: str
+    bridges: int
+
+
+@dataclass
+class Gpu:
+    """A GPU: its number for CUDA, its PCI address, and the NICs by their distance from it.
+
+    Attributes:
+        nics: those that are nearest to it.
+        near: how near they are; "": no NIC is nearer than others.
+        by_distance: all of them, the nearest ones first.
     """
 
     ordinal: int
@@ -40,6 +60,7 @@ class Gpu:
     node: int = -1
     nics: list[str] = field(default_factory=list)
     near: str = ""
+    by_distance: list[Near] = field(default_factory=list)
 
 
 @dataclass
@@ -81,14 +102,16 @@ def look(library: str, sysfs: Path = _SYS) -> Gpus:
     for gpu in gpus.found:
         place = sysfs / "bus/pci/devices" / gpu.address
         gpu.node = _node(place)
-        gpu.nics, gpu.near = _nearest(place, nics)
+        gpu.by_distance = _by_distance(place, nics)
+        nearest = _nearest(gpu.by_distance)
+        gpu.nics, gpu.near = [one.name for one in nearest], nearest[0].how if nearest else ""
     return gpus
 
 
 # ---- CUDA's driver
 
 
-class _DriverError(Exception):
+class DriverError(Exception):
     """The driver has refused a call."""
 
     def __init__(self, number: int, words: str) -> None:
@@ -96,28 +119,34 @@ class _DriverError(Exception):
         self.number = number
 
 
-class _Driver:
+class Driver:
+    """CUDA's driver, opened by name or path. Raises DriverError where it refuses a call."""
+
     def __init__(self, library: str) -> None:
         self._library = ctypes.CDLL(library)
 
     def call(self, function: str, *args: Any) -> None:
+        """Calls it."""
         number = getattr(self._library, function)(*args)
         if number != 0:
             text = ctypes.c_char_p()
             self._library.cuGetErrorString(number, ctypes.byref(text))
-            raise _DriverError(number, (text.value or b"an unknown error").decode())
+            raise DriverError(number, (text.value or b"an unknown error").decode())
 
     def number(self, function: str, *args: Any) -> int:
+        """The number that it puts where its first argument points."""
         found = ctypes.c_int()
         self.call(function, ctypes.byref(found), *args)
         return found.value
 
     def text(self, function: str, *args: Any) -> str:
+        """The text that it puts there."""
         found = ctypes.create_string_buffer(128)
         self.call(function, found, len(found), *args)
         return found.value.decode(errors="replace")
 
     def bytes_of(self, device: int) -> int:
+        """The memory of a GPU."""
         found = ctypes.c_size_t()
         self.call("cuDeviceTotalMem_v2", ctypes.byref(found), device)
         return found.value
@@ -137,13 +166,13 @@ def _answer(library: str) -> Gpus:
 
 def _ask_driver(gpus: Gpus, library: str) -> None:
     try:
-        driver = _Driver(library)
+        driver = Driver(library)
         driver.call("cuInit", 0)
         version = driver.number("cuDriverGetVersion")
         gpus.cuda = f"{version // 1000}.{version % 1000 // 10}"
         gpus.found = [_gpu(driver, ordinal) for ordinal in range(driver.number("cuDeviceGetCount"))]
         _ask_pairs(gpus, driver)
-    except _DriverError as error:
+    except DriverError as error:
         if error.number == _NO_DEVICE:
             return
         gpus.why_not = f"CUDA's driver cannot be used: {error}"
@@ -155,7 +184,7 @@ def _ask_driver(gpus: Gpus, library: str) -> None:
         gpus.hint = "install NVIDIA's driver 515 or newer; a container gets it by `docker run --gpus all`"
 
 
-def _gpu(driver: _Driver, ordinal: int) -> Gpu:
+def _gpu(driver: Driver, ordinal: int) -> Gpu:
     device = driver.number("cuDeviceGet", ordinal)
     return Gpu(
         ordinal=ordinal,
@@ -166,7 +195,7 @@ def _gpu(driver: _Driver, ordinal: int) -> Gpu:
     )
 
 
-def _ask_pairs(gpus: Gpus, driver: _Driver) -> None:
+def _ask_pairs(gpus: Gpus, driver: Driver) -> None:
     devices = [driver.number("cuDeviceGet", gpu.ordinal) for gpu in gpus.found]
     for place, one in enumerate(devices):
         for other in devices[:place]:
@@ -210,18 +239,12 @@ def _nics(sysfs: Path) -> dict[str, Path]:
     return {}
 
 
-def _nearest(gpu: Path, nics: dict[str, Path]) -> tuple[list[str], str]:
-    """The NICs with which a GPU has most of its way through the PCI bridges in common, and what that is."""
-    shared = {name: _shared(gpu, nic) for name, nic in nics.items()}
-    most = max(shared.values(), default=0)
-    if most > 0:
-        return [name for name, count in shared.items() if count == most], "switch" if most > 1 else "root"
-    node = _node(gpu)
-    return ([name for name, nic in nics.items() if _node(nic) == node], "node") if node >= 0 else ([], "")
+def _by_distance(gpu: Path, nics: dict[str, Path]) -> list[Near]:
+    """All NICs, the nearest ones first."""
+    found = [Near(name, *_core.distance_of(str(gpu), str(nic))) for name, nic in nics.items()]
+    return sorted(found, key=lambda one: (_ORDER.index(one.how), -one.bridges, one.name))
 
 
-def _shared(one: Path, other: Path) -> int:
-    """How many bridges two devices are behind together; the first is a root complex."""
-    steps = zip(one.resolve().parent.parts, other.resolve().parent.parts, strict=False)
-    common = [step for step, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], steps)]
-    return sum(step.startswith("pci") or step.count(":") == 2 for step in common)  # pci0000:16, 0000:16:01.0
+def _nearest(nics: list[Near]) -> list[Near]:
+    """Those of them to which a GPU is nearest; none where it is as far from all."""
+    return [one for one in nics if (one.how, one.bridges) == (nics[0].how, nics[0].bridges) and one.how != "far"]

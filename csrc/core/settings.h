@@ -60,6 +60,7 @@ struct TransportSettings {
 
 struct RdmaSettings {
   std::string hca;
+  std::string near_gpu;  // see node/near_gpu.h
   std::optional<unsigned> gid_index;
   std::optional<unsigned> traffic_class;
   std::optional<unsigned> service_level;

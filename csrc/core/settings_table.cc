@@ -146,6 +146,9 @@ constexpr Setting kTable[] = {
     {"BPS_RDMA_HCA", "NCCL_IB_HCA", "", kText, rdma<&RdmaSettings::hca>,
      "RDMA devices to use, as in mlx5_0:1,mlx5_1; '=' in front: exact names; '^' in front: all others; empty: all that "
      "are usable"},
+    {"BPS_RDMA_NEAR_GPU", "", "", kText, rdma<&RdmaSettings::near_gpu>,
+     "the GPU whose nearest RDMA devices this worker uses, unless BPS_RDMA_HCA lists some. auto: its own; a number, as "
+     "CUDA counts; a PCI address; none: all devices; empty: auto with BPS_DEVICE_ROUTE=1, else none"},
     {"BPS_RDMA_GID_INDEX", "NCCL_IB_GID_INDEX", "-1", whole(-1, 65535), rdma<&RdmaSettings::gid_index>,
      "entry of the GID table; -1: the best one, see `bps doctor`"},
     {"BPS_RDMA_TC", "NCCL_IB_TC", "-1", whole(-1, 255), rdma<&RdmaSettings::traffic_class>,

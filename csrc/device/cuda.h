@@ -42,7 +42,10 @@ constexpr int kCaptureRelaxed = 2;  // captures of other threads forbid this thr
 #define BPS_CUDA_FUNCTIONS(X)                                                                  \
   X(cuInit, (unsigned flags))                                                                  \
   X(cuGetErrorString, (Result error, const char** text))                                       \
+  X(cuDeviceGetCount, (int* count))                                                            \
+  X(cuDeviceGetPCIBusId, (char* address, int size, Ordinal device))                            \
   X(cuDevicePrimaryCtxRetain, (Context * context, Ordinal device))                             \
+  X(cuCtxGetDevice, (Ordinal * device))                                                        \
   X(cuCtxPushCurrent_v2, (Context context))                                                    \
   X(cuCtxPopCurrent_v2, (Context * context))                                                   \
   X(cuDeviceGetAttribute, (int* value, int attribute, Ordinal device))                         \

@@ -55,6 +55,9 @@ void Loops::find_rails() {
   const transport::rdma::RdmaRails found = transport::rdma::find_rdma(options_.rdma, options_.rdma_wish());
   if (!found.usable()) return do_without_rdma(found.why_not, found.hint);
   rails_ = found.rails;
+  if (const std::string& gpu = options_.rdma.near_gpu; !gpu.empty()) {
+    log_info("RDMA uses the ports that are nearest to the GPU at PCI " + gpu + ", where some are near");
+  }
 }
 
 void Loops::do_without_rdma(const std::string& why, const std::string& hint) {

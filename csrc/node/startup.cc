@@ -8,6 +8,7 @@
 #include "core/error.h"
 #include "node/local_address.h"
 #include "node/loop_count.h"
+#include "node/near_gpu.h"
 #include "node/tcp_rails.h"
 #include "transport/rdma/rdma.h"
 #include "transport/shm/shared_memory.h"
@@ -83,7 +84,7 @@ ProcessOptions::ProcessOptions(const Settings& all, const Startup& who)
     : settings(all),
       startup(who),
       allowed(usable_transports(all.transport.allowed)),
-      rdma(transport::rdma::RdmaOptions::from(all.rdma)),
+      rdma(rdma_options(all, who.is_worker() && allows(transport::Kind::kRdma))),
       faults(transport::fault::FaultPlan::parse(all.transport.fault)),
       key_hash(tensor::parse_key_hash(all.worker.key_hash)),
       cut{.partition_bytes = all.worker.partition_bytes, .min_partition_bytes = all.worker.min_partition_bytes},

@@ -6,8 +6,10 @@
 #include <utility>
 
 #include "core/memory_watch.h"
+#include "core/nearness.h"
 #include "core/settings.h"
 #include "node/local_address.h"
+#include "node/near_gpu.h"
 #include "node/tcp_rails.h"
 #include "python/bind.h"
 #include "python/interruptible.h"
@@ -49,7 +51,7 @@ Found find(const Settings& settings) {
   const std::string& interfaces = settings.transport.interface;
   const std::string host = node::local_address(settings.transport.node_host, interfaces, settings.job.root_uri);
   found.selection = transport::rdma::find_rdma(
-      transport::rdma::RdmaOptions::from(settings.rdma),
+      node::rdma_options(settings, true),
       {.index = std::nullopt, .address = node::numeric_address(host), .interfaces = node::interface_names(interfaces)});
   found.report = transport::rdma::rdma_report();  // after the settings have named the library
   found.tcp = node::find_tcp_rails(settings.transport, settings.job.root_uri);
@@ -120,6 +122,15 @@ void bind_doctor(py::module_& module) {
       py::arg("config"), py::arg("towards"), py::call_guard<WithoutGil>(),
       "The address of this host that its peers should use; without settings, that of the route to `towards`, or, where "
       "no route leads there, of the first interface that leads to other hosts.");
+  module.def(
+      "distance_of",
+      [](const std::string& one, const std::string& other) {
+        const Distance distance = distance_of(one, other);
+        return std::pair(to_string(distance.nearness), distance.bridges);
+      },
+      py::arg("one"), py::arg("other"),
+      "How near two devices are, of which these are the folders in sysfs: (\"switch\", \"root\", \"node\" or \"far\", "
+      "how many bridges of PCI both are behind).");
   module.def(
       "memory_watch_obstacle",
       [] {

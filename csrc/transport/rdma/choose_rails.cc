@@ -41,6 +41,14 @@ void prefer(std::vector<Usable>& ports, F wanted) {
   if (std::ranges::any_of(ports, wanted)) std::erase_if(ports, [&](const Usable& port) { return !wanted(port); });
 }
 
+void prefer_near(std::vector<Usable>& ports) {
+  const auto nearest = std::ranges::min_element(ports, [](const Usable& one, const Usable& other) {
+    return one.port->from_gpu.is_less_than(other.port->from_gpu);
+  });
+  if (nearest == ports.end() || nearest->port->from_gpu.nearness == Nearness::kFar) return;
+  prefer(ports, [least = nearest->port->from_gpu](const Usable& port) { return port.port->from_gpu == least; });
+}
+
 }  // namespace
 
 RailChoice choose_rails(const std::vector<RailCandidate>& candidates, const RailWish& wish) {
@@ -61,6 +69,7 @@ RailChoice choose_rails(const std::vector<RailCandidate>& candidates, const Rail
   } else {
     std::erase_if(ports, [&](const Usable& port) { return !works_beside(*best.entry, *port.choice.entry); });
     prefer(ports, [&](const Usable& port) { return wish.gid.names(port.choice.entry->interface); });
+    prefer_near(ports);
     prefer(ports, [&](const Usable& port) { return std::ranges::count(wish.near_nodes, port.port->numa_node) > 0; });
     std::stable_partition(ports.begin(), ports.end(), is_best);
   }

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "core/nearness.h"
 #include "transport/rdma/gid.h"
 #include "transport/rdma/rail.h"
 
@@ -14,6 +15,7 @@ struct RailCandidate {
   std::size_t place = 0;  // its place in BPS_RDMA_HCA
   std::uint32_t speed = 0;
   int numa_node = -1;
+  Distance from_gpu{};         // from the GPU that this process works with
   std::vector<GidEntry> gids;  // those of one port
 };
 
@@ -29,8 +31,9 @@ struct RailChoice {
 };
 
 // Chooses the best port first. Then it adds, in the order of the candidates, the others that can work beside it: active
-// ones, of the same kind of network, with an address of the same family. If the process is bound to NUMA nodes that
-// have ports, it takes only those. If BPS_INTERFACE names interfaces that have ports, it takes only those.
+// ones, of the same kind of network, with an address of the same family. If BPS_INTERFACE names interfaces that have
+// ports, it takes only those; then only those that are nearest to the GPU, unless all are far; and if the process is
+// bound to NUMA nodes that have ports, only those.
 RailChoice choose_rails(const std::vector<RailCandidate>& candidates, const RailWish& wish);
 
 }  // namespace bps::transport::rdma

@@ -36,6 +36,11 @@ RdmaRails nothing(const std::vector<RdmaDevice>& devices, const RdmaOptions& opt
   return {{}, reason, "give the interface an IP address, or set BPS_RDMA_GID_INDEX; `bps doctor` shows the GIDs"};
 }
 
+Distance distance_from_gpu(const RdmaOptions& options, const RdmaDevice& device) {
+  if (options.near_gpu.empty()) return {};
+  return distance_of("/sys/bus/pci/devices/" + options.near_gpu, "/sys/class/infiniband/" + device.name + "/device");
+}
+
 }  // namespace
 
 RdmaRails find_rdma(const RdmaOptions& options, GidWish wish) {
@@ -50,6 +55,7 @@ RdmaRails find_rdma(const RdmaOptions& options, GidWish wish) {
       candidates.push_back({.place = options.hca.place(device.name, port.number),
                             .speed = port.speed,
                             .numa_node = device.numa_node,
+                            .from_gpu = distance_from_gpu(options, device),
                             .gids = port.gids});
     }
   }

@@ -15,6 +15,7 @@ namespace bps::transport::rdma {
 
 struct RdmaOptions {
   HcaFilter hca;
+  std::string near_gpu{};  // the PCI address of the GPU whose nearest devices are used; empty: nobody asks for that
   std::optional<unsigned> gid_index;
   std::optional<unsigned> traffic_class;
   std::optional<unsigned> service_level;

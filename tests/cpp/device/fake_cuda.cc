@@ -356,6 +356,29 @@ Result cuMemcpyHtoDAsync_v2(Address to, const void* from, std::size_t size, Stre
   return kSuccess;
 }
 
+// ---- For `bps tune`
+
+Result cuStreamSynchronize(Stream stream) {
+  if (const Result result = usable(); result != kSuccess) return result;
+  wait_until([&] { return of(stream)->is_idle(); });
+  return broken ? kIllegalAddress : kSuccess;
+}
+Result cuMemAlloc_v2(Address* at, std::size_t size) {
+  if (const Result result = usable(); result != kSuccess) return result;
+  *at = reinterpret_cast<Address>(fake_allocate(size));
+  return kSuccess;
+}
+Result cuMemFree_v2(Address at) {
+  if (const Result result = usable(); result != kSuccess) return result;
+  fake_free(reinterpret_cast<void*>(at));  // NOLINT(performance-no-int-to-ptr): CUDA's own type
+  return kSuccess;
+}
+
+Result cuCtxGetDevice(Ordinal* device) {
+  *device = 0;
+  return contexts.empty() ? kInvalidContext : kSuccess;
+}
+
 // ---- For `bps doctor`: as many GPUs as FAKE_CUDA_GPUS says. The first four are linked, and others share PCIe alone.
 
 Result cuDriverGetVersion(int* version) {

@@ -197,6 +197,40 @@ def test_the_nics_near_a_gpu_are_those_that_share_most_bridges_with_it(tmp_path,
     assert (found.on_bus, found.has_peermem, found.kernel_driver) == (4, True, "550.54.15")
 
 
+def test_all_nics_are_shown_by_distance_and_who_uses_them(tmp_path, monkeypatch):
+    monkeypatch.setenv("FAKE_CUDA_GPUS", "2")
+    machine = Machine(tmp_path)
+    machine.add("pci0000:16/0000:16:01.0/0000:17:00.0/0000:18:00.0/0000:1a:00.0", 0, **GPU)
+    machine.add("pci0000:16/0000:16:01.0/0000:17:00.0/0000:18:04.0/0000:1c:00.0", 0, "mlx5_3", **NIC)
+    machine.add("pci0000:16/0000:16:01.0/0000:17:00.0/0000:18:04.0/0000:1c:00.1", 0, "mlx5_2", **NIC)
+    machine.add("pci0000:16/0000:16:01.0/0000:1e:00.0", 0, "mlx5_5", **NIC)
+    machine.add("pci0000:16/0000:16:03.0/0000:2c:00.0", 0, "mlx5_4", **NIC)
+    machine.add("pci0000:30/0000:30:01.0/0000:31:00.0", 0, "mlx5_1", **NIC)
+    machine.add("pci0000:80/0000:80:01.0/0000:81:00.0", 1, "mlx5_0", **NIC)
+    report = Findings()
+    report.rdma = {"devices": [{"name": f"mlx5_{number}"} for number in range(6)]}
+    report.gpus = gpus.look(gpu_arrays.driver(), tmp_path)
+    for by_core, near_gpu, state in (
+        (True, "", "ok"),
+        (False, "", "note"),
+        (False, "auto", "ok"),
+        (True, "none", "note"),
+    ):
+        report.checks.clear()
+        look_at_gpus(report, by_core=by_core, near_gpu=near_gpu)
+        checks = {check.name: check for check in report.checks}
+        assert checks["GPU 0"].fact.endswith(
+            "; behind the same PCIe switch: mlx5_2, mlx5_3, then mlx5_5; at the same PCIe root: mlx5_4; "
+            "at the same NUMA node: mlx5_1; farther: mlx5_0"
+        )
+        assert checks["GPU 1"].fact.endswith("; no NIC is near")
+        chosen = checks["NICs of GPUs"]
+        assert chosen.state == state
+        assert "GPU 0: BPS_RDMA_HCA==mlx5_2,mlx5_3" in chosen.fact
+        assert "GPU 1" not in chosen.fact
+        assert ("BPS_RDMA_NEAR_GPU=auto" in chosen.hint) == (state == "note")
+
+
 def test_without_a_driver_gpus_on_the_bus_are_a_note(tmp_path):
     Machine(tmp_path).add("pci0000:16/0000:16:01.0/0000:1a:00.0", 0, **GPU)
     report = Findings()

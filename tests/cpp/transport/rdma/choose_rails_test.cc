@@ -78,6 +78,32 @@ TEST(ChooseRails, TheNearestOnes) {
       << "the user knows better";
 }
 
+TEST(ChooseRails, TheNearestOnesToTheGpu) {
+  const Distance near{Nearness::kSwitch, 3}, at_root{Nearness::kRoot, 1}, far{};
+  auto ports = kThree;
+  const auto at = [&](Distance first, Distance second, Distance third) {
+    ports[0].from_gpu = first;
+    ports[1].from_gpu = second;
+    ports[2].from_gpu = third;
+    return devices(choose_rails(ports, {}));
+  };
+  EXPECT_EQ(at(far, near, at_root), "mlx5_1 ");
+  EXPECT_EQ(at(near, far, near), "mlx5_0 mlx5_2 ");
+  EXPECT_EQ(at(far, at_root, at_root), "mlx5_1 mlx5_2 ");
+  EXPECT_EQ(at({Nearness::kSwitch, 2}, near, far), "mlx5_1 ") << "the nearer of two switches";
+  EXPECT_EQ(at(far, far, {Nearness::kNode, 0}), "mlx5_2 ");
+  EXPECT_EQ(at(far, far, far), "mlx5_0 mlx5_1 mlx5_2 ") << "none is near";
+  (void)at(near, far, far);
+  ports[0].gids.clear();
+  EXPECT_EQ(devices(choose_rails(ports, {})), "mlx5_1 mlx5_2 ") << "the nearest one cannot be used";
+  (void)at(far, near, at_root);
+  EXPECT_EQ(devices(choose_rails(ports, {.gid = {}, .named = true})), "mlx5_1 mlx5_2 ") << "the user knows better";
+  ports = kThree;
+  ports[0].from_gpu = near;
+  const RailWish wish{.gid = {.index = {}, .address = "", .interfaces = {"eth1", "eth2"}}};
+  EXPECT_EQ(devices(choose_rails(ports, wish)), "mlx5_1 mlx5_2 ") << "and here";
+}
+
 TEST(ChooseRails, TheOrderOfTheListIsTheOrderOfUse) {
   auto ports = kThree;
   ports[0].place = 2;

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "node/near_gpu.h"
+
+#include <algorithm>
+#include <charconv>
+#include <filesystem>
+#include <iterator>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "core/error.h"
+#include "core/log.h"
+#include "device/devices.h"
+
+namespace bps::node {
+namespace {
+
+// CUDA's driver is opened only where there is something to choose.
+bool are_several() {
+  std::error_code none;
+  const std::filesystem::directory_iterator devices("/sys/class/infiniband", none);
+  return std::distance(begin(devices), end(devices)) > 1;
+}
+
+std::optional<device::cuda::Ordinal> number_in(std::string_view text) {
+  device::cuda::Ordinal number = 0;
+  const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc() || stop != text.data() + text.size() || number < 0) return std::nullopt;
+  return number;
+}
+
+bool is_address(std::string_view text) {
+  return std::ranges::count(text, ':') == 2 && text.find_first_not_of("0123456789abcdef:.") == text.npos;
+}
+
+std::string gpu_of(const Settings& settings) {
+  const std::string& wish = settings.rdma.near_gpu;
+  if (wish == "none" || (wish.empty() && !settings.worker.device_route)) return "";
+  if (is_address(wish)) return wish;
+  const auto number = number_in(wish);
+  if (!number && !wish.empty() && wish != "auto") {
+    throw Error(ErrorCode::kInvalidArgument, "BPS_RDMA_NEAR_GPU='" + wish + "' is not understood",
+                "give auto, none, the number of a GPU, or its PCI address as in 0000:1a:00.0");
+  }
+  if (!number && !are_several()) return "";
+  try {
+    return device::address_of_gpu(settings.worker.cuda_library, number, settings.job.local_rank);
+  } catch (const Error& error) {
+    if (number) throw;
+    log_info(std::string("RDMA devices are chosen without regard to a GPU: ") + error.what());
+    return "";
+  }
+}
+
+}  // namespace
+
+transport::rdma::RdmaOptions rdma_options(const Settings& settings, bool may_choose) {
+  auto options = transport::rdma::RdmaOptions::from(settings.rdma);
+  if (may_choose && !options.hca.names_ports()) options.near_gpu = gpu_of(settings);
+  return options;
+}
+
+}  // namespace bps::node
