@@ -22,6 +22,7 @@ from bps_rdma.launch.run import run_job
 from bps_rdma.terminal import wide_console
 from bps_rdma.tools.bench.plan import format_size, parse_size
 from bps_rdma.tools.outputs import check_outputs, progress, wrote
+from bps_rdma.tools.tune.copies import Copies, best_chunk, partition_for
 from bps_rdma.tools.tune.hosts import Predicted, cluster_of, predict, speeds_of
 from bps_rdma.tools.tune.measure import Found, Tell, Trial, has_servers_of_its_own, measure
 
@@ -100,8 +101,18 @@ def _progress(seconds: float, *, shown: bool) -> Iterator[Tell]:
 
 
 def settings_of(found: Found) -> dict[str, str]:
-    """The variables that the best partitions need; none where the default is as good."""
-    return {} if found.partition is None else {"BPS_PARTITION_BYTES": str(found.partition)}
+    """The variables that the best sizes need; none where the defaults are as good."""
+    settings = {} if found.partition is None else {"BPS_PARTITION_BYTES": str(found.partition)}
+    if found.copies is not None and (chunk := best_chunk(found.copies, found.costs, found.bucket)) is not None:
+        settings["BPS_GPU_CHUNK_BYTES"] = str(chunk)
+    return settings
+
+
+def settings_of_route(found: Found) -> dict[str, str]:
+    """The same for BPS_DEVICE_ROUTE=1; the job needs a GPU."""
+    assert found.copies is not None
+    partition = partition_for(found.copies, found.costs, found.partition)
+    return {"BPS_DEVICE_ROUTE": "1"} | ({} if partition is None else {"BPS_PARTITION_BYTES": str(partition)})
 
 
 def to_json(found: Found, predicted: Predicted | None) -> dict[str, Any]:
@@ -109,6 +120,8 @@ def to_json(found: Found, predicted: Predicted | None) -> dict[str, Any]:
     text = asdict(found) | {"settings": settings_of(found), "bucket_mb": found.bucket / (1 << 20)}
     text["step"] = {"predicted_s": found.costs.step(found.nbytes, found.bucket, found.backward_s)}
     text["step"]["measured_s"] = found.backward_s + shown_s(found)
+    if found.copies is not None:
+        text["settings_of_route"] = settings_of_route(found)
     if predicted is not None:
         cluster, without = predicted.cluster, predicted.without
         text["predicted"] = {
@@ -164,10 +177,16 @@ def _print(found: Found, predicted: Predicted | None) -> None:
     model = {size: costs.visible(found.nbytes, size) for size in (one.nbytes for one in found.buckets) if size}
     _print_trials(console, title, "what shows", found.buckets, model)
     _print_pairs(console, found)
+    _print_copies(console, found.copies)
     if not found.partitions:
         print("# partitions: not tried, because this job has servers of its own")
     for name, value in settings_of(found).items():
         print(f"export {name}={value}")
+    if found.copies is not None:
+        print(
+            "# with the core's own route: "
+            + " ".join(f"{name}={value}" for name, value in settings_of_route(found).items())
+        )
     if found.partitions and found.partition is None:
         print("# BPS_PARTITION_BYTES: the default is as good as any")
     step_s = found.costs.step(found.nbytes, found.bucket, found.backward_s)
@@ -259,6 +278,23 @@ def _print_pairs(console: Any, found: Found) -> None:
         quartiles = f"{pair.lower * 1e3:.2f} - {pair.upper * 1e3:.2f}"
         sizes = _size_of(pair.partition), format_size(pair.bucket)
         table.add_row(*sizes, f"{pair.seconds * 1e3:.2f}", quartiles, "best" if is_best else "")
+    console.print(table)
+
+
+def _print_copies(console: Any, copies: Copies | None) -> None:
+    if copies is None:
+        return
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    print(f"\ncopies of GPU {copies.gpu}, from and to pinned memory, one after the other")
+    table = Table(box=SIMPLE_HEAD)
+    for heading in ("size", "from it, ms", "GB/s", "to it, ms", "GB/s"):
+        table.add_column(heading, justify="right", overflow="fold")
+    for one in copies.points:
+        times = (f"{part:.{digits}f}" for time in (one.down_s, one.up_s) for part, digits in
+                 ((time * 1e3, 3), (one.nbytes / time / 1e9, 1)))  # fmt: skip
+        table.add_row(format_size(one.nbytes), *times)
     console.print(table)
 
 

@@ -19,6 +19,7 @@ import numpy.typing as npt
 import bps_rdma as bps
 from bps_rdma import job
 from bps_rdma.tools.bench.pattern import WrongResultError
+from bps_rdma.tools.tune.copies import Copies, measure_copies
 from bps_rdma.tools.tune.model import Costs, fit, neighbours
 
 Tell = Callable[[str, float], None]
@@ -28,6 +29,7 @@ _PARTITIONS = tuple(1 << power for power in range(16, 23))  # 64 KiB to 4 MiB
 _CYCLES = 5
 _WARM_UP = 2
 _FEWEST, _MOST = 3, 200  # rounds of one turn
+_SECONDS_OF_COPIES = 1.0
 _NOISE = 1.02
 _NAME = "bps-tune"
 
@@ -71,6 +73,7 @@ class Found:
         bucket: the best one.
         backward_s: how long the backward pass of a step takes.
         links: Gbit/s of the link of each host of the job, as its members know them; empty on one host.
+        copies: of this rank's GPU; None: it has none.
     """
 
     workers: int
@@ -85,6 +88,7 @@ class Found:
     bucket: int = 0
     backward_s: float = 0.0
     links: list[float] = field(default_factory=list)
+    copies: Copies | None = None
 
 
 def measure(nbytes: int, seconds: float, backward_s: float | None, tell: Tell) -> Found:
@@ -104,6 +108,8 @@ def measure(nbytes: int, seconds: float, backward_s: float | None, tell: Tell) -
         costs = fit([size for size, _ in points], [time for _, time in points])
         found = Found(bps.size(), bps.metrics()["transports"], nbytes, costs, points, partitions, partition)
         found.links = links_of_job()
+        tell("copies of a GPU", 0.4)
+        found.copies = measure_copies(job.current().config.text("BPS_CUDA_LIB"), bps.local_rank(), _SECONDS_OF_COPIES)
         found.backward_s = costs.seconds(nbytes) if backward_s is None else backward_s
         candidates = neighbours(costs.best_bucket(nbytes), nbytes, (1 << 20, 25 << 20))
         found.buckets = _compare_buckets(found, candidates, 0.25 * seconds, tell)
