@@ -2,6 +2,7 @@
 #include "van/server_weights.h"
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <string>
 
@@ -137,7 +138,7 @@ std::vector<std::uint32_t> ServerWeights::of(const Group& group) const {
   std::vector<std::uint32_t> weights(servers_);
   for (std::size_t i = 0; i < hosts.size(); ++i) {
     const double each = shares[i] * kAll / static_cast<double>(std::max<std::size_t>(hosts[i].servers.size(), 1));
-    for (const std::uint32_t server : hosts[i].servers) weights[server] = static_cast<std::uint32_t>(each + 0.5);
+    for (const std::uint32_t server : hosts[i].servers) weights[server] = static_cast<std::uint32_t>(std::lround(each));
   }
   return weights;
 }

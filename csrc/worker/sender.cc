@@ -90,7 +90,8 @@ Transfer* Sender::find_past(const ServerConnection& server) {
 }
 
 bool Sender::holds_back(const Transfer& transfer) {
-  if (transfer.operation->paces[transfer.pace].allows(transfer.parts[transfer.next].turn)) return false;
+  Operation* const operation = transfer.operation;  // null: a host's contribution, which no pace holds back
+  if (operation == nullptr || operation->paces[transfer.pace].allows(transfer.parts[transfer.next].turn)) return false;
   is_paced_ = true;
   return true;
 }
