@@ -179,7 +179,7 @@ def look_at_gpus(report: Findings, *, by_core: bool, direct: bool = False, near_
         node = f", NUMA node {gpu.node}" if gpu.node >= 0 else ""
         near = f"; {_nics_of(gpu)}" if gpu.nics else "; no NIC is near"
         report.add(f"GPU {gpu.ordinal}", "ok", where + node + near)
-    _look_at_nics_of_gpus(report, chooses=near_gpu != "none" and (by_core or near_gpu != ""))
+    _look_at_nics_of_gpus(report, chooses=near_gpu != "")
     if len(found.found) > 1:
         pairs = len(found.found) * (len(found.found) - 1) // 2
         fact = f"{found.pairs} of {pairs} pairs reach each other's memory, {found.linked} with atomics, as over NVLink"

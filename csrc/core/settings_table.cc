@@ -148,7 +148,7 @@ constexpr Setting kTable[] = {
      "are usable"},
     {"BPS_RDMA_NEAR_GPU", "", "", kText, rdma<&RdmaSettings::near_gpu>,
      "the GPU whose nearest RDMA devices this worker uses, unless BPS_RDMA_HCA lists some. auto: its own; a number, as "
-     "CUDA counts; a PCI address; none: all devices; empty: auto with BPS_DEVICE_ROUTE=1, else none"},
+     "CUDA counts; a PCI address; empty: all devices"},
     {"BPS_RDMA_GID_INDEX", "NCCL_IB_GID_INDEX", "-1", whole(-1, 65535), rdma<&RdmaSettings::gid_index>,
      "entry of the GID table; -1: the best one, see `bps doctor`"},
     {"BPS_RDMA_TC", "NCCL_IB_TC", "-1", whole(-1, 255), rdma<&RdmaSettings::traffic_class>,

@@ -36,12 +36,12 @@ bool is_address(std::string_view text) {
 
 std::string gpu_of(const Settings& settings) {
   const std::string& wish = settings.rdma.near_gpu;
-  if (wish == "none" || (wish.empty() && !settings.worker.device_route)) return "";
+  if (wish.empty()) return "";
   if (is_address(wish)) return wish;
   const auto number = number_in(wish);
-  if (!number && !wish.empty() && wish != "auto") {
+  if (!number && wish != "auto") {
     throw Error(ErrorCode::kInvalidArgument, "BPS_RDMA_NEAR_GPU='" + wish + "' is not understood",
-                "give auto, none, the number of a GPU, or its PCI address as in 0000:1a:00.0");
+                "give auto, the number of a GPU, or its PCI address as in 0000:1a:00.0");
   }
   if (!number && !are_several()) return "";
   try {

@@ -21,9 +21,9 @@ std::string gpu_of(const std::map<std::string, std::string>& variables, bool may
   return rdma_options(with(variables), may_choose).near_gpu;
 }
 
-TEST(NearGpu, IsNoneUnlessTheJobUsesGpus) {
+TEST(NearGpu, IsNoneUnlessOneIsAskedFor) {
   EXPECT_EQ(gpu_of({}), "");
-  EXPECT_EQ(gpu_of({{"BPS_RDMA_NEAR_GPU", "none"}, {"BPS_DEVICE_ROUTE", "1"}}), "");
+  EXPECT_EQ(gpu_of({{"BPS_DEVICE_ROUTE", "1"}}), "");
   EXPECT_EQ(gpu_of({{"BPS_RDMA_NEAR_GPU", "0"}}, false), "") << "of a server";
 }
 
@@ -47,7 +47,6 @@ TEST(NearGpu, IsRefusedWhereItIsNone) {
 
 // A rank of such a job may have arrays in CPU memory only.
 TEST(NearGpu, IsNotNeeded) {
-  EXPECT_EQ(gpu_of({{"BPS_DEVICE_ROUTE", "1"}, {"BPS_CUDA_LIB", "libno-such.so"}}), "");
   EXPECT_EQ(gpu_of({{"BPS_RDMA_NEAR_GPU", "auto"}, {"BPS_CUDA_LIB", "libno-such.so"}}), "");
 }
 

@@ -210,14 +210,9 @@ def test_all_nics_are_shown_by_distance_and_who_uses_them(tmp_path, monkeypatch)
     report = Findings()
     report.rdma = {"devices": [{"name": f"mlx5_{number}"} for number in range(6)]}
     report.gpus = gpus.look(gpu_arrays.driver(), tmp_path)
-    for by_core, near_gpu, state in (
-        (True, "", "ok"),
-        (False, "", "note"),
-        (False, "auto", "ok"),
-        (True, "none", "note"),
-    ):
+    for near_gpu, state in (("", "note"), ("auto", "ok")):
         report.checks.clear()
-        look_at_gpus(report, by_core=by_core, near_gpu=near_gpu)
+        look_at_gpus(report, by_core=True, near_gpu=near_gpu)
         checks = {check.name: check for check in report.checks}
         assert checks["GPU 0"].fact.endswith(
             "; behind the same PCIe switch: mlx5_2, mlx5_3, then mlx5_5; at the same PCIe root: mlx5_4; "
