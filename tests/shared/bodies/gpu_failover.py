@@ -116,4 +116,5 @@ def train(bps: Any, steps: int, delay_us: int = 200) -> dict[str, Any]:
             bps.commit()
             mark(f"step-{step}")
     bps.barrier()
-    return {"size": bps.size(), "device_bytes": bps.metrics()["total"]["device_bytes"]}
+    total = bps.metrics()["total"]
+    return {"size": bps.size(), "device_bytes": total["device_bytes_from"] + total["device_bytes_to"]}
