@@ -118,6 +118,7 @@ class LateOptimizer(WrappedOptimizer):
     """See CrossBarrier()."""
 
     _bps_kind = "CrossBarrier"
+    _bps_takes_means = True  # its steps use those of the last pass, also while another one is open
     _bps_model: torch.nn.Module
     _bps_steps_left: int
     # Updates to make, with the options of their step, and the version of what they change; None: others share that.

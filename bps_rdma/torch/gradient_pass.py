@@ -18,7 +18,7 @@ from bps_rdma.handle import wait_each
 from bps_rdma.kept_errors import keeping
 from bps_rdma.operations.begun import give_up, of_thread
 from bps_rdma.spans import Spans
-from bps_rdma.torch import membership, transfer
+from bps_rdma.torch import early_steps, membership, transfer
 from bps_rdma.torch.accumulation import UnroundedUnit
 from bps_rdma.torch.ordered_units import OrderedUnits
 from bps_rdma.torch.plan import Strategy, Unit
@@ -103,6 +103,8 @@ class GradientPass:
                 f"{entry.name!r} got another gradient, and the last backward has failed while gradients were averaged",
                 "call synchronize() on this rank first; if that returns, all ranks have means, and step",
             )
+        if early_steps.has_stepped_on(entry.parameter) and transfer.members_of(self._units.sent.group).size > 1:
+            raise early_steps.error_of_step(entry)
         if entry.parameter.grad is None:
             raise _dropped(entry)
         if entry.parameter.grad.layout is not torch.strided and not isinstance(unit, Rows):

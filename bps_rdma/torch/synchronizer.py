@@ -24,7 +24,7 @@ from bps_rdma.errors import BpsError, MismatchError
 from bps_rdma.operations import OperationOptions, ReduceOp
 from bps_rdma.operations.options import EXACT
 from bps_rdma.spans import spans
-from bps_rdma.torch import membership, transfer
+from bps_rdma.torch import early_steps, membership, transfer
 from bps_rdma.torch.bucket_sizes import BucketSizes, bucket_sizes, sizes_of
 from bps_rdma.torch.checks import check_exact, check_number, check_parameter
 from bps_rdma.torch.gradient_pass import GradientPass
@@ -104,6 +104,7 @@ class GradientSynchronizer:
         for entry in self.entries:
             check_parameter(entry.name, entry.parameter)
         self._pass: GradientPass | None = None
+        early_steps.begin_to_look()
         self._spans = spans()
         self.exposed_s = 0.0  # seconds spent waiting in finish(), all passes together
         self.passes = 0
@@ -162,6 +163,8 @@ class GradientSynchronizer:
             self._pass = GradientPass(
                 self._ordered, self._strategy, self._unrounded, self._unused, self._must_use, self._spans, arrives
             )
+            if transfer.members_of(self.sent.group).size > 1:
+                early_steps.watch(self)
         return self._pass
 
     @property
