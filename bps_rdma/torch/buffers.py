@@ -13,6 +13,7 @@ from bps_rdma import Group
 from bps_rdma.errors import MismatchError
 from bps_rdma.operations import OperationOptions
 from bps_rdma.torch import transfer
+from bps_rdma.torch.returned import others_moved
 
 
 class BufferBroadcast:
@@ -67,6 +68,7 @@ class BufferBroadcast:
                 parts = typed.split([buffer.numel() for buffer in buffers])  # type: ignore[no-untyped-call]
                 shaped = [part.view(buffer.shape) for buffer, part in zip(buffers, parts, strict=True)]
                 torch._foreach_copy_(buffers, shaped)
+        others_moved(lambda: sum(buffer.nbytes for buffers in alike.values() for buffer in buffers))
 
     def _check(self, buffers: list[torch.Tensor]) -> None:
         """Checks that all ranks have the same buffers: with others, a rank would wait under other names."""

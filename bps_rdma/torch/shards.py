@@ -10,6 +10,7 @@ import torch
 import bps_rdma
 from bps_rdma import Group
 from bps_rdma.torch.broadcast_objects import Transfer, broadcast_tensors, bytes_of, nbytes
+from bps_rdma.torch.returned import others_moved, sharers
 from bps_rdma.torch.transfer import members_of, zeros_beside
 
 # Parameters up to this size are sent together with others of their owner: twice as fast as one by one. Above it the
@@ -138,6 +139,7 @@ class Shards:
                 torch.cat([_bytes(param) for param in params], out=flat)
             packs.append(Transfer(f"ShardedOptimizer.small.{number}.{owner}.{size}", owner, flat))
         broadcast_tensors([*packs, *alone], self._members, in_order=True)
+        others_moved(lambda: sum(each.tensor.nbytes for each in (*packs, *alone)) // sharers())
         for pack, params in zip(packs, together.values(), strict=True):
             if pack.root != rank:
                 _unpack(pack.tensor, params)

@@ -24,7 +24,7 @@ from bps_rdma.errors import BpsError, MismatchError
 from bps_rdma.operations import OperationOptions, ReduceOp
 from bps_rdma.operations.options import EXACT
 from bps_rdma.spans import spans
-from bps_rdma.torch import early_steps, membership, transfer
+from bps_rdma.torch import early_steps, membership, returned, transfer
 from bps_rdma.torch.bucket_sizes import BucketSizes, bucket_sizes, sizes_of
 from bps_rdma.torch.checks import check_exact, check_number, check_parameter
 from bps_rdma.torch.gradient_pass import GradientPass
@@ -32,6 +32,7 @@ from bps_rdma.torch.ordered_units import OrderedUnits
 from bps_rdma.torch.plan import StrategyName, Unit, strategy_of
 from bps_rdma.torch.ranges import noted
 from bps_rdma.torch.refused import Refused
+from bps_rdma.torch.sparse import Rows
 from bps_rdma.torch.units import Bucket, IndexedParameter, Sent, Single, strides_of
 from bps_rdma.torch.unrounded_passes import UnroundedPasses
 from bps_rdma.torch.unused import UnusedParameters
@@ -233,6 +234,7 @@ class GradientSynchronizer:
                 self._end_pass()
                 ending.wait()
                 bps_rdma.commit(self.sent.group)  # or some ranks would use gradients that others have not got
+            returned.others_moved(self._bytes, lambda: [entry.parameter for entry in self.entries])
         except BaseException as error:
             self._fail(ending, error)
             raise
@@ -318,6 +320,7 @@ class GradientSynchronizer:
         begin = time.perf_counter()
         with noted(self._spans, "wait for gradients"):
             unit.wait()
+            returned.others_moved(lambda: _bytes_of(entry), lambda: [entry.parameter])
             unused = self._frozen if self._unused is None else self._unused.found()
         self.exposed_s += time.perf_counter() - begin
         mean = unit.release()
@@ -351,6 +354,10 @@ class GradientSynchronizer:
         if is_void:
             self._pass = None
         return is_void
+
+    def _bytes(self) -> int:
+        """Those that a pass has moved at least."""
+        return sum(_bytes_of(entry) for unit in self.units if not isinstance(unit, Rows) for entry in unit.entries)
 
     def _end_pass(self) -> None:
         self._pass, self.passes = None, self.passes + 1  # nothing comes between
@@ -425,6 +432,10 @@ class GradientSynchronizer:
         self._ordered.close()
         for hook in self.hooks:
             hook.remove()
+
+
+def _bytes_of(entry: IndexedParameter) -> int:
+    return entry.parameter.numel() * entry.parameter.itemsize // returned.sharers()
 
 
 def _sizes_for(entries: Iterable[IndexedParameter], sparse: frozenset[str]) -> BucketSizes:

@@ -14,7 +14,7 @@ from strategies import every_strategy
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from bps_rdma.errors import BpsError
-from bps_rdma.torch import DistributedDataParallel, ShardedOptimizer
+from bps_rdma.torch import CrossBarrier, DistributedDataParallel, DistributedOptimizer, ShardedOptimizer
 
 
 def put(gradients: Any, model: Any) -> None:
@@ -146,6 +146,8 @@ def by_the_script(model: Any, optimizer: Any, x: torch.Tensor) -> None:
 
 
 def allowed(bps: Any, use: Callable[[Any, Any, torch.Tensor], None]) -> None:
+    if use is by_torch:
+        torch.distributed.init_process_group("bps")
     model: Any = DistributedDataParallel(training.seeded(training.Plain))
     alone = training.seeded(training.Plain)
     optimizer = sgd_of(model)
@@ -156,7 +158,71 @@ def allowed(bps: Any, use: Callable[[Any, Any, torch.Tensor], None]) -> None:
     assert training.distance(alone, model) > 0, "it has trained"
 
 
-USES = [inner_steps, curvature, looked_at, of_another_model, scaled, by_the_script, by_the_script_with_ours]
+def many_at_once(model: Any, optimizer: Any, x: torch.Tensor) -> None:
+    import bps_rdma.torch as bps
+
+    put(bps.push_pull_many(gradients_of(model, x)), model)
+    optimizer.step()
+
+
+def in_a_flat_buffer(model: Any, optimizer: Any, x: torch.Tensor) -> None:
+    """As bfloat16, which is half as long."""
+    import bps_rdma.torch as bps
+
+    found = gradients_of(model, x)
+    flat = bps.push_pull(torch.nn.utils.parameters_to_vector(found).bfloat16()).float()
+    put([part.view_as(each) for part, each in zip(flat.split([g.numel() for g in found]), found, strict=True)], model)
+    optimizer.step()
+
+
+def by_torch(model: Any, optimizer: Any, x: torch.Tensor) -> None:
+    """Its backend is ours."""
+    import torch.distributed as dist
+
+    found = gradients_of(model, x)
+    for each in found:
+        dist.all_reduce(each)
+    put([each / dist.get_world_size() for each in found], model)
+    optimizer.step()
+
+
+def at_a_root(model: Any, optimizer: Any, x: torch.Tensor) -> None:
+    """It gets all, and sends the means back."""
+    import bps_rdma.torch as bps
+
+    found = gradients_of(model, x)
+    for each in found:
+        parts = bps.gather(each[None].contiguous(), root=0)
+        if parts is not None and bps.rank() == 0:
+            each.copy_(parts.mean(0))
+        bps.broadcast(each, 0)
+    put(found, model)
+    optimizer.step()
+
+
+def one_after_the_other(model: Any, optimizer: Any, x: torch.Tensor) -> None:
+    """Each gradient is asked for, and averaged, by itself; then two optimizers use a half each."""
+    import bps_rdma.torch as bps
+
+    loss, trained = training.loss_of(model(x)), trained_of(model)
+    for each in trained:
+        each.grad = bps.push_pull(torch.autograd.grad(loss, each, retain_graph=True)[0])
+    for half in (trained[::2], trained[1::2]):
+        torch.optim.SGD(half, lr=0.1).step()
+
+
+def by_another_wrapper(model: Any, optimizer: Any, x: torch.Tensor) -> None:
+    """It averages what it finds in .grad, and the plain optimizer makes the step."""
+    other: Any = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    put(gradients_of(model, x), model)
+    other.synchronize()
+    optimizer.step()
+
+
+USES = [
+    inner_steps, curvature, looked_at, of_another_model, scaled, by_the_script, by_the_script_with_ours, many_at_once,
+    in_a_flat_buffer, by_torch, at_a_root, one_after_the_other, by_another_wrapper,
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("use", USES)
@@ -208,3 +274,85 @@ def test_other_hooks_of_optimizers_run_as_well(bps: Any) -> None:
         hook.remove()
     assert len(steps) == 2
     assert training.same_everywhere(bps, models[0])
+
+
+class Large(torch.nn.Module):
+    """More buffers than parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = torch.nn.Linear(8, 64)
+        self.register_buffer("seen", torch.zeros(1000))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Of (n, 8) makes (n, 64)."""
+        found: torch.Tensor = self.last(x)
+        return found
+
+
+@harness.on_ranks(workers=2)
+def test_other_operations_do_not_count(bps: Any) -> None:
+    """A script logs its loss meanwhile, and trains another, larger model."""
+    import bps_rdma.torch
+
+    def log(_: Any, x: torch.Tensor) -> None:
+        bps_rdma.torch.push_pull(x.mean(), "loss")
+        bps.barrier()
+
+    def look_again(model: Any, x: torch.Tensor) -> None:
+        model(x)
+
+    larger = [torch.nn.Sequential(torch.nn.Linear(8, 256), torch.nn.Linear(256, 4)) for _ in range(3)]
+    for each in larger:
+        bps_rdma.torch.broadcast_parameters(each.state_dict())
+    trained: Any = DistributedDataParallel(larger[0])
+    sgd: Any = DistributedOptimizer(sgd_of(larger[1]), larger[1].named_parameters())
+    late: Any = CrossBarrier(larger[2], sgd_of(larger[2]), larger[2].named_parameters())
+
+    def train(_: Any, x: torch.Tensor) -> None:
+        for each in (trained, *larger[1:]):
+            training.loss_of(each(x)).backward()
+        sgd.step()
+        late.step()
+        late.synchronize()
+        for each in (*larger, late):
+            each.zero_grad()
+
+    train(None, share_of(bps, 0))  # in the first pass the ranks agree on what they train, as texts
+    for use in (log, look_again, train):
+        model: Any = DistributedDataParallel(training.seeded(Large))
+        optimizer = sgd_of(model)
+        for step in range(2):
+            optimizer.zero_grad()
+            found = gradients_of(model, share_of(bps, step))
+            use(model, share_of(bps, step))
+            put(found, model)
+            for _ in range(2):
+                with pytest.raises(BpsError, match=r"'last\.weight' comes from torch\.autograd\.grad"):
+                    optimizer.step()
+        optimizer.zero_grad()
+        training.loss_of(model(share_of(bps, 0))).backward()
+        optimizer.step()
+
+
+@harness.on_ranks(workers=2)
+def test_sparse_ones_that_the_script_averages_are_used(bps: Any) -> None:
+    """They have fewer elements than the parameter."""
+    import bps_rdma.torch
+
+    inner = torch.nn.Embedding(1000, 4, sparse=True)
+    bps_rdma.torch.broadcast_parameters(inner.state_dict())
+    model: Any = DistributedDataParallel(inner)
+    optimizer = sgd_of(model)
+    places = torch.tensor([bps.rank(), 5])
+    for _ in range(2):
+        optimizer.zero_grad()
+        own = torch.autograd.grad(model(places).pow(2).sum(), inner.weight)[0].coalesce()
+        inner.weight.grad = own
+        with pytest.raises(BpsError, match=r"'weight' comes from torch\.autograd\.grad"):
+            optimizer.step()
+        rows = bps_rdma.torch.all_gather(own.indices()[0].contiguous())
+        values = bps_rdma.torch.all_gather(own.values().contiguous())
+        inner.weight.grad = torch.sparse_coo_tensor(rows[None], values / 2, inner.weight.shape)
+        optimizer.step()
+    assert training.same_everywhere(bps, inner)
