@@ -18,6 +18,7 @@ import numpy as np
 
 from bps_rdma import _core, arrays
 
+WORLD = "world"  # the key of the group of all workers
 Name = tuple[str, str]  # the key of a group, and the name of a tensor in it
 Which = tuple[Name, int]  # an operation: its name and round
 
@@ -252,7 +253,7 @@ class Numbering:
         next: the round, from init() on, that comes next, of names that are not declared in this view.
     """
 
-    keys: dict[int, str] = field(default_factory=lambda: {0: "world"})
+    keys: dict[int, str] = field(default_factory=lambda: {0: WORLD})
     first: dict[Name, int] = field(default_factory=dict)
     next: dict[Name, int] = field(default_factory=dict)
 

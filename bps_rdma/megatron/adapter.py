@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
-from bps_rdma import extras
+from bps_rdma import Group, extras
 from bps_rdma.errors import InvalidArgumentError
 from bps_rdma.megatron.arguments import check_options, check_version, is_set
 from bps_rdma.megatron.communicator import Communicator
@@ -183,21 +183,34 @@ def attach(ddp: Any) -> int:
     """
     check_options(ddp.ddp_config)
     membership.init()
-    chunk = unique("megatron")  # ranks of a data-parallel group make their model chunks in the same order
+    chunks = _Chunks()
     replaced = 0
     for kind in ("bucket_groups", "expert_parallel_bucket_groups"):
         groups = getattr(ddp, kind)
         for number, bucket_group in enumerate(groups):
-            name = f"{chunk} {kind.removesuffix('bucket_groups')}{number}"
+            name = f"{kind.removesuffix('bucket_groups')}{number}"
             # The last bucket group is sent last, and its parameters are what the next forward needs first.
-            replaced += _attach_to(bucket_group, name, priority=number)
+            replaced += _attach_to(bucket_group, chunks, name, priority=number)
     follow_moves(ddp)
     watch_first_step(ddp)
     watch_order(ddp)
     return replaced
 
 
-def _attach_to(bucket_group: Any, name: str, priority: int) -> int:
+class _Chunks:
+    """The name of one model chunk in each data-parallel group. The ranks of a group make its chunks in one order."""
+
+    def __init__(self) -> None:
+        self._names: dict[Group | None, str] = {}
+
+    def name_in(self, group: Group | None) -> str:
+        """The same for all bucket groups of the chunk."""
+        if group not in self._names:
+            self._names[group] = unique("megatron", group)
+        return self._names[group]
+
+
+def _attach_to(bucket_group: Any, chunks: _Chunks, name: str, priority: int) -> int:
     replaced = known = 0
     for attribute in _GROUPS:
         stock = getattr(bucket_group, attribute, None)
@@ -205,7 +218,9 @@ def _attach_to(bucket_group: Any, name: str, priority: int) -> int:
             continue
         known += 1
         if stock.size() > 1:
-            communicator = Communicator(stock, membership.group_of(stock), f"{name} {attribute}", priority)
+            group = membership.group_of(stock)
+            full_name = f"{chunks.name_in(group)} {name} {attribute}"
+            communicator = Communicator(stock, group, full_name, priority)
             setattr(bucket_group, attribute, communicator)
             replaced += 1
     if not known:

@@ -45,7 +45,7 @@ class HookState:
         running = job.current()
         method = text_of(compression, exact)
         ours = group_of(group)  # waits for other ranks
-        self._sent = Sent(unique("ddp hook"), ours, method, running.min_compress_bytes)
+        self._sent = Sent(unique("ddp hook", ours), ours, method, running.min_compress_bytes)
         self._is_exact = running.compression(Dtype.float32, 1 << 60, method) == EXACT
         self._numbers: dict[tuple[int, ...], int] = {}  # the parameters of a bucket -> its number
         self._is_first_pass = True

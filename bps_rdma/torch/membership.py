@@ -23,8 +23,10 @@ import torch.distributed as dist
 import bps_rdma
 from bps_rdma import Group, _core, job
 from bps_rdma.errors import BpsError, DeadlineError, InvalidArgumentError, RoundAbortedError
+from bps_rdma.failover import WORLD
 from bps_rdma.hosts import host_identity
 from bps_rdma.job import Membership
+from bps_rdma.running_job import Job
 from bps_rdma.settings import config_with
 from bps_rdma.torch import rendezvous
 
@@ -130,8 +132,8 @@ def resume(
     if global_rank is not None:
         changed["rank"] = global_rank
     job.join(changed, resumes=_suspended is not None)
-    if _suspended is not None:  # modules that go on keep their names, so new ones must not get them
-        job.current().part(Names).given.update(_suspended.given)
+    if _suspended is not None:
+        job.current().part(Names).go_on_from(_suspended)
         _suspended = None
 
 
@@ -252,23 +254,30 @@ _jobs = itertools.count(1)  # that this process has been in
 
 
 class Names:
-    """The names given out in one job."""
+    """The names given out in one job.
+
+    Each group counts for itself: its ranks make its wrappers in one order, and may be in other groups as well.
+    """
 
     outlives_view = True  # modules and optimizers that have the names stay
 
     def __init__(self) -> None:
-        self.given: Counter[str] = Counter()
+        self.given: Counter[tuple[str, str]] = Counter()  # by key of the group, and prefix
         self.job = next(_jobs)
 
-    def give(self, prefix: str) -> str:
-        """A name that nothing else in the job has: "ddp 0", "ddp 1", "ddp 2", ..."""
-        self.given[prefix] += 1
-        return f"{prefix} {self.given[prefix] - 1}"
+    def give(self, prefix: str, key: str) -> str:
+        """A name that nothing else in the group with this key has: "ddp 0", "ddp 1", "ddp 2", ..."""
+        self.given[key, prefix] += 1
+        return f"{prefix} {self.given[key, prefix] - 1}"
 
-    def take_back(self, prefix: str, name: str) -> None:
+    def take_back(self, prefix: str, key: str, name: str) -> None:
         """Lets give() return a name again, if it was the last one: what had it could not be made."""
-        if name == f"{prefix} {self.given[prefix] - 1}":
-            self.given[prefix] -= 1
+        if name == f"{prefix} {self.given[key, prefix] - 1}":
+            self.given[key, prefix] -= 1
+
+    def go_on_from(self, before: Names) -> None:
+        """Modules that go on in this job keep their names: new ones must not get them. Groups of `before` do not."""
+        self.given.update({each: count for each, count in before.given.items() if each[0] == WORLD})
 
 
 View: TypeAlias = tuple[int, int]  # the number of the job in this process, and that of the view in the job
@@ -280,9 +289,17 @@ def view() -> View:
     return running.part(Names).job, running.epoch
 
 
-def unique(prefix: str) -> str:
-    """A name that nothing else in the job has. What may raise RoundAbortedError before it is made needs naming()."""
-    return job.current().part(Names).give(prefix)
+def unique(prefix: str, group: Group | None) -> str:
+    """A name that nothing else in the group has. What may raise RoundAbortedError before it is made needs naming()."""
+    running = job.current()
+    return running.part(Names).give(prefix, _key_of(running, group))
+
+
+def _key_of(running: Job, group: Group | None) -> str:
+    if group is None:
+        return WORLD
+    # What belongs to a group of another job, as a copy that is evaluated in this one, may have a name and cannot use it.
+    return running.numbering.keys[group._id] if running.groups.get(group._id) == group else ""
 
 
 @contextlib.contextmanager
@@ -295,16 +312,16 @@ def naming(prefix: str, group: Group | None) -> Iterator[str]:
     """
     init()
     running = job.current()
-    names = running.part(Names)
-    name = names.give(prefix)
+    names, key = running.part(Names), _key_of(running, group)
+    name = names.give(prefix, key)
     try:
         yield name
     except RoundAbortedError:
-        names.take_back(prefix, name)
+        names.take_back(prefix, key, name)
         raise
     if running.may_lose_members and not job.current().has_entrants:
         try:
             bps_rdma.barrier(group)
         except BaseException:  # also Ctrl-C: the others, which still come to this barrier, have not made it either
-            names.take_back(prefix, name)
+            names.take_back(prefix, key, name)
             raise

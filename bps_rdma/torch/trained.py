@@ -144,7 +144,7 @@ class TrainedParameters:
         """The prefix of the names of the owner; a copy gets it at its first use."""
         if self._prefix is None:
             membership.init()
-            self._prefix = unique(self._kind)
+            self._prefix = unique(self._kind, self._group)
         return self._prefix
 
     @property

@@ -50,7 +50,7 @@ class TrainingState:
         self.model = model
         self.optimizer = optimizer
         self._names = tuple(values)
-        self._prefix = unique("state")
+        self._prefix = unique("state", None)
         self._view: View | None = None  # for which it holds
         for name, value in values.items():
             setattr(self, name, value)
