@@ -28,6 +28,7 @@ from bps_rdma.torch.checks import check_count, check_layers, check_module, check
 from bps_rdma.torch.compression import Compression
 from bps_rdma.torch.holders import is_of_the_script, is_shared
 from bps_rdma.torch.membership import AnyGroup, init, resume, suspend
+from bps_rdma.torch.modes import as_in_step
 from bps_rdma.torch.ops import push_pull, push_pull_async_inplace
 from bps_rdma.torch.optimizer import DistributedOptimizer, SynchronousOptimizer
 from bps_rdma.torch.parameters import names_of
@@ -127,12 +128,14 @@ class LateOptimizer(WrappedOptimizer):
     _bps_pending: dict[torch.nn.Parameter, PendingGradient]  # the stand-in in .grad of those that were sent
     _bps_sent: set[torch.nn.Parameter]  # in this pass
     _bps_hooked: weakref.WeakSet[torch.nn.Module]
+    _bps_default_device: torch.device  # in the last step()
     _bps_lock: threading.RLock  # who updates: another thread may save a checkpoint
     _bps_is_updating: bool  # under the lock: the last update is no longer due, and not made yet
 
     def _bps_set_up(self) -> None:
         super()._bps_set_up()
         self._bps_due, self._bps_pending, self._bps_sent = {}, {}, set()
+        self._bps_default_device = torch.get_default_device()
         self._bps_lock, self._bps_is_updating = threading.RLock(), False
         self._bps_hooked = weakref.WeakSet()
         self._bps_hook_modules()
@@ -228,6 +231,7 @@ class LateOptimizer(WrappedOptimizer):
         unused = synchronizer.finish_later()
         self._bps_left.clear()
         self._bps_sent.clear()
+        self._bps_default_device = torch.get_default_device()
         for options in self.param_groups:
             # Schedulers write to a learning rate that is a tensor.
             kept = {name: tree_map(_copy, value) for name, value in options.items() if name != "params"}
@@ -258,7 +262,7 @@ class LateOptimizer(WrappedOptimizer):
             self._bps_update(list(self._bps_due))
 
     def _bps_update(self, parameters: Iterable[torch.nn.Parameter | None]) -> None:
-        with self._bps_lock:
+        with self._bps_lock, as_in_step(self._bps_default_device):
             self._bps_is_updating = True
             try:
                 for parameter in parameters:
