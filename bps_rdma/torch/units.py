@@ -272,8 +272,13 @@ class Bucket:
                 if theirs is not None:
                     self._theirs[entry] = theirs, None
 
+    def _is_shared(self) -> bool:
+        """Whether anything but its views has this memory. One to which `.grad.data = ...` gave other has left it."""
+        left = sum(view.data_ptr() != self._addresses[entry] for entry, view in self._views.items())
+        return sharers_of(self._memory) != self._sharers - left
+
     def _is_kept(self) -> bool:
-        if sharers_of(self._memory) != self._sharers:
+        if self._is_shared():
             return True
         found = [sys.getrefcount(view) for view in self._views.values()]
         return found != self._references and any(
@@ -375,7 +380,7 @@ class Bucket:
 
     def close(self) -> None:
         """Gives gradients that nobody holds memory of their own: that of the bucket is then freed."""
-        if not self._lends or sharers_of(self._memory) != self._sharers:
+        if not self._lends or self._is_shared():
             return
         found = [sys.getrefcount(view) for view in self._views.values()]
         for (entry, view), number, own in zip(self._views.items(), found, self._references, strict=True):

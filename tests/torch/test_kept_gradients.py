@@ -60,6 +60,30 @@ def moved(model: nn.Module, optimizer: Any, samples: Callable[[int], torch.Tenso
         optimizer.step()
 
 
+def kept_and_moved(bps: Any) -> None:
+    """Keeps as many gradients as it gives other memory."""
+    cut = training.share(bps.rank(), bps.size())
+    for number, keep in enumerate(KEPT[1:]):
+        for name, wrap in wraps(bps).items():
+            trained = training.seeded(training.Plain)
+            model, optimizer = wrap(trained)
+            found, then = [], []
+            for step in range(4):
+                optimizer.zero_grad()
+                training.loss_of(model(training.batch(step, *cut))).backward()
+                for parameter in trained.parameters():
+                    if parameter.grad is not None:
+                        found.append(keep(parameter.grad))
+                        then.append(found[-1].clone())
+                        parameter.grad.data = parameter.grad.data / 2
+                optimizer.step()
+            assert all(torch.equal(*each) for each in zip(found, then, strict=True)), (number, name)
+
+
+def test_kept_gradients_stay_beside_those_that_get_other_memory():
+    harness.run(kept_and_moved, workers=2)
+
+
 class Pixels(nn.Module):
     def __init__(self) -> None:
         super().__init__()
