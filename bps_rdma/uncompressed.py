@@ -6,6 +6,7 @@ from __future__ import annotations
 import enum
 
 from bps_rdma import _core
+from bps_rdma.compression import Codec
 
 COMPRESSIBLE = (_core.Dtype.float32, _core.Dtype.float16, _core.Dtype.bfloat16)
 _BYTES = {_core.Dtype.float64: 8, _core.Dtype.float32: 4, _core.Dtype.float16: 2, _core.Dtype.bfloat16: 2}
@@ -39,7 +40,7 @@ class Remarks:
     outlives_view = True
 
     def __init__(self) -> None:
-        self._said: set[Reason] = set()
+        self._said: set[tuple[Reason, bool]] = set()  # with whether momentum is lost
         self._small = ""  # a tensor that was too small, while nothing is compressed
         self._applies = False
 
@@ -50,17 +51,22 @@ class Remarks:
     def note(self, reason: Reason, name: str, method: str, dtype: _core.Dtype, elements: int, smallest: int) -> None:
         """Says that `method` does not apply to a tensor, unless that was said of another one for the same reason.
 
-        Small tensors are what one expects, and a line at the level INFO; unless there were no others, see close().
+        Small tensors are what one expects, and a line at the level INFO; unless there were no others, see close(), or
+        they lack the momentum that others get, which changes what is trained.
         """
         is_small = reason is Reason.size or (reason is Reason.code and elements * _BYTES[dtype] < smallest)
-        if reason in self._said and not is_small:
+        loses_momentum = Codec(method).momentum != 0
+        is_said = (reason, loses_momentum) in self._said
+        if is_said and not is_small:
             return
         text = f"{name!r} is not compressed by {method!r}: {_explain(reason, dtype, elements, smallest)}"
-        if is_small:
+        if loses_momentum:
+            text += ", so it gets no momentum: leave that of such tensors to the optimizer"
+        elif is_small:
             self._small = self._small or text
-        if reason not in self._said:
-            self._said.add(reason)
-            say = _core.log_info if is_small else _core.log_warning
+        if not is_said:
+            self._said.add((reason, loses_momentum))
+            say = _core.log_info if is_small and not loses_momentum else _core.log_warning
             say(f"{text}; this is said of the first such tensor only")
 
     def close(self) -> None:

@@ -63,6 +63,15 @@ def test_small_tensors() -> None:
     assert line == text + "; no tensor of this job was compressed"
 
 
+def test_a_tensor_that_gets_no_momentum() -> None:
+    """Compression would have given it that, and the optimizer has none: this is said also of small ones."""
+    (line,) = lines(with_a_large_one, TCP | {"BPS_COMPRESSION": "int8:momentum=0.9"})
+    assert "BPS_MIN_COMPRESS_BYTES, 65536, so it gets no momentum" in line
+    (line,) = lines(doubles, TCP | {"BPS_COMPRESSION": "int8:momentum=0.9"})
+    assert "'first'" in line
+    assert "so it gets no momentum" in line
+
+
 def half_of_a_half(bps: Any) -> None:
     bps.push_pull_inplace(halves(np.ones(100_000), "bfloat16"), name="b", compression=bps.BFloat16())
     bps.push_pull_inplace(halves(np.ones(100_000), "float16"), name="h", compression=bps.BFloat16())
