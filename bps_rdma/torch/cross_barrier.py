@@ -70,7 +70,8 @@ def CrossBarrier(  # noqa: N802
     either all ranks use a step or none does.
 
     Args:
-        model: uses each parameter in the forward of the module that owns it; on the CPU or on CUDA devices.
+        model: uses each parameter in the forward of the module that owns it; on the CPU or on CUDA devices. Not to be
+            trained through torch.compile, nor evaluated through it between step() and synchronize().
         optimizer: one that treats each parameter by itself, such as SGD, Adam, AdamW or RMSprop; not LBFGS.
         named_parameters: as for DistributedOptimizer.
         compression: how gradients are sent; as for DistributedOptimizer.
