@@ -13,13 +13,15 @@ namespace bps::device {
 namespace {
 
 constexpr std::size_t kBlock = 4 << 20;
-constexpr double kHangs_s = 60;  // nothing but the points holds these copies up
 constexpr auto kLook = std::chrono::microseconds(100);
 
 }  // namespace
 
-BlockingCopies::BlockingCopies(const Device& device, std::span<const Ready> behind)
-    : device_(device), current_(device), stream_(std::make_unique<CopyStream>(device, CopyStream::kNoDoorbell)) {
+BlockingCopies::BlockingCopies(const Device& device, std::span<const Ready> behind, double patience_s)
+    : device_(device),
+      current_(device),
+      patience_s_(patience_s),
+      stream_(std::make_unique<CopyStream>(device, CopyStream::kNoDoorbell)) {
   void* memory = nullptr;
   check(device.driver().call().cuMemHostAlloc(&memory, kBlock, cuda::kHostPortable | cuda::kHostDeviceMap));
   block_ = static_cast<std::byte*>(memory);
@@ -39,16 +41,14 @@ void BlockingCopies::to_device(std::byte* to, std::span<const std::byte> from) {
   for (std::size_t at = 0; at < from.size(); at += kBlock) {
     const std::size_t size = std::min(kBlock, from.size() - at);
     std::memcpy(block_, from.data() + at, size);
-    check(stream_->to_device(to + at, block_, size));
-    finish();
+    finish(stream_->to_device(to + at, block_, size));
   }
 }
 
 void BlockingCopies::to_host(std::span<std::byte> to, const std::byte* from) {
   for (std::size_t at = 0; at < to.size(); at += kBlock) {
     const std::size_t size = std::min(kBlock, to.size() - at);
-    check(stream_->to_host(block_, from + at, size));
-    finish();
+    finish(stream_->to_host(block_, from + at, size));
     std::memcpy(to.data() + at, block_, size);
   }
 }
@@ -56,10 +56,9 @@ void BlockingCopies::to_host(std::span<std::byte> to, const std::byte* from) {
 void BlockingCopies::within(std::byte* to, const std::byte* from, std::size_t size) {
   for (std::size_t at = 0; at < size; at += kBlock) {
     const std::size_t some = std::min(kBlock, size - at);
-    check(stream_->to_host(block_, from + at, some));
-    hangs_ = true;  // until finish()
-    check(stream_->to_device(to + at, block_, some));
-    finish();
+    cuda::Result put = stream_->to_host(block_, from + at, some);
+    if (put == cuda::kSuccess) put = stream_->to_device(to + at, block_, some);
+    finish(put);
   }
 }
 
@@ -67,21 +66,22 @@ void BlockingCopies::check(cuda::Result result) const {
   if (result != cuda::kSuccess) throw Error(device_.refusal("a copy", result));
 }
 
-// Waits for the copy that was put last. It is not given up before it has ended, as it changes memory of the caller.
-void BlockingCopies::finish() {
+// The copies are not given up before they have ended, as they change memory of the caller. Of one that was refused the
+// driver may have taken a part all the same.
+void BlockingCopies::finish(cuda::Result put) {
   hangs_ = true;
-  for (const Deadline until = Deadline::after(kHangs_s);; std::this_thread::sleep_for(kLook)) {
+  for (const Deadline until = Deadline::after(patience_s_);; std::this_thread::sleep_for(kLook)) {
     const cuda::Result state = stream_->state();
-    if (state == cuda::kSuccess) break;
     if (state != cuda::kNotReady) {
       hangs_ = false;  // nothing on a device goes on after an error of it
-      throw Error(device_.failure(state));
+      if (state != cuda::kSuccess) throw Error(device_.failure(state));
+      break;
     }
     if (!until.passed()) continue;
-    throw Error(ErrorCode::kTimeout, "GPU " + std::to_string(device_.ordinal()) + " has not ended a copy for a minute",
+    throw Error(ErrorCode::kTransport, "GPU " + std::to_string(device_.ordinal()) + " does not end a copy",
                 "see the kernel log (dmesg) and nvidia-smi for the state of the GPU");
   }
-  hangs_ = false;
+  check(put);
   check_interrupt();
 }
 

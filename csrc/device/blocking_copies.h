@@ -3,9 +3,9 @@
 // memory of its own. What a lost server has left of an operation is copied so, after the end of its view; the data path
 // has CopyStream.
 //
-// One thread uses it from its construction to its end. All but the destructor throw kTransport; the copies throw
-// kTimeout, too, if the GPU does not end one within a minute, and what a check of the thread throws between two blocks
-// (core/interrupt.h). Only then may a copy still be under way when a function has ended.
+// One thread uses it from its construction to its end. All but the destructor throw kTransport, also if the GPU does
+// not end a copy in time. The copies throw what a check of the thread throws, too (core/interrupt.h), between two
+// blocks.
 #pragma once
 
 #include <cstddef>
@@ -18,8 +18,10 @@ namespace bps::device {
 
 class BlockingCopies {
  public:
+  static constexpr double kPatience_s = 60;  // nothing but the points holds these copies up
+
   // The copies come behind these points.
-  BlockingCopies(const Device& device, std::span<const Ready> behind);
+  BlockingCopies(const Device& device, std::span<const Ready> behind, double patience_s = kPatience_s);
   ~BlockingCopies();
   BlockingCopies(const BlockingCopies&) = delete;
   BlockingCopies& operator=(const BlockingCopies&) = delete;
@@ -28,16 +30,20 @@ class BlockingCopies {
   void to_host(std::span<std::byte> to, const std::byte* from);
   // Copies within the device's memory.
   void within(std::byte* to, const std::byte* from, std::size_t size);
+  // Returns true when a copy may still be under way, after an error. Then the device's memory is to be kept for ever.
+  bool hangs() const { return hangs_; }
 
  private:
   void check(cuda::Result result) const;
-  void finish();
+  // Waits for copies that have been put. One that is not the first of them may have been refused.
+  void finish(cuda::Result put);
 
   const Device& device_;
   const Device::Current current_;
+  const double patience_s_;
   std::unique_ptr<CopyStream> stream_;
   std::byte* block_ = nullptr;
-  bool hangs_ = false;  // the GPU may still read or write the block
+  bool hangs_ = false;  // the GPU may still read or write the block, and what it is copied from or to
 };
 
 }  // namespace bps::device

@@ -98,7 +98,8 @@ void Suspension::write(std::uint32_t partition, std::span<const std::byte> from)
   if (!landed || landed->aside || from.size() <= landed->in_place) return;
   CallersMemory(on_device_).write(request_.output + extent.output_offset, from);
   const std::lock_guard lock(mutex_);
-  std::ranges::find(unfinished_, partition, &Unfinished::partition)->landed.in_place = from.size();
+  const auto one = std::ranges::find(unfinished_, partition, &Unfinished::partition);
+  if (one != unfinished_.end()) one->landed.in_place = from.size();
 }
 
 void Suspension::take_landed() {

@@ -55,7 +55,7 @@ enum class Resumption : std::uint8_t {
 class Suspension {
  public:
   // `on_device` is null for arrays in the host's memory. `continuation` may be null.
-  Suspension(const PartitionLayout& layout, const Request& request, const DeviceArrays* on_device,
+  Suspension(const PartitionLayout& layout, const Request& request, DeviceArrays* on_device,
              const Continuation* continuation)
       : layout_(layout), request_(request), on_device_(on_device), continuation_(continuation) {}
 
@@ -96,7 +96,7 @@ class Suspension {
 
   const PartitionLayout layout_;
   const Request& request_;
-  const DeviceArrays* const on_device_;
+  DeviceArrays* const on_device_;
   const Continuation* const continuation_;
   mutable std::mutex mutex_;
   std::vector<Unfinished> unfinished_;

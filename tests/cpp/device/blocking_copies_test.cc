@@ -10,6 +10,7 @@
 
 #include "core/error.h"
 #include "device/fake_device.h"
+#include "worker/callers_memory.h"
 
 namespace bps::device {
 namespace {
@@ -79,6 +80,22 @@ TEST_F(BlockingCopiesTest, SayWhatTheDriverRefuses) {
   copies.to_device(memory, host);  // it works
   FAKE(fake_refuse)("cuMemHostAlloc", 999, 0);
   EXPECT_THROW(BlockingCopies(device, {}), Error);
+}
+
+// A copy that the GPU does not end may change the array at any time: so the operation counts it for ever.
+TEST_F(BlockingCopiesTest, ACopyThatHangsIsCounted) {
+  constexpr double kSoon_s = 0.02;
+  worker::DeviceArrays arrays(device);
+  FAKE(fake_hang)(1);
+  {
+    worker::CallersMemory callers(&arrays, kSoon_s);
+    EXPECT_THROW(callers.write(memory, host), Error);
+    FAKE(fake_hang)(0);
+    EXPECT_EQ(arrays.copies, 0U);
+  }
+  EXPECT_EQ(arrays.copies, 1U);
+  worker::CallersMemory(&arrays).write(memory, host);
+  EXPECT_EQ(arrays.copies, 1U) << "this one has ended";
 }
 
 }  // namespace
