@@ -210,7 +210,11 @@ def _look_at_nics_of_gpus(report: Findings, *, chooses: bool) -> None:
     if not any(known.intersection(nics) for nics in lists.values()):
         return
     use = "a rank uses those that are nearest to its GPU" if chooses else "a rank uses all, wherever its GPU is"
-    hint = "" if chooses else "set BPS_RDMA_NEAR_GPU=auto, or for each rank what its GPU says here"
+    hint = (
+        ""
+        if chooses
+        else "with a rank for each GPU, set BPS_RDMA_NEAR_GPU=auto, or for each rank what its GPU says here"
+    )
     lines = "; ".join(f"GPU {number}: BPS_RDMA_HCA=={','.join(nics)}" for number, nics in lists.items())
     report.add("NICs of GPUs", "ok" if chooses else "note", f"{use}; {lines}", hint)
 

@@ -2,6 +2,7 @@
 #include "node/near_gpu.h"
 
 #include <algorithm>
+#include <cctype>
 #include <charconv>
 #include <filesystem>
 #include <iterator>
@@ -15,6 +16,8 @@
 
 namespace bps::node {
 namespace {
+
+constexpr std::size_t kDomain = 4;  // digits of the domain in an address, as the kernel writes it
 
 // CUDA's driver is opened only where there is something to choose.
 bool are_several() {
@@ -30,14 +33,25 @@ std::optional<device::cuda::Ordinal> number_in(std::string_view text) {
   return number;
 }
 
-bool is_address(std::string_view text) {
-  return std::ranges::count(text, ':') == 2 && text.find_first_not_of("0123456789abcdef:.") == text.npos;
+// Returns an address as the kernel writes it; nothing where the text is none. nvidia-smi writes more digits of the
+// domain, and capitals.
+std::optional<std::string> address_in(std::string text) {
+  std::ranges::transform(text, text.begin(), [](unsigned char one) { return static_cast<char>(std::tolower(one)); });
+  const bool is_address =
+      std::ranges::count(text, ':') == 2 && text.find_first_not_of("0123456789abcdef:.") == text.npos;
+  if (!is_address) return std::nullopt;
+  if (const std::size_t digits = text.find(':'); digits > kDomain) text.erase(0, digits - kDomain);
+  std::error_code none;
+  if (!std::filesystem::exists("/sys/bus/pci/devices/" + text, none)) {
+    log_warning("BPS_RDMA_NEAR_GPU names " + text + ", where this machine has no PCI device: all RDMA devices are far");
+  }
+  return text;
 }
 
 std::string gpu_of(const Settings& settings) {
   const std::string& wish = settings.rdma.near_gpu;
   if (wish.empty()) return "";
-  if (is_address(wish)) return wish;
+  if (auto address = address_in(wish)) return *address;
   const auto number = number_in(wish);
   if (!number && wish != "auto") {
     throw Error(ErrorCode::kInvalidArgument, "BPS_RDMA_NEAR_GPU='" + wish + "' is not understood",

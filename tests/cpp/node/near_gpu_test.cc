@@ -31,6 +31,7 @@ TEST(NearGpu, IsTheOneThatWasNamed) {
   EXPECT_EQ(gpu_of({{"BPS_RDMA_NEAR_GPU", "0"}}), "0000:1a:00.0");
   EXPECT_EQ(gpu_of({{"BPS_RDMA_NEAR_GPU", "0000:3b:00.0"}, {"BPS_CUDA_LIB", "libno-such.so"}}), "0000:3b:00.0")
       << "an address needs no driver";
+  EXPECT_EQ(gpu_of({{"BPS_RDMA_NEAR_GPU", "00000000:3B:00.0"}}), "0000:3b:00.0") << "as nvidia-smi writes it";
 }
 
 TEST(NearGpu, DoesNotCountWhereDevicesWereListed) {
