@@ -373,6 +373,29 @@ def test_cuda_tensors_are_left_to_nccl(bps: Any) -> None:
     dist.destroy_process_group()
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@harness.on_ranks(workers=2, init=False)
+def test_calls_are_coalesced(bps: Any, device: str) -> None:
+    """Older torch sends and receives CUDA tensors so (batch_isend_irecv)."""
+    rank, _ = joined()
+    other, kind = 1 - rank, torch.device(device)
+    sent, got, summed = torch.full((50_000,), rank + 1.0), torch.zeros(50_000), torch.full((3,), rank + 1.0)
+    group: Any = dist.group.WORLD
+    with distributed_c10d._coalescing_manager(group, kind, async_ops=True) as together:
+        dist.isend(sent, other)
+        dist.irecv(got, other)
+    together.wait()
+    assert got.eq(other + 1.0).all()
+    with distributed_c10d._coalescing_manager(group, kind):
+        dist.all_reduce(summed)
+    assert summed.tolist() == [3.0] * 3
+    works = dist.isend(sent, other), dist.irecv(got.zero_(), other)  # no longer together
+    assert all(work is not None and work.wait() for work in works)
+    assert got.eq(other + 1.0).all()
+    dist.barrier(device_ids=[0])
+    dist.destroy_process_group()
+
+
 @harness.on_ranks(workers=2, init=False)
 def test_torch_without_nccl_refuses_what_is_left_to_it(bps: Any) -> None:
     distributed_c10d.is_nccl_available = lambda: False

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+import threading
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import Any
@@ -16,12 +17,12 @@ from bps_rdma import job
 from bps_rdma.errors import InvalidArgumentError, InvalidTensorError
 from bps_rdma.operations import ReduceOp
 from bps_rdma.torch.backend.collectives import Collectives
-from bps_rdma.torch.backend.cuda_tensors import NCCL, OWN, taker_of
+from bps_rdma.torch.backend.cuda_tensors import NCCL, OWN, meet_on_host, taker_of
 from bps_rdma.torch.backend.folded import Fold
 from bps_rdma.torch.backend.pending import Call, Pace, Pending, together
 from bps_rdma.torch.backend.recurring import Recurring
 from bps_rdma.torch.backend.reductions import operation
-from bps_rdma.torch.backend.work import BpsWork, done, kept, profiling, settle
+from bps_rdma.torch.backend.work import BpsWork, done, kept, profiling, settle, work_of
 
 Tensor = torch.Tensor
 c10d_core: Any = torch._C._distributed_c10d
@@ -44,6 +45,11 @@ class BaseGroup(c10d.ProcessGroup):  # type: ignore[misc]
         self._leaves = leaves
         self._cuda = cuda
         self._nccl: Any = None
+        self._making_nccl = threading.Lock()
+        self._coalesced: list[BpsWork] | None = None  # what was started since _start_coalescing()
+        # Of the view in which the group is made; a group without members has none.
+        self._meet = job.is_initialized() and meet_on_host()
+        self._first = job.current().identities[collectives.ranks[0]] if job.is_initialized() else 0
         self._seconds = options.timeout.total_seconds()
         self._store = options.store  # rank 0 may host it, and others still need it
 
@@ -53,7 +59,8 @@ class BaseGroup(c10d.ProcessGroup):  # type: ignore[misc]
     def cuda_backend(self) -> str:
         """The name of the backend that takes CUDA tensors: "bps", unless another one was chosen; "" for none."""
         if self._cuda is None:
-            self._cuda = taker_of(self)
+            tells = self._collectives.ranks[self.rank()] == 0
+            self._cuda = taker_of(self, tells=tells, meet=self._meet)
         return OWN if self._cuda is None else self._cuda
 
     @property
@@ -71,20 +78,44 @@ class BaseGroup(c10d.ProcessGroup):  # type: ignore[misc]
 
     def _made_nccl(self) -> Any:
         """NCCL inside of the group, made when it is first needed: torch tells who takes CUDA tensors only then."""
-        if self._nccl is None:
-            if not c10d.is_nccl_available():
-                raise InvalidTensorError(
-                    "the group leaves CUDA tensors to NCCL, which this torch does not have",
-                    'install a torch with NCCL, or name the backend "bps" alone',
-                )
-            options = c10d.ProcessGroupNCCL.Options()
-            options._timeout = timedelta(seconds=self._seconds)
-            # Nothing is found there that an earlier attempt to start the job has left.
-            first = job.current().identities[self._collectives.ranks[0]]
-            store = c10d.PrefixStore(f"bps {first:x}/nccl/", self._store)
-            self._nccl = c10d.ProcessGroupNCCL(store, self.rank(), self.size(), options)
-            self._register_backend(_CUDA, _BackendType.NCCL, self._nccl)
+        if not c10d.is_nccl_available():
+            raise InvalidTensorError(
+                "the group leaves CUDA tensors to NCCL, which this torch does not have",
+                'install a torch with NCCL, or name the backend "bps" alone',
+            )
+        with self._making_nccl:
+            if self._nccl is None:
+                options = c10d.ProcessGroupNCCL.Options()
+                options._timeout = timedelta(seconds=self._seconds)
+                # Nothing is found there that an earlier attempt to start the job has left.
+                store = c10d.PrefixStore(f"bps {self._first:x}/nccl/", self._store)
+                made = c10d.ProcessGroupNCCL(store, self.rank(), self.size(), options)
+                self._register_backend(_CUDA, _BackendType.NCCL, made)
+                super()._set_group_name(self._group_name)  # of the backends as well
+                super()._set_group_desc(self._group_desc)
+                self._nccl = made
         return self._nccl
+
+    # ---- Calls that torch makes together
+
+    def _start_coalescing(self, device: torch.device) -> None:
+        """Calls start at once; what they start belongs together until _end_coalescing()."""
+        if self._get_backend(device) is self:
+            self._coalesced = []
+        else:
+            super()._start_coalescing(device)
+
+    def _end_coalescing(self, device: torch.device) -> Any:
+        """All that was started since _start_coalescing(), as one work."""
+        if self._get_backend(device) is not self:
+            return super()._end_coalescing(device)
+        works, self._coalesced = self._coalesced or [], None
+        return kept(work_of(works))
+
+    def _kept(self, work: BpsWork) -> BpsWork:
+        if self._coalesced is not None:
+            self._coalesced.append(work)
+        return kept(work)
 
     # What torch asks a backend of CUDA tensors.
 
@@ -151,7 +182,7 @@ class BaseGroup(c10d.ProcessGroup):  # type: ignore[misc]
         if call.awaited:
             settle(pending.handles, pending.finishes, self._pace)  # the caller does nothing but wait for the work
             return done()
-        return kept(BpsWork(kind, pending.handles, pending.finishes, tensors, inputs, self._pace))
+        return self._kept(BpsWork(kind, pending.handles, pending.finishes, tensors, inputs, self._pace))
 
     def _takes(self, tensor: Tensor) -> bool:
         """Returns whether the core moves a tensor."""

@@ -14,29 +14,38 @@ OWN, NCCL = "bps", "nccl"  # names of backends
 _ALTERNATIVE = 'init_process_group("cpu:bps,cuda:nccl") leaves them to NCCL'
 
 
-def taker_of(group: dist.ProcessGroup) -> str | None:
+def meet_on_host() -> bool:
+    """Whether tensors of several GPUs of this host would meet in its memory. To be called when a group is made."""
+    running = job.current()
+    return bps_rdma.local_size() > 1 and running.config.text("BPS_GPU_HOST_SUM") != "1"
+
+
+def taker_of(group: dist.ProcessGroup, *, tells: bool, meet: bool) -> str | None:
     """The backend that the name of the group's backend gives CUDA tensors to; "": none. None: torch knows no such name.
 
     Torch tells a backend nothing of it, and knows the name only once the group is made.
+
+    Args:
+        group: of the backend bps.
+        tells: this process is the one that tells.
+        meet: what meet_on_host() has said.
     """
     named = dist.distributed_c10d._world.pg_backend_config.get(group)
     if named is None:
         return None
     found = dict(pair.split(":") for pair in named.split(",")).get("cuda", "")
-    _tell(found)
+    if tells:
+        _tell(found, meet)
     return found
 
 
 @functools.cache
-def _tell(who: str) -> None:
+def _tell(who: str, meet: bool) -> None:
     """Says, once, which library moves CUDA tensors: a warning where NCCL may be faster."""
-    if bps_rdma.rank() != 0:
-        return
-    meets = bps_rdma.local_size() > 1 and job.current().config.text("BPS_GPU_HOST_SUM") != "1"
     through = "CUDA tensors of torch.distributed go through bps_rdma"
     if who == NCCL:
         _core.log_info("CUDA tensors of torch.distributed go to NCCL, not to bps_rdma")
-    elif who == OWN and meets and dist.is_nccl_available():
+    elif who == OWN and meet and dist.is_nccl_available():
         _core.log_warning(f"{through}, and meet in memory of the host; {_ALTERNATIVE}")
     elif who == OWN:
         _core.log_info(f"{through}; {_ALTERNATIVE}")

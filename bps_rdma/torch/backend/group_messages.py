@@ -9,7 +9,7 @@ from typing import Any
 
 from bps_rdma.operations.begun import whole
 from bps_rdma.torch.backend.base_group import BaseGroup, Tensor, c10d_core, only, root_of, rooted
-from bps_rdma.torch.backend.work import BpsWork, ReceivedWork, done, kept, settle
+from bps_rdma.torch.backend.work import BpsWork, ReceivedWork, done, settle
 
 
 class GroupMessages(BaseGroup):
@@ -82,7 +82,7 @@ class GroupMessages(BaseGroup):
         if call.awaited:
             settle(pending.handles, pending.finishes)
             return done()
-        return kept(BpsWork("send", pending.handles, pending.finishes, [tensor], [tensor]))
+        return self._kept(BpsWork("send", pending.handles, pending.finishes, [tensor], [tensor]))
 
     @whole
     def recv(self, tensors: list[Tensor], srcRank: int, tag: int = 0) -> Any:  # noqa: N803  torch's name
@@ -95,7 +95,7 @@ class GroupMessages(BaseGroup):
         if call.awaited:
             settle(pending.handles, pending.finishes)
             return done()
-        return kept(ReceivedWork("recv", pending.handles, pending.finishes, [tensor], [tensor], lambda: srcRank))
+        return self._kept(ReceivedWork("recv", pending.handles, pending.finishes, [tensor], [tensor], lambda: srcRank))
 
     @whole
     def recv_anysource(self, tensors: list[Tensor], tag: int = 0) -> Any:
@@ -110,4 +110,4 @@ class GroupMessages(BaseGroup):
             work = ReceivedWork("recvAnySource", (), (), [tensor], [tensor], sender)
             work.wait()
             return work
-        return kept(ReceivedWork("recvAnySource", pending.handles, pending.finishes, [tensor], [tensor], sender))
+        return self._kept(ReceivedWork("recvAnySource", pending.handles, pending.finishes, [tensor], [tensor], sender))

@@ -9,6 +9,7 @@ from typing import Any
 from bps_rdma.errors import InvalidArgumentError
 from bps_rdma.operations.begun import whole
 from bps_rdma.torch.backend.base_group import BaseGroup, Tensor, c10d, each, only, options_of, rooted
+from bps_rdma.torch.backend.cuda_tensors import NCCL
 from bps_rdma.torch.backend.pending import Pending
 
 
@@ -80,8 +81,8 @@ class Moves(BaseGroup):
         if isinstance(opts, timedelta):
             opts, timeout = None, opts
         device = getattr(opts, "device", None)
-        if device is not None and (other := self._get_backend(device)) is not self:
-            return other.barrier(opts)
+        if device is not None and device.type == "cuda" and self.cuda_backend == NCCL:
+            return self._get_backend(device).barrier(opts)
         call = self._call(opts, timeout)
         return self._work("barrier", self._collectives.barrier(call), [], [], call)
 

@@ -246,6 +246,13 @@ class BpsWork(dist.Work):
         self.wait()
 
 
+def work_of(works: Sequence[BpsWork]) -> BpsWork:
+    """Several works as one."""
+    handles = [handle for work in works for handle in work._handles]
+    tensors = [tensor for work in works for tensor in work._tensors]
+    return BpsWork("coalesced", handles, [work.synchronize for work in works], tensors, ())
+
+
 class ReceivedWork(BpsWork):
     """A message that this rank receives; it knows the rank that has sent it."""
 
