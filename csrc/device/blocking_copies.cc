@@ -34,7 +34,8 @@ BlockingCopies::BlockingCopies(const Device& device, std::span<const Ready> behi
 }
 
 BlockingCopies::~BlockingCopies() {
-  if (!hangs_) (void)device_.driver().call().cuMemFreeHost(block_);
+  if (hangs_ && !stream_->drain(Deadline::after(kLongestEnd_s))) return;  // the GPU may write to the block for ever
+  (void)device_.driver().call().cuMemFreeHost(block_);
 }
 
 void BlockingCopies::to_device(std::byte* to, std::span<const std::byte> from) {
