@@ -298,7 +298,7 @@ def unique(prefix: str, group: Group | None) -> str:
 def _key_of(running: Job, group: Group | None) -> str:
     if group is None:
         return WORLD
-    # What belongs to a group of another job, as a copy that is evaluated here, may have a name, and cannot use it.
+    # A copy that is evaluated in another job may get a name for a group of the first one. It cannot use that name.
     return running.numbering.keys[group._id] if running.groups.get(group._id) == group else ""
 
 

@@ -47,7 +47,7 @@ class BaseGroup(c10d.ProcessGroup):  # type: ignore[misc]
         self._nccl: Any = None
         self._making_nccl = threading.Lock()
         self._coalesced: list[BpsWork] | None = None  # what was started since _start_coalescing()
-        # Of the view in which the group is made; a group without members has none.
+        # These two belong to the view in which the group is made; a group without members has no view.
         self._meet = job.is_initialized() and meet_on_host()
         self._first = job.current().identities[collectives.ranks[0]] if job.is_initialized() else 0
         self._seconds = options.timeout.total_seconds()
@@ -117,7 +117,7 @@ class BaseGroup(c10d.ProcessGroup):  # type: ignore[misc]
             self._coalesced.append(work)
         return kept(work)
 
-    # What torch asks a backend of CUDA tensors.
+    # torch asks the backend of CUDA tensors for these.
 
     supports_splitting = True
     supports_coalescing = supports_shrinking = supports_time_estimate = False
