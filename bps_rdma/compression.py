@@ -29,8 +29,9 @@ class Compression:
 
     Args:
         feedback: add to a round what the ones before it lost by encoding.
-        momentum: workers send gradients with Nesterov momentum of this factor, from 0 to 1; 0: without. What travels
-            uncompressed, as small tensors do, gets none: a warning names such a tensor.
+        momentum: workers send gradients with Nesterov momentum of this factor, from 0 to 1; 0: without. It compresses
+            within a host as well, so that all contributions get the same. What travels uncompressed, as small tensors
+            do, gets none: a warning names such a tensor.
         everywhere: also within a host, where it saves nothing; for tests.
         seed: another sequence for methods that draw random numbers; 64 bits.
 

@@ -19,7 +19,8 @@ std::shared_ptr<const Compression> parse_compression(std::string_view text) {
   compression->codec = make_codec(method, parameters);
   compression->feedback = parameters.take_flag("feedback", false);
   compression->momentum = static_cast<float>(parameters.take_number("momentum", 0, 0, 1));
-  compression->everywhere = parameters.take_flag("everywhere", false);
+  // With momentum, contributions to servers of the own host would otherwise weigh less than all others.
+  compression->everywhere = parameters.take_flag("everywhere", false) || compression->momentum != 0;
   compression->seed = parameters.take_integer("seed", 0, 0, UINT64_MAX);
   parameters.end(method);
   return compression;

@@ -3,7 +3,7 @@
 //
 // Beside the method's own parameters (codec.h) there are, for all methods,
 //   feedback=1     what a round lost is added to the next one (error_feedback.h), on workers and servers
-//   momentum=MU    workers send gradient + MU * m where m = MU * m + gradient (Nesterov); 0: none
+//   momentum=MU    workers send gradient + MU * m where m = MU * m + gradient (Nesterov), also within a host; 0: none
 //   everywhere=1   also within a host, where it costs time and saves nothing
 //   seed=N         what random methods draw differs from job to job by this; 0 unless given
 // All ranks of a group must give the same text. A Compression is immutable.

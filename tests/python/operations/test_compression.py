@@ -109,6 +109,24 @@ def test_momentum_is_nesterovs(bps: Any) -> None:
         assert (array == expected).all(), step
 
 
+def momentum_of_all(bps: Any) -> None:
+    """Ranks give other constants. All numbers are short enough for bfloat16."""
+    kept = 0.0
+    for step in range(4):
+        kept = 0.5 * kept + 1
+        array = np.full(COUNT, 1 << bps.rank(), np.float32)
+        bps.push_pull_inplace(array, name="m", average=False, compression=bps.BFloat16(momentum=0.5))
+        expected = ((1 << bps.size()) - 1) * (1 + 0.5 * kept)
+        assert array.min() == array.max() == expected, (step, array.min(), array.max(), expected)
+
+
+@pytest.mark.parametrize("servers", [None, 2])
+@pytest.mark.parametrize("layout", ["ab", "aa", "aab"])
+def test_all_contributions_get_the_same_momentum(layout: str, servers: int | None) -> None:
+    """Also those that go to a server on their own host."""
+    harness.run(momentum_of_all, servers=servers, env=harness.cut_at(PARTITION), **harness.on_hosts(layout))
+
+
 def everywhere(bps: Any) -> bytes:
     array = gradient(bps.rank(), 0)
     bps.push_pull_inplace(array, name="plain", average=False, compression=bps.Int8())
