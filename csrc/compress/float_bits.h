@@ -29,4 +29,8 @@ inline bool finite(float value) {
   return magnitude(value) < kInfinity;
 }
 
+inline bool all_finite(std::span<const float> values) {
+  return largest_magnitude(values) < kInfinity;
+}
+
 }  // namespace bps::compress

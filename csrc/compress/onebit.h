@@ -4,8 +4,8 @@
 //
 // The code is a float32 scale, then one bit per element, from the lowest bit of each byte, set where the element is
 // negative. An element decodes to scale or -scale. With scaling=1 (the default) the scale is the mean magnitude, summed
-// as norms.h says, divided in float64, and rounded. It is a NaN when a magnitude is a NaN or infinity, or the mean is
-// too large. With scaling=0 the scale is 1.
+// as norms.h says, divided in float64, and rounded. It is a NaN when an element is not finite, or the mean is
+// too large. With scaling=0 the scale is 1, or the NaN when an element is not finite.
 #pragma once
 
 #include "compress/codec.h"

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 
 #include "compress/float_bits.h"
 #include "compress/random.h"
@@ -113,6 +114,8 @@ void RandomkCodec::encode(std::span<const float> from, std::span<std::byte> to, 
   std::byte* values = to.data() + sizeof seed;
   visit_drawn(seed, from.size(), sent(from.size()),
               [&](std::size_t j, std::size_t index) { store(from[index], values + 4 * j); });
+  // Whoever looks for overflows has to see that there is one, also where it was not drawn.
+  if (!all_finite(from)) store(std::bit_cast<float>(kNan), values);
 }
 
 Decoded RandomkCodec::decode(std::span<const std::byte> from, std::span<float> to, Into into) const {

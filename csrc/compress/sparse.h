@@ -9,7 +9,8 @@
 // indices come first, as ascending 32-bit integers, then the values as float32: 8 bytes per element that is sent.
 // randomk sends the seed as 64 bits, then values as float32: 4 bytes per element. The partition of n elements is cut
 // into K runs, run j from floor(j * n / K). Of each run of r elements the one at (random_bits(seed, j) >> 32) * r >> 32
-// is sent (random.h). So each element has about the same chance, and none is sent twice.
+// is sent (random.h). So each element has about the same chance, and none is sent twice. Where any element of the
+// partition is not finite, the first value is NaN, so that no overflow is lost.
 #pragma once
 
 #include "compress/codec.h"

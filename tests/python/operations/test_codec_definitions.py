@@ -98,10 +98,9 @@ def test_what_is_not_finite(text: str, special: float) -> None:
         np.testing.assert_array_equal(decoded, back)
         if text[:4] not in ("fp16", "bf16"):  # whose NaN keep their sign
             assert code == expected
-        sparse = text.startswith(("topk", "randomk"))
-        if sparse or text == "onebit:scaling=0":
-            continue  # randomk may not send it; a sign is a sign
-        assert not np.isfinite(decoded[count // 2])
+        assert not np.isfinite(decoded).all()  # whoever looks for overflows finds one
+        if not text.startswith("randomk"):
+            assert not np.isfinite(decoded[count // 2])
 
 
 @pytest.mark.parametrize("text", ["dithering:k=3", "dithering:k=5,partition=natural", "dithering:k=2,normalize=l2"])

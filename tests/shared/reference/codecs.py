@@ -162,7 +162,7 @@ def onebit(values: Floats, seed: int, scaling: int = 1) -> tuple[bytes, Floats]:
     if scaling:
         with np.errstate(over="ignore"):
             scale = F(sum_in_lanes(np.abs(values).astype(np.float64)) / len(values))
-    if not np.isfinite(scale):
+    if not np.isfinite(scale) or not np.isfinite(values).all():
         scale = NAN
     negative = values < 0
     return scale.tobytes() + np.packbits(negative, bitorder="little").tobytes(), np.where(negative, -scale, scale)
@@ -191,6 +191,9 @@ def randomk(values: Floats, seed: int, k: float = 0.01) -> tuple[bytes, Floats]:
     for j in range(count):
         begin, end = j * total // count, (j + 1) * total // count
         chosen.append(begin + ((random_bits(seed, j) >> 32) * (end - begin) >> 32))
+    if not np.isfinite(values).all():
+        values = values.copy()
+        values[chosen[0]] = NAN
     back = np.zeros_like(values)
     back[chosen] = values[chosen]
     return seed.to_bytes(8, "little") + values[chosen].tobytes(), back
