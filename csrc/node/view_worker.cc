@@ -103,6 +103,7 @@ std::uint64_t View::wished_partition(const van::Van& van) const {
   const WorkerSettings& settings = options_.settings.worker;
   if (settings.partition_given) return settings.partition_bytes;
   const van::Membership& members = van.membership();
+  if (!has_several_hosts(members)) return 0;
   const van::Node& self = van.self();
   const std::uint32_t host = hosts_.host_of(static_cast<std::uint32_t>(self.worker_rank));
   if (hosts_.ranks(host).front() != static_cast<std::uint32_t>(self.worker_rank)) return 0;
@@ -156,10 +157,8 @@ std::unique_ptr<worker::Worker> View::connect_worker(van::Van& van) {
   });
   // All ranks cut tensors in the same way, so they agree on the size. The barrier also waits for relays: one that is
   // not connected yet could not pass on what it is sent.
-  if (has_several_hosts(van.membership())) {
-    const std::uint64_t most = van.barrier(worker->declarations().world(), patience_s, wished_partition(van));
-    if (most > 0) worker->limit_partitions(most);
-  }
+  const std::uint64_t most = van.barrier(worker->declarations().world(), patience_s, wished_partition(van));
+  if (most > 0) worker->limit_partitions(most);
   return worker;
 }
 
