@@ -21,6 +21,7 @@ from bps_rdma.operations import OperationOptions
 from bps_rdma.torch import transfer
 from bps_rdma.torch.check_alike import all_gather_bytes, place_of
 from bps_rdma.torch.encoding import Encoder, decode
+from bps_rdma.torch.flat_bytes import flat_bytes
 from bps_rdma.torch.transfer import AnyHandle, members_of
 
 T = TypeVar("T")
@@ -64,7 +65,7 @@ def bytes_of(tensor: torch.Tensor) -> torch.Tensor | None:
     """The tensor's own memory as a flat uint8 tensor; None where it is not contiguous, or lazily conjugated."""
     if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
         return None
-    return tensor.detach().view(-1).view(torch.uint8)
+    return flat_bytes(tensor)
 
 
 def broadcast_tensors(
@@ -110,7 +111,7 @@ class _Wire:
             copy = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu" if self.on_cpu else tensor.device)
             if each.root == bps_rdma.rank():
                 copy.copy_(tensor)
-            own = copy.view(-1).view(torch.uint8)
+            own = flat_bytes(copy)
         self.data: torch.Tensor = own
 
     def start(self, each: Transfer, members: Group, *, in_order: bool) -> AnyHandle:

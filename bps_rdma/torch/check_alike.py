@@ -19,6 +19,7 @@ import torch
 import bps_rdma
 from bps_rdma import Group
 from bps_rdma.errors import InvalidArgumentError, MismatchError
+from bps_rdma.torch.flat_bytes import flat_bytes
 from bps_rdma.torch.transfer import device_of, members_of
 
 _SOME = 4096  # elements
@@ -154,7 +155,7 @@ def tensor_line(name: str, tensor: torch.Tensor) -> str:
 
 def digest_of(tensor: torch.Tensor) -> str:
     """Describes all values of a tensor for check_alike()."""
-    values: Any = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
+    values: Any = flat_bytes(tensor.detach().cpu().contiguous()).numpy()
     return f"values {hashlib.sha256(values).hexdigest()[:16]}"
 
 

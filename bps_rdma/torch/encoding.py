@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from bps_rdma.errors import InvalidArgumentError
+from bps_rdma.torch.flat_bytes import flat_bytes
 
 _LENGTH_BYTES = 8
 _ARRAY_KINDS = "biufcmMSU"  # numpy's kinds but Python objects and records
@@ -104,8 +105,8 @@ class Encoder:
     def _tensor(self, tensor: torch.Tensor) -> list[Any]:
         about = [str(tensor.dtype).removeprefix("torch."), list(tensor.shape), tensor.device.type]
         if not self._beside:
-            flat = tensor.detach().cpu().contiguous().resolve_conj().resolve_neg().view(-1)
-            return [*about, self._blob(flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b"")]
+            plain = tensor.detach().cpu().contiguous().resolve_conj().resolve_neg()
+            return [*about, self._blob(flat_bytes(plain).numpy().tobytes() if plain.numel() else b"")]
         place = self._places.setdefault(id(tensor), len(self.tensors))
         if place == len(self.tensors):
             self.tensors.append(tensor)
@@ -208,7 +209,7 @@ class _Decoder:
         if len(blob) != math.prod(shape) * dtype.itemsize:
             raise ValueError("a tensor of another size")
         if len(blob):
-            tensor.view(-1).view(torch.uint8).numpy()[:] = np.frombuffer(blob, np.uint8)
+            flat_bytes(tensor).numpy()[:] = np.frombuffer(blob, np.uint8)
         return tensor.to(device)
 
     def _pickled(self, place: Any) -> Any:

@@ -10,6 +10,7 @@ import torch
 import bps_rdma
 from bps_rdma import Group
 from bps_rdma.torch.broadcast_objects import Transfer, broadcast_tensors, bytes_of, nbytes
+from bps_rdma.torch.flat_bytes import flat_bytes
 from bps_rdma.torch.returned import others_moved, sharers
 from bps_rdma.torch.transfer import members_of, zeros_beside
 
@@ -147,7 +148,7 @@ class Shards:
 
 def _bytes(param: torch.Tensor) -> torch.Tensor:
     own = bytes_of(param)
-    return param.detach().contiguous().view(-1).view(torch.uint8) if own is None else own
+    return flat_bytes(param.detach().contiguous()) if own is None else own
 
 
 def _unpack(pack: torch.Tensor, params: Sequence[torch.Tensor]) -> None:

@@ -33,8 +33,8 @@ def bits(dtype: torch.dtype, shape: tuple[int, ...], seed: int) -> torch.Tensor:
 
 
 def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
-    left, right = (tensor.detach().resolve_conj().contiguous().view(-1).view(torch.uint8) for tensor in (left, right))
-    return torch.equal(left, right)
+    copies = [torch.empty(one.shape, dtype=one.dtype).copy_(one.detach()).view(-1) for one in (left, right)]
+    return torch.equal(*(copy.view(torch.uint8) for copy in copies))
 
 
 # ---- Parameters
@@ -45,6 +45,7 @@ def all_kinds(seed: int) -> dict[str, torch.Tensor]:
     found = {f"{dtype}{shape}": bits(dtype, shape, seed) for dtype in DTYPES for shape in shapes}
     found["transposed"] = bits(torch.float32, (6, 7), seed).t()
     found["strided"] = bits(torch.int16, (20,), seed)[::2]
+    found["one of many"] = bits(torch.float32, (6, 8), seed)[::6, ::8]  # contiguous, with odd strides
     found["channels last"] = bits(torch.float32, (2, 3, 4, 5), seed).to(memory_format=torch.channels_last)
     found["conjugate"] = bits(torch.complex64, (4,), seed).conj()
     found["wide"] = bits(torch.bfloat16, (3_000_001,), seed)

@@ -9,6 +9,7 @@ import torch
 
 from bps_rdma import arrays
 from bps_rdma.errors import InvalidTensorError
+from bps_rdma.torch.flat_bytes import flat_bytes
 
 Finish = Callable[[], None]  # the work that remains when the data have arrived
 
@@ -23,7 +24,7 @@ def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
         raise InvalidTensorError(
             f"the tensor of shape {tuple(tensor.shape)} is a view of conjugate values", "pass tensor.resolve_conj()"
         )
-    return tensor.detach().view(-1).view(torch.uint8) if tensor.is_contiguous() else tensor.detach()
+    return flat_bytes(tensor) if tensor.is_contiguous() else tensor.detach()
 
 
 def written(tensor: torch.Tensor) -> tuple[torch.Tensor, Sequence[Finish]]:
