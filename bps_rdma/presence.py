@@ -145,4 +145,9 @@ def after_fork() -> None:
 
 def outside() -> NotInitializedError:
     """The error of a call that needs a job."""
+    if of_parent:
+        return NotInitializedError(
+            "this process was forked from a member of a job, and is no member itself",
+            "ask for rank() and size() before the fork, and hand them on",
+        )
     return NotInitializedError("bps_rdma is not initialised", "call bps_rdma.init() first")

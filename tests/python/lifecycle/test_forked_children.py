@@ -65,7 +65,8 @@ def forks_children(bps: Any) -> dict[str, tuple[list[int], bool]]:
         for call in (bps.rank, bps.barrier, bps.metrics, lambda: bps.push_pull(np.ones(9), name="x")):
             try:
                 call()
-            except bps.NotInitializedError:
+            except bps.NotInitializedError as error:
+                assert "forked" in str(error), error
                 continue
             raise AssertionError("a child is a member of the job")
 
