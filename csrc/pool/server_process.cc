@@ -100,7 +100,10 @@ std::string name_of_pool(const std::string& address, std::uint16_t port) {
 std::string Assignment::to_text() const {
   std::string text = pool + " " + std::to_string(seat) + " " + std::to_string(share.cores) + " " +
                      std::to_string(share.memory) + " " + user + " ";
-  for (const int cpu : cpus) text += (text.back() == ' ' ? "" : ",") + std::to_string(cpu);
+  for (const int cpu : cpus) {
+    if (text.back() != ' ') text += ',';
+    text += std::to_string(cpu);
+  }
   return text + " " + job;
 }
 
