@@ -17,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 import bps_rdma as bps
-from bps_rdma import job
+from bps_rdma import _core, job
+from bps_rdma.errors import TransportError
 from bps_rdma.tools.bench.pattern import WrongResultError
 from bps_rdma.tools.tune.copies import Copies, measure_copies
 from bps_rdma.tools.tune.model import Costs, fit, neighbours
@@ -109,7 +110,7 @@ def measure(nbytes: int, seconds: float, backward_s: float | None, tell: Tell) -
         found = Found(bps.size(), bps.metrics()["transports"], nbytes, costs, points, partitions, partition)
         found.links = links_of_job()
         tell("copies of a GPU", 0.4)
-        found.copies = measure_copies(job.current().config.text("BPS_CUDA_LIB"), bps.local_rank(), _SECONDS_OF_COPIES)
+        found.copies = copies_of(job.current().config.text("BPS_CUDA_LIB"), bps.local_rank())
         found.backward_s = costs.seconds(nbytes) if backward_s is None else backward_s
         candidates = neighbours(costs.best_bucket(nbytes), nbytes, (1 << 20, 25 << 20))
         found.buckets = _compare_buckets(found, candidates, 0.25 * seconds, tell)
@@ -120,6 +121,15 @@ def measure(nbytes: int, seconds: float, backward_s: float | None, tell: Tell) -
         found.pairs = _compare_pairs(found, 0.35 * seconds, tell)
         found.partition, found.bucket = best_pair(found.pairs)
     return found
+
+
+def copies_of(library: str, local_rank: int) -> Copies | None:
+    """Those of this rank's GPU. The other ranks wait for this one, so a GPU that is full or hangs counts as none."""
+    try:
+        return measure_copies(library, local_rank, _SECONDS_OF_COPIES)
+    except TransportError as error:
+        _core.log_warning(f"copies of a GPU are not measured: {error}")
+        return None
 
 
 def links_of_job() -> list[float]:

@@ -20,7 +20,7 @@ from bps_rdma.tools.bench.pattern import WrongResultError
 from bps_rdma.tools.tune import copies
 from bps_rdma.tools.tune.command import settings_of, settings_of_route
 from bps_rdma.tools.tune.copies import Copies, best_chunk, least_partition, measure_copies, partition_for
-from bps_rdma.tools.tune.measure import Found
+from bps_rdma.tools.tune.measure import Found, copies_of
 from bps_rdma.tools.tune.model import Costs
 
 COMMAND = [sys.executable, "-P", "-m", "bps_rdma", "tune", "--gradients", "128K", "--seconds", "1"]
@@ -122,6 +122,8 @@ def test_a_gpu_that_refuses_or_hangs_is_an_error(fake, monkeypatch) -> None:
     fake.fake_refuse(b"cuMemcpyHtoDAsync_v2", 999, 0)
     with pytest.raises(TransportError, match="refused a copy"):
         measure_copies(gpu_arrays.driver(), 0, 0.05)
+    fake.fake_refuse(b"cuMemcpyHtoDAsync_v2", 999, 0)
+    assert copies_of(gpu_arrays.driver(), 0) is None, "the command goes on without it"
     fake.fake_hang(1)
     monkeypatch.setattr(copies, "_PATIENCE_S", 0.2)
     with pytest.raises(TransportError, match="has not copied"):
