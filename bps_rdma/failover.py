@@ -325,7 +325,7 @@ def resume(
         return None
     if which in made.again:
         assert tensor is not None
-        operation.continue_by(process.resume(tensor, operation, each.round - made.first[each.name], []))
+        process.resume(tensor, operation, each.round - made.first[each.name], [])
         return None
     partitions = made.repeated[which]
     operation.take_landed()
@@ -334,5 +334,4 @@ def resume(
         return None
     name = f"~repeat {each.round} of {each.name[1]}"
     by = process.resume(process.declare_like(operation.tensor, group, name), operation, 0, partitions)
-    operation.continue_by(by)
     return InterruptedOperation(each.name, each.round, by)

@@ -139,13 +139,7 @@ void bind_suspended(py::module_& module) {
           [](Operation& o, const std::string& why) {
             o.abort_suspended(Error(ErrorCode::kTimeout, o.describe() + ": " + why, kRaiseTimeout));
           },
-          py::arg("why"), "Its deadline has passed on another rank.")
-      .def(
-          "continue_by",
-          [](Operation& o, const std::shared_ptr<Operation>& by) {
-            o.suspension().resolve(worker::Resumption::kContinued, by);
-          },
-          py::arg("by"));
+          py::arg("why"), "Its deadline has passed on another rank.");
 }
 
 }  // namespace

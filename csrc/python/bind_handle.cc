@@ -23,7 +23,7 @@ Handle::~Handle() {
 }
 
 void Handle::give_up() {
-  if (!done()) abandon(*pending_.operation);
+  if (!is_over(*pending_.operation)) abandon(*pending_.operation);
 }
 
 void Handle::check_not_taken() const {

@@ -101,15 +101,25 @@ void wait_for(worker::Operation& operation, bool abandons) {
 }
 
 void abandon(worker::Operation& operation) {
-  operation.completion.give_up();
   const WithoutGil released;
-  (void)operation.wait(Deadline::after(kGrace_s));
+  worker::Operation* last = &operation;
+  for (std::shared_ptr<worker::Operation> next; last != nullptr; last = next.get()) {
+    last->completion.give_up();
+    if (!last->wait(Deadline::after(kGrace_s)) || !last->is_suspended()) return;
+    last->suspension().withdraw();  // another thread may be about to go on with it
+    next = last->suspension().continued_by();
+  }
 }
 
 void settle(worker::Operation& operation, bool abandons) {
   wait_for(operation, abandons);
   if (!operation.is_suspended()) return;
-  if (operation.suspension().resumption() == Resumption::kNone) hooks().resume();
+  try {
+    if (operation.suspension().resumption() == Resumption::kNone) hooks().resume();
+  } catch (...) {
+    if (abandons) abandon(operation);
+    throw;
+  }
   if (const auto next = operation.suspension().continued_by()) settle(*next, abandons);
 }
 

@@ -6,6 +6,7 @@
 #include <iterator>
 #include <utility>
 
+#include "core/error.h"
 #include "worker/callers_memory.h"
 
 namespace bps::worker {
@@ -81,8 +82,20 @@ std::optional<Landed> Suspension::landed_of(std::uint32_t partition) const {
   return one == unfinished_.end() ? std::nullopt : std::optional(one->landed);
 }
 
-// These copy without the lock, because a GPU may take its time: nobody else changes what they copy.
+std::unique_lock<std::mutex> Suspension::take_arrays() const {
+  std::unique_lock lock(in_use_);
+  if (is_withdrawn_) {
+    throw Error(ErrorCode::kNotInitialized,
+                "a thread was interrupted that waited for an operation while another thread went into the next view "
+                "with it, so this process has left the job",
+                "call init() again");
+  }
+  return lock;
+}
+
+// These copy without `mutex_`, because a GPU may take its time: nobody else changes what they copy.
 void Suspension::read(std::uint32_t partition, std::span<std::byte> into) const {
+  const auto lock = take_arrays();
   const tensor::Extent extent = layout_.extent_of(partition);
   const auto landed = landed_of(partition);
   if (!landed || into.size() > extent.length) return;
@@ -92,6 +105,7 @@ void Suspension::read(std::uint32_t partition, std::span<std::byte> into) const 
 }
 
 void Suspension::write(std::uint32_t partition, std::span<const std::byte> from) {
+  const auto in_use = take_arrays();
   const tensor::Extent extent = layout_.extent_of(partition);
   if (!extent.wants_data() || from.size() > extent.length) return;
   const auto landed = landed_of(partition);
@@ -103,6 +117,7 @@ void Suspension::write(std::uint32_t partition, std::span<const std::byte> from)
 }
 
 void Suspension::take_landed() {
+  const auto lock = take_arrays();
   CallersMemory memory(on_device_);
   for (const auto& [partition, landed] : unfinished()) {
     const tensor::Extent extent = layout_.extent_of(partition);
@@ -116,11 +131,24 @@ void Suspension::take_landed() {
   }
 }
 
-void Suspension::resolve(Resumption how, std::shared_ptr<Operation> next) {
-  const std::lock_guard lock(mutex_);
-  resumption_ = how;
+void Suspension::continue_by(const std::function<std::shared_ptr<Operation>()>& launch) {
+  const auto lock = take_arrays();
+  std::shared_ptr<Operation> next = launch();
+  const std::lock_guard known(mutex_);
+  resumption_ = Resumption::kContinued;
   continued_by_ = std::move(next);
   unfinished_.clear();
+}
+
+void Suspension::resolve(Resumption how) {
+  const std::lock_guard lock(mutex_);
+  resumption_ = how;
+  unfinished_.clear();
+}
+
+void Suspension::withdraw() {
+  const std::lock_guard lock(in_use_);
+  is_withdrawn_ = true;
 }
 
 Resumption Suspension::resumption() const {

@@ -4,11 +4,13 @@
 // Of a partition that has not been committed this rank has all of the result, or its first bytes, or nothing. Where the
 // result has not landed, the input is as it was. The ranks exchange what is missing, and then the operation is
 // complete, continued by another one, or aborted. docs/notes/members.md "When a server is lost" tells how. Any thread
-// may call it; read(), write() and take_landed() belong to the one that goes into the next view. Where the arrays are a
-// GPU's these three wait for its copies, and throw what device/blocking_copies.h says.
+// may call it; read(), write(), take_landed() and continue_by() belong to the one that goes into the next view, and
+// throw once the caller has its arrays back. Where the arrays are a GPU's the first three wait for its copies, and throw
+// what device/blocking_copies.h says.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -79,7 +81,12 @@ class Suspension {
   // that lies elsewhere. Ranks that lacked them have got them by then.
   void take_landed();
 
-  void resolve(Resumption how, std::shared_ptr<Operation> next = nullptr);
+  // Lets another operation go on with it, which `launch` launches and returns.
+  void continue_by(const std::function<std::shared_ptr<Operation>()>& launch);
+  void resolve(Resumption how);
+  // Leaves the arrays to the caller from now on, who waits no longer, except for what continues it already. Returns when
+  // nobody copies from or to them.
+  void withdraw();
   Resumption resumption() const;
   // Returns the operation that goes on with it, if it is continued.
   std::shared_ptr<Operation> continued_by() const;
@@ -93,11 +100,14 @@ class Suspension {
   std::uint64_t begun_before(std::uint32_t partition) const;
   std::vector<Unfinished> unfinished() const;
   std::optional<Landed> landed_of(std::uint32_t partition) const;
+  [[nodiscard]] std::unique_lock<std::mutex> take_arrays() const;
 
   const PartitionLayout layout_;
   const Request& request_;
   DeviceArrays* const on_device_;
   const Continuation* const continuation_;
+  mutable std::mutex in_use_;  // held while somebody uses the caller's arrays; before mutex_
+  bool is_withdrawn_ = false;  // under in_use_
   mutable std::mutex mutex_;
   std::vector<Unfinished> unfinished_;
   bool has_failed_ = false;

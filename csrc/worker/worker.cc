@@ -107,7 +107,10 @@ std::shared_ptr<Operation> Worker::resume(const std::shared_ptr<Tensor>& tensor,
     operation->on_device = std::make_unique<DeviceArrays>(arrays->device);
     operation->on_device->ready = arrays->ready;
   }
-  launch(operation, false);
+  suspended.suspension().continue_by([&] {
+    launch(operation, false);
+    return operation;
+  });
   return operation;
 }
 

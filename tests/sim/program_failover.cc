@@ -166,9 +166,14 @@ void Program::go_on(std::size_t which, const Decision& decision) {
     note_returned(call);
     return fail_late(which);
   }
+  const auto continue_by = [&](const auto& tensor, std::uint32_t round, const std::vector<worker::Begun>& only) {
+    suspended->suspension().continue_by([&] {
+      launch(call, tensor, suspended->request, round, only);
+      return call.operation;
+    });
+  };
   if (decision.fate == Decision::Fate::kAgain) {
-    launch(call, view_->tensors[which], suspended->request, call.round - first_[which]);
-    return suspended->suspension().resolve(Resumption::kContinued, call.operation);
+    return continue_by(view_->tensors[which], call.round - first_[which], {});
   }
   suspended->suspension().take_landed();
   if (decision.partitions.empty()) {
@@ -177,8 +182,7 @@ void Program::go_on(std::size_t which, const Decision& decision) {
   }
   const std::uint32_t number = kRepeats * static_cast<std::uint32_t>(which + 1) + call.round;
   const auto tensor = view_->make_tensor(number, "repeat", shape_.tensors[which].elements);
-  launch(call, tensor, suspended->request, 0, suspended->suspension().begun(decision.partitions));
-  suspended->suspension().resolve(Resumption::kContinued, call.operation);
+  continue_by(tensor, 0, suspended->suspension().begun(decision.partitions));
 }
 
 // Worker::refuse(): who has not begun what has failed would wait for the others.
