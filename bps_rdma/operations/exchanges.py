@@ -244,14 +244,23 @@ def _copy(name: str, own: int, target: Part, source: Part) -> None:
         _core.copy_bytes(target.memory.address, source.memory.address, source.content.nbytes)
 
 
+def _check_rows(array: Any, instead: str) -> None:
+    """Refuses rows without elements where the other ranks count theirs by what comes."""
+    if math.prod(arrays.shape_of(array)[1:]) == 0:
+        raise InvalidTensorError("the rows of the array have no elements, so nobody can tell how many come", instead)
+
+
 def _gather(array: Any, out: Any, root: int, uneven: bool, subject: Subject, how: How) -> PythonHandle[Any]:
     members, own = _members(subject), current().process.rank
     root = argument_types.check_root(root, members.ranks)
     part = part_of(array, False)
+    uneven = argument_types.truth("uneven", uneven)
+    if uneven:
+        _check_rows(array, "leave them out")
     if own != root:
         return exchange("gather", {root: part}, {}, subject, how, lambda _: None)
     others = [rank for rank in members.ranks if rank != own]
-    if argument_types.truth("uneven", uneven):
+    if uneven:
         return exchange(
             "gather",
             {},
@@ -300,6 +309,7 @@ def _all_to_all(
     others = [rank for rank in members.ranks if rank != own]
     outs = {rank: rows.part(rank) for rank in others}
     if sizes is not None and out_sizes is None:
+        _check_rows(array, "pass out_sizes")
         own_part = rows.part(own)
         return exchange(
             "all_to_all",
