@@ -40,6 +40,7 @@ _presence = Presence()
 inside: Job | None = None  # the job, if calls may go on with it at once: they look here only
 _lock = threading.RLock()  # for moments; a signal handler may interrupt its holder
 _change: Change | None = None
+_left_because = ""  # why the last change has ended outside of any job
 of_parent: list[Job] = []  # jobs of the process that this one was forked from, kept so that they are never destroyed
 
 
@@ -50,10 +51,19 @@ def now() -> Presence:
 
 def become(stage: Stage, job: Job | None = None) -> None:
     """Goes into another stage."""
-    global _presence, inside
+    global _presence, inside, _left_because
     with _lock:
+        _left_because = ""
         _presence = Presence(stage, job)
         inside = job if stage is Stage.INSIDE else None
+
+
+def leave(why: BaseException) -> None:
+    """Is in no job any more, because the next view could not be reached. One thread raises it; others may ask later."""
+    global _left_because
+    with _lock:
+        become(Stage.OUT)
+        _left_because = getattr(why, "message", type(why).__name__)
 
 
 def note_view_end() -> None:
@@ -150,4 +160,6 @@ def outside() -> NotInitializedError:
             "this process was forked from a member of a job, and is no member itself",
             "ask for rank() and size() before the fork, and hand them on",
         )
+    if _left_because:
+        return NotInitializedError(f"this process has left the job: {_left_because}", "call init() again")
     return NotInitializedError("bps_rdma is not initialised", "call bps_rdma.init() first")

@@ -75,8 +75,8 @@ def _go_on(before: Job, change: Change) -> None:
     """Takes this process into its next view."""
     try:
         job = settled(_next_view(before, change), change)
-    except BaseException:  # it is in no job any more, and shutdown() has nothing to do
-        presence.become(Stage.OUT)
+    except BaseException as error:  # it is in no job any more, and shutdown() has nothing to do
+        presence.leave(error)
         stacks.hide()
         raise
     presence.arrive(job)

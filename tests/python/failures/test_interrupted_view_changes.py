@@ -84,6 +84,9 @@ def interrupted(bps: Any, name: str, place: str) -> tuple[list[str], float]:
         goes_on.set()
         second.join()
     assert (array == -7).all(), array
+    if place == AFTER:
+        with pytest.raises(bps.NotInitializedError, match="left the job: a thread was interrupted"):
+            bps.rank()
     return raised, float(other[0])
 
 
