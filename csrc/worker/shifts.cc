@@ -9,7 +9,9 @@ namespace {
 
 bool stays(const Tensor& tensor, const Request& request) {
   if (request.kind >= tensor::OperationKind::kStore) return true;
-  return tensor.compressor && tensor.compressor->compression().feedback;
+  if (!tensor.compressor) return false;
+  const compress::Compression& compression = tensor.compressor->compression();
+  return compression.feedback || compression.momentum != 0;
 }
 
 std::uint64_t key_of(const Tensor& tensor) {

@@ -17,7 +17,7 @@
 namespace bps::node {
 namespace {
 
-constexpr std::uint32_t kRanks = 3;
+constexpr std::uint32_t kRanks = 4;
 constexpr const char* kSecret = "a secret of the tests, long enough";
 
 std::unique_ptr<Process> start_rank(std::uint32_t rank, std::uint16_t scheduler, const std::string& host) {
@@ -44,12 +44,13 @@ std::unique_ptr<Process> start_rank(std::uint32_t rank, std::uint16_t scheduler,
 class Rank {
  public:
   Rank(Process& process, std::uint32_t rank) : process_(process), rank_(rank), random_(rank) {
-    const van::Group some = rank == 1 ? van::Group{} : process.worker().declarations().new_group({0, 2}, "some", 60);
+    const bool is_in_some = rank % 2 == 0;
+    const van::Group some = !is_in_some ? van::Group{} : process.worker().declarations().new_group({0, 2}, "some", 60);
     for (std::uint32_t i = 0; i < 6; ++i) {
       const bool is_of_some = i % 3 == 2;
-      if (is_of_some && rank == 1) continue;
+      if (is_of_some && !is_in_some) continue;
       Mine& mine = tensors_.emplace_back();
-      mine.ranks = is_of_some ? std::vector<std::uint32_t>{0, 2} : std::vector<std::uint32_t>{0, 1, 2};
+      mine.ranks = is_of_some ? std::vector<std::uint32_t>{0, 2} : std::vector<std::uint32_t>{0, 1, 2, 3};
       mine.memory.resize(20000 + i);
       const van::TensorSpec spec{is_of_some ? some.id : 0, "t" + std::to_string(i),
                                  static_cast<std::uint8_t>(Dtype::kFloat32), mine.memory.size(), ""};
@@ -64,6 +65,10 @@ class Rank {
     apart_.resize(20000);
     const van::TensorSpec spec{0, "apart", static_cast<std::uint8_t>(Dtype::kFloat32), apart_.size(), ""};
     tensor_apart_ = process.worker().declarations().declare(std::vector{spec}).front();
+    driven_.resize(20000);
+    const van::TensorSpec with_momentum{
+        0, "driven", static_cast<std::uint8_t>(Dtype::kFloat32), driven_.size(), "", "bf16:momentum=0.5"};
+    tensor_driven_ = process.worker().declarations().declare(std::vector{with_momentum}).front();
   }
 
   void step(std::uint32_t number) {
@@ -71,6 +76,7 @@ class Rank {
     if (number % kApart == kApart / 2) {
       ASSERT_NO_FATAL_FAILURE(pull(number - kApart / 2 + 1));
     }
+    ASSERT_NO_FATAL_FAILURE(drive());
     std::vector<Mine*> order;
     for (Mine& mine : tensors_) {
       if (number % 8 == 0 && !mine.prepared) skip_rounds(*mine.tensor);
@@ -147,6 +153,19 @@ class Rank {
       ASSERT_EQ(sums[i], sum) << "pushed in step " << number << " element " << i;
     }
   }
+  // What is always given grows by its momentum: a rank that has forgotten some of that would give less.
+  void drive() {
+    const std::vector<float> before = std::exchange(driven_, std::vector<float>(driven_.size(), 1));
+    worker::Request request;
+    request.input = request.output = reinterpret_cast<std::byte*>(driven_.data());
+    request.input_allocation =
+        request.output_allocation = {std::as_writable_bytes(std::span(driven_)), rank_ * 100 + ++drives_ * 1000};
+    const auto operation = process_.worker().start(tensor_driven_, request);
+    ASSERT_TRUE(operation->wait(Deadline::after(60)));
+    operation->rethrow();
+    for (std::size_t i = 0; i < driven_.size(); ++i) ASSERT_GE(driven_[i], before[i]) << i;
+    ASSERT_GE(driven_[0], kRanks * 1.5F);
+  }
   // As if it had been summed so often elsewhere: a server that gets partitions of it has missed as many rounds.
   static void skip_rounds(worker::Tensor& tensor) {
     tensor.next_round += 100'000;
@@ -160,6 +179,9 @@ class Rank {
   std::vector<float> apart_;
   std::shared_ptr<worker::Tensor> tensor_apart_;
   std::shared_ptr<worker::Operation> pushed_;
+  std::vector<float> driven_;
+  std::shared_ptr<worker::Tensor> tensor_driven_;
+  std::uint32_t drives_ = 0;
   std::uint32_t latest_ = 0;
 };
 
@@ -221,11 +243,11 @@ void run_job(const std::vector<std::string>& hosts) {
 }
 
 TEST(Shift, SumsStayRightWhileServersGetOtherWeights) {
-  run_job({"a", "b", "c"});
+  run_job({"a", "b", "c", "d"});
 }
 
 TEST(Shift, SumsStayRightWhereRanksOfAHostSumFirst) {
-  run_job({"a", "a", "b"});
+  run_job({"a", "a", "b", "c"});  // between two hosts alone nothing would move
 }
 
 // A round that has got its number must begin: one that only one rank gave up would leave that rank a round ahead of the
