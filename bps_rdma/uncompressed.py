@@ -20,6 +20,7 @@ class Reason(enum.Enum):
     code = "code"
     host = "host"
     op = "op"
+    sparse = "sparse"
 
 
 def why_not(dtype: _core.Dtype, elements: int, smallest: int) -> Reason | None:
@@ -84,5 +85,7 @@ def _explain(reason: Reason, dtype: _core.Dtype, elements: int, smallest: int) -
     if reason is Reason.code:
         return f"the code of its {size} bytes of {dtype.name} would be no shorter"
     if reason is Reason.host:
-        return "all ranks and servers are on one host, and what crosses no network is compressed with everywhere=1 only"
+        return "its ranks and their servers are on one host, and what crosses no network is compressed with everywhere=1 only"
+    if reason is Reason.sparse:
+        return "its gradient is sparse, and rows travel as they are"
     return "only sums and means are"

@@ -261,6 +261,7 @@ class DistributedDataParallel(torch.nn.Module):
         try:
             with self._uneven.join(
                 prefix, group, calls, finish,
+                compression=self._passes.synchronizer.compression,
                 divide_by_initial_world_size=divide_by_initial_world_size,
                 throw_on_early_termination=throw_on_early_termination,
             ):  # fmt: skip

@@ -16,7 +16,8 @@ import torch
 
 import bps_rdma
 from bps_rdma import Group
-from bps_rdma.errors import BpsError
+from bps_rdma.compression import Codec
+from bps_rdma.errors import BpsError, InvalidArgumentError
 from bps_rdma.torch.transfer import members_of
 
 _attached: set[int] = set()  # ids of the Joinings whose blocks this process is in, in a job of several ranks
@@ -132,6 +133,7 @@ class UnevenInputs:
         calls: Mapping[Call, Callable[[], None]],
         finish: Callable[[int], None],
         *,
+        compression: str | None,
         divide_by_initial_world_size: bool,
         throw_on_early_termination: bool,
     ) -> Iterator[None]:
@@ -142,8 +144,15 @@ class UnevenInputs:
             group: who takes part; None: all workers.
             calls: how a rank without inputs takes part.
             finish: called on all ranks with the rank that has made all steps.
+            compression: of the gradients; None: none.
             divide_by_initial_world_size, throw_on_early_termination: see DistributedDataParallel.join().
         """
+        if not divide_by_initial_world_size and compression is not None and Codec(compression).momentum:
+            raise InvalidArgumentError(
+                f"{compression!r} has momentum, of which a rank without inputs gives the others more: "
+                "divide_by_initial_world_size=False would scale that as if it were gradients",
+                "leave momentum to the optimizer",
+            )
         joining = Joining(prefix, group, stops=throw_on_early_termination)
         self._joining, self._announced, self._scales = joining, False, not divide_by_initial_world_size
         if bps_rdma.size() > 1:  # else nobody can wait for this rank

@@ -278,6 +278,7 @@ class SynchronousOptimizer(WrappedOptimizer):
 
         with self._bps_uneven.join(
             prefix, group, {Call.gradients: shadow}, finish,
+            compression=self._bps_trained.synchronizer.compression,
             divide_by_initial_world_size=divide_by_initial_world_size,
             throw_on_early_termination=throw_on_early_termination,
         ):  # fmt: skip

@@ -13,11 +13,17 @@ import numpy as np
 import torch
 
 import bps_rdma
+from bps_rdma import job
+from bps_rdma._core import Dtype
+from bps_rdma.agreement import group_of
+from bps_rdma.arrays import core_dtype
 from bps_rdma.errors import InvalidTensorError, MismatchError
+from bps_rdma.operations.options import EXACT
 from bps_rdma.torch.collectives import all_gather
 from bps_rdma.torch.holders import held_gradient
 from bps_rdma.torch.transfer import members_of
 from bps_rdma.torch.units import IndexedParameter, Sent
+from bps_rdma.uncompressed import Reason
 
 _NONE = -1  # the number of rows of a rank without a gradient
 _REFUSED = -2  # that of a rank that refuses this pass
@@ -41,11 +47,20 @@ class Rows:
         self.name = f"{sent.prefix}.{entry.name}.rows"
         self.priority = -entry.index
         self._group = sent.group
+        self._remark(entry, sent.method)
         self._own = np.zeros(2, np.int64)  # the number of rows, and whether the gradient was dense
         self._counts: Any = None  # the handle of their exchange
         self._gradient: torch.Tensor | None = None
         self._mean: torch.Tensor | None = None
         self._used = False
+
+    def _remark(self, entry: IndexedParameter, wanted: str | None) -> None:
+        """Says that a compression of the model leaves these gradients out."""
+        running, parameter = job.current(), entry.parameter
+        method = running.compression(Dtype.float32, 1 << 60, wanted)
+        if method not in ("", EXACT):
+            number, dtype = group_of(running, self._group).id, core_dtype(parameter.dtype)
+            running.note_uncompressed(Reason.sparse, number, entry.name, method, dtype, parameter.numel())
 
     def declaration(self) -> tuple[str, torch.Tensor, str | None]:
         """(name, a tensor like the counts of all ranks, no compression)."""

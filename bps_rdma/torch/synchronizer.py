@@ -114,6 +114,7 @@ class GradientSynchronizer:
         running = job.current()
         method = running.compression(Dtype.float32, 1 << 60, compression)
         compressed = method not in ("", EXACT)
+        self.compression = method if compressed else None  # of large gradients
         self.sent = Sent(
             prefix, group, compression, running.min_compress_bytes, keeps_flags=not compressed, in_order=in_order
         )

@@ -213,6 +213,8 @@ std::shared_ptr<Tensor> Declarations::make(const van::TensorSpec& spec, const va
                 "report this as a bug");
   }
   tensor->plans = planner_.make(*tensor, planner_.places(), id.server_load);
+  const auto needs_no_server = [](const auto& parts) { return std::ranges::any_of(parts, &Part::for_host); };
+  if (tensor->is_on_one_host && std::ranges::any_of(tensor->plans.whole, needs_no_server)) tensor->stays_on_host = true;
   return tensor;
 }
 
