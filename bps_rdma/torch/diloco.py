@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -24,7 +23,6 @@ from bps_rdma.errors import BpsError, InvalidArgumentError
 from bps_rdma.group import Group
 from bps_rdma.handle import wait_each
 from bps_rdma.kept_errors import keeping
-from bps_rdma.operations import OperationOptions, ReduceOp
 from bps_rdma.operations.options import AnyCompression, text_of
 from bps_rdma.presence import raised
 from bps_rdma.torch import compression_state, membership, transfer
@@ -32,60 +30,11 @@ from bps_rdma.torch.broadcast import broadcast_parameters
 from bps_rdma.torch.broadcast_objects import broadcast_objects
 from bps_rdma.torch.check_alike import check_alike, digest_of_some
 from bps_rdma.torch.checks import check_count, check_number
+from bps_rdma.torch.fragments import Fragment, parts_of
 from bps_rdma.torch.membership import AnyGroup, naming
 from bps_rdma.torch.parameters import FixedParameters
-from bps_rdma.torch.transfer import AnyHandle
+from bps_rdma.torch.units import Sent
 from bps_rdma.torch.wrapping import forgetting_scale, scaled_step
-
-
-@dataclass
-class _Fragment:
-    """Some parameters, which are agreed on together. All memory is flat, in float32, beside the parameters."""
-
-    parameters: list[torch.nn.Parameter]
-    options: OperationOptions
-    anchor: torch.Tensor
-    velocity: torch.Tensor
-    moved: torch.Tensor  # the pseudo-gradient, then its mean
-    handle: AnyHandle | None = None
-    left: int = 0  # steps until the mean is waited for
-
-    @property
-    def name(self) -> str:
-        assert self.options.name is not None
-        return self.options.name
-
-    def local(self) -> torch.Tensor:
-        return torch.cat([one.detach().flatten().float() for one in self.parameters])
-
-    def begin(self, delay: int) -> None:
-        torch.sub(self.anchor, self.local(), out=self.moved)
-        self.handle = transfer.all_reduce(self.moved, self.options)
-        self.left = delay
-
-    def wait(self) -> None:
-        """Waits for the mean; also once more, where a signal handler has raised something meanwhile."""
-        if self.handle is not None and not self.handle.taken:
-            try:
-                self.handle.wait()
-            except BpsError:
-                self.handle = None
-                raise
-
-    def end(self, lr: float, momentum: float, mix: float) -> None:
-        self.handle = None
-        self.velocity.mul_(momentum).add_(self.moved)
-        self.anchor.sub_(self.moved + momentum * self.velocity, alpha=lr)
-        self.take(self.anchor if mix == 0 else torch.lerp(self.anchor, self.local(), mix))
-
-    def of_each(self, values: torch.Tensor) -> list[torch.Tensor]:
-        parts = values.split([one.numel() for one in self.parameters])  # type: ignore[no-untyped-call]
-        return [part.view(one.shape) for part, one in zip(parts, self.parameters, strict=True)]
-
-    def take(self, values: torch.Tensor) -> None:
-        with torch.no_grad():
-            for one, part in zip(self.parameters, self.of_each(values), strict=True):
-                one.copy_(part)
 
 
 class DiLoCo:
@@ -167,9 +116,9 @@ class DiLoCo:
                 check_alike([f"{name} {value}" for name, value in options.items()], begin, self._group)
                 root = self._group.ranks[0] if self._group else 0
                 broadcast_parameters(self._fixed.all, root, f"{begin}.", self._group)
-        self._parts = _cut([one for _, one in named], fragments)
-        self._fragments: list[_Fragment] = []
-        self._begin([torch.cat([one.detach().flatten().float() for one in part]) for part in self._parts], [])
+        self._parts, self._turns = parts_of([one for _, one in named], fragments), fragments
+        self._fragments: list[Fragment] = []
+        self._begin([part.flat() for part in self._parts], [])
 
     def _begin(self, anchors: list[torch.Tensor], velocities: list[torch.Tensor]) -> None:
         """Declares names of its own."""
@@ -177,14 +126,13 @@ class DiLoCo:
             self._declare(prefix, anchors, velocities)
 
     def _declare(self, prefix: str, anchors: list[torch.Tensor], velocities: list[torch.Tensor]) -> None:
+        sent = Sent(prefix, self._group, self._method)
         for number, (part, anchor) in enumerate(zip(self._parts, anchors, strict=True)):
-            options = OperationOptions(
-                ReduceOp.average, f"{prefix}.{number}", group=self._group, compression=self._method
-            )
-            moved = transfer.zeros_beside(part[0], anchor.numel(), torch.float32)
+            options = sent.options(f"{prefix}.{number}", 0, anchor.dtype, anchor.numel())
+            moved = transfer.zeros_beside(part.parameters[0], anchor.numel(), anchor.dtype)
             velocity = velocities[number] if velocities else torch.zeros_like(anchor)
-            self._fragments.append(_Fragment(part, options, anchor, velocity, moved))
-        transfer.declare_many({one.name: one.moved for one in self._fragments}, self._group, self._method)
+            self._fragments.append(Fragment(part, options, anchor, velocity, moved))
+        transfer.declare_each((one.declaration() for one in self._fragments), self._group)
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns the state without what is on its way: a copy agrees with other copies, under names of its own."""
@@ -270,8 +218,8 @@ class DiLoCo:
         failure = self._end_interrupted()
         result = scaled_step(self, lambda: self.inner.step(closure), self._parameters())
         self.steps += 1
-        for number, fragment in enumerate(self._fragments):
-            shift = number * self._every // len(self._fragments)
+        for fragment in self._fragments:
+            shift = fragment.part.turn * self._every // self._turns
             if (self.steps - shift) % self._every == 0 and self.steps >= self._every:
                 fragment.begin(self._delay)
             elif fragment.handle is not None:
@@ -313,7 +261,7 @@ class DiLoCo:
         if self.steps > 0 or self._outer == (1, 0):  # a plain mean does not depend on the anchor
             return None
         for one in self._fragments:
-            for parameter, anchor in zip(one.parameters, one.of_each(one.anchor), strict=True):
+            for parameter, anchor in zip(one.part.parameters, one.part.of_each(one.anchor), strict=True):
                 if not torch.allclose(parameter, anchor.to(parameter.dtype), rtol=0, atol=0, equal_nan=True):
                     return BpsError(
                         f"{self._fixed.name_of(parameter)!r} has other values than when the ranks agreed on it",
@@ -333,7 +281,7 @@ class DiLoCo:
         return None
 
     def _parameters(self) -> Iterator[torch.nn.Parameter]:
-        return (one for part in self._fragments for one in part.parameters)
+        return (one for each in self._fragments for one in each.part.parameters)
 
     def synchronize(self) -> None:
         """Waits for the agreements that are under way."""
@@ -341,7 +289,7 @@ class DiLoCo:
         if due:
             self._agree(due)
 
-    def _agree(self, fragments: list[_Fragment]) -> None:
+    def _agree(self, fragments: list[Fragment]) -> None:
         if not job.current().may_lose_members:
             wait_each(partial(self._agree_on, one) for one in fragments)  # each has its mean on all ranks, or on none
             return
@@ -355,7 +303,7 @@ class DiLoCo:
         for one in fragments:
             one.end(*self._outer, self._mix)
 
-    def _agree_on(self, fragment: _Fragment) -> None:
+    def _agree_on(self, fragment: Fragment) -> None:
         fragment.wait()
         fragment.end(*self._outer, self._mix)
 
@@ -375,7 +323,7 @@ class DiLoCo:
                 {
                     "anchor": one.anchor.clone(),
                     "velocity": one.velocity.clone(),
-                    "compression": compression_state.of_tensor(one.name, one.moved, self._method, self._group),
+                    "compression": compression_state.of_tensor(*one.declaration(), self._group),
                 }
                 for one in self._fragments
             ],
@@ -398,7 +346,7 @@ class DiLoCo:
         remembered = [one.get("compression") for one in state["fragments"]]
         for one, pieces in zip(self._fragments, remembered, strict=True):
             if pieces is not None:
-                compression_state.check_tensor(pieces, one.name, one.moved, self._method)
+                compression_state.check_tensor(pieces, *one.declaration())
         self.synchronize()
         self.inner.load_state_dict(state["inner"])
         self.steps = state["steps"]
@@ -406,7 +354,7 @@ class DiLoCo:
         for one, saved, pieces in zip(self._fragments, state["fragments"], remembered, strict=True):
             one.anchor.copy_(saved["anchor"])
             one.velocity.copy_(saved["velocity"])
-            compression_state.load_tensor(pieces or {}, one.name, one.moved, self._method, self._group)
+            compression_state.load_tensor(pieces or {}, *one.declaration(), self._group)
 
 
 def LocalSGD(  # noqa: N802
@@ -427,17 +375,3 @@ def LocalSGD(  # noqa: N802
         compression=compression,
         group=group,
     )
-
-
-def _cut(parameters: list[torch.nn.Parameter], count: int) -> list[list[torch.nn.Parameter]]:
-    """Runs of about equal numbers of elements, none of them empty."""
-    total = sum(one.numel() for one in parameters)
-    parts: list[list[torch.nn.Parameter]] = [[]]
-    seen = 0
-    for index, one in enumerate(parameters):
-        wants_next = seen >= total * len(parts) / count or len(parameters) - index <= count - len(parts)
-        if parts[-1] and len(parts) < count and wants_next:
-            parts.append([])
-        parts[-1].append(one)
-        seen += one.numel()
-    return parts if parameters else []

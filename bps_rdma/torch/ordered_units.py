@@ -42,13 +42,10 @@ class OrderedUnits:
         self.close()
         self.units = units_of(order, self._strategy, self._sizes, self._generation, self.sent, self._sparse)
         self._unit_of = {entry: unit for unit in self.units for entry in unit.entries}
-        self.declared: list[Declared] = []  # parameters may have another dtype one day
-        by_method: dict[str | None, dict[str, Any]] = {}
-        for name, tensor, compression in (unit.declaration() for unit in self.units):
-            by_method.setdefault(compression, {})[name] = tensor
-            self.declared.append((name, tensor.shape, tensor.dtype, tensor.device))
-        for compression, tensors in by_method.items():
-            transfer.declare_many(tensors, self.sent.group, compression)
+        declarations = [unit.declaration() for unit in self.units]
+        # Parameters may have another dtype one day.
+        self.declared: list[Declared] = [(name, one.shape, one.dtype, one.device) for name, one, _ in declarations]
+        transfer.declare_each(declarations, self.sent.group)
 
     def of(self, entry: IndexedParameter) -> Unit:
         """The unit in which the gradient of this parameter is sent."""

@@ -25,6 +25,7 @@ from bps_rdma.torch.transfer.collectives import (
     all_reduce,
     broadcast,
     core_operations,
+    declare_each,
     declare_many,
     reduce_scatter,
 )
@@ -35,5 +36,6 @@ from bps_rdma.torch.transfer.staged import AnyHandle, check_reducible, members_o
 
 __all__ = [
     "AnyHandle", "StagedOperation", "all_gather", "all_reduce", "broadcast", "check_reducible", "core_operations",
-    "declare_many", "device_of", "mapped", "members_of", "on_hosts", "reduce_scatter", "staged_from", "zeros_beside",
+    "declare_each", "declare_many", "device_of", "mapped", "members_of", "on_hosts", "reduce_scatter", "staged_from",
+    "zeros_beside",
 ]  # fmt: skip

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -144,6 +144,15 @@ def declare_many(tensors: Mapping[str, Any], group: Group | None, compression: s
         for piece, elements in core_operations(name, tensor):
             found[piece] = ((elements,), str(tensor.dtype).removeprefix("torch."))
     declare_with(found, group, compression)
+
+
+def declare_each(tensors: Iterable[tuple[str, torch.Tensor, str | None]], group: Group | None) -> None:
+    """declare_many() of (name, tensor, compression) that differ in their compression."""
+    by_method: dict[str | None, dict[str, Any]] = {}
+    for name, tensor, compression in tensors:
+        by_method.setdefault(compression, {})[name] = tensor
+    for compression, alike in by_method.items():
+        declare_many(alike, group, compression)
 
 
 def core_operations(name: str, tensor: torch.Tensor) -> list[tuple[str, int]]:
