@@ -61,14 +61,14 @@ class FixedParameters:
         self.all = [(name, p) for name, p in pairs if p in own]
         self.named = [(name, p) for name, p in self.all if p.requires_grad]
         self._names = {p: name for name, p in pairs}
-        self._known = {p for _, p in self.named}
+        self._known = {p: (p.dtype, p.shape) for _, p in self.named}
 
     def name_of(self, parameter: torch.nn.Parameter) -> str:
         """The name of one of them."""
         return self._names[parameter]
 
     def check(self, optimizer: torch.optim.Optimizer) -> None:
-        """Raises InvalidArgumentError if another parameter is trained now; names it."""
+        """Raises InvalidArgumentError if another parameter is trained now, or one has become another; names it."""
         parameters = [p for options in optimizer.param_groups for p in options["params"]]
         for number, p in enumerate(parameters):
             if p.requires_grad and p not in self._known:
@@ -77,3 +77,19 @@ class FixedParameters:
                     "it: it was frozen or missing when the optimizer was wrapped",
                     "wrap it when all parameters that are going to be trained require gradients",
                 )
+            if p in self._known:
+                self._check_kind(p, *self._known[p])
+
+    def _check_kind(self, parameter: torch.nn.Parameter, dtype: torch.dtype, shape: torch.Size) -> None:
+        """What is kept for a parameter has the dtype and the shape that it had: it must not have become wider."""
+        now = parameter.dtype
+        if parameter.shape != shape or (now != dtype and torch.promote_types(now, dtype) != dtype):
+            raise InvalidArgumentError(
+                f"{self.name_of(parameter)!r} is {_kind(now, parameter.shape)} now, and was {_kind(dtype, shape)} when "
+                "the optimizer was wrapped",
+                "wrap it when all parameters have the dtypes and the shapes in which they are going to be trained",
+            )
+
+
+def _kind(dtype: torch.dtype, shape: torch.Size) -> str:
+    return f"{str(dtype).removeprefix('torch.')} {tuple(shape)}"
