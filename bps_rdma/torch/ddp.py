@@ -41,8 +41,8 @@ class DistributedDataParallel(torch.nn.Module):
     gradient, as in a single process.
 
     Args:
-        module: parameters that train later (unfrozen, added, replaced, of another dtype) are synchronised from the next
-            backward on, which raises MismatchError if they or their values are not the same on all ranks.
+        module: parameters that train later (unfrozen, added, replaced, of another dtype or shape) are synchronised from
+            the next backward on, which raises MismatchError if they or their values are not the same on all ranks.
         device_ids: accepted for compatibility with BytePS; must be None or name one device.
         broadcast_buffers: before each forward in training, buffers become those of the group's first rank.
         compression: how gradients of at least BPS_MIN_COMPRESS_BYTES travel between hosts, as in BFloat16() or

@@ -286,11 +286,11 @@ class GradientPass:
     @property
     def frozen(self) -> list[IndexedParameter]:
         """Those that must be used and have no gradient here, but are not trained any more; once all is sent."""
-        return [entry for entry in self._not_used if not entry.parameter.requires_grad]
+        return [entry for entry in self._not_used if not entry.is_trained]
 
     def error_of_unused(self) -> BpsError | None:
         """What is to be raised if this rank used some of the parameters only that must be used; once all is sent."""
-        missing = [entry for entry in self._not_used if entry.parameter.requires_grad]
+        missing = [entry for entry in self._not_used if entry.is_trained]
         if not missing or not self.arrived:  # a rank that used none lets the others train, as in join()
             return None
         return BpsError(

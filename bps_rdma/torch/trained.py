@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Holds the parameters that are trained, with hooks on them, and makes the averaging anew when they become others.
 
-Parameters may train later than the wrapper was made: unfrozen, added, replaced, or of another dtype. At the beginning
-of each pass every rank looks at its own. One that finds something new tells the other ranks, which must have found the
-same: then gradients are averaged from this pass on. Otherwise all of these ranks raise an error. In the first pass all
-ranks compare what they train, and its values: a script may have forgotten to broadcast them. So they do in the first
-pass of a view that a rank has entered or resumed: it may not have taken over the state of the others.
+Parameters may train later than the wrapper was made: unfrozen, added, replaced, or of another dtype or shape. At the
+beginning of each pass every rank looks at its own. One that finds something new tells the other ranks, which must have
+found the same: then gradients are averaged from this pass on. Otherwise all of these ranks raise an error. In the first
+pass all ranks compare what they train, and its values: a script may have forgotten to broadcast them. So they do in the
+first pass of a view that a rank has entered or resumed: it may not have taken over the state of the others.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class TrainedParameters:
         self._hooks: list[Any] = []
         self._made: GradientSynchronizer | None = None
         self._entries: dict[int, IndexedParameter] = {}  # by id of the parameter
-        self._kinds: dict[int, tuple[torch.dtype, torch.device]] = {}  # likewise, when the entry was made
+        self._kinds: dict[int, tuple[object, ...]] = {}  # likewise, when the entry was made
         self._seen: _Look = [], []  # in the last pass
         self._kept: Sequence[torch.nn.Parameter] = ()  # those, whose ids nothing else must get
         self._prefix: str | None = None
@@ -209,6 +209,9 @@ class TrainedParameters:
             lie_alike = self._agree_on_new(wanted, new)
         if new or anew:
             self._replace(wanted, now, 0 if anew else self._changes + 1)
+        there = set(seen[0])
+        for key, entry in self._entries.items():
+            entry.belongs = key in there
         if not lie_alike:
             self.synchronizer.lie_contiguous()
         self._agreed = True
@@ -216,7 +219,7 @@ class TrainedParameters:
         return bool(new or anew)
 
     def _has(self, parameter: torch.nn.Parameter) -> bool:
-        return self._kinds.get(id(parameter)) == (parameter.dtype, parameter.device)
+        return self._kinds.get(id(parameter)) == _kind(parameter)
 
     def _meet(self, wanted: Named, rebuilds: bool) -> None:
         try:
@@ -385,7 +388,7 @@ class TrainedParameters:
             made.take_over(before)
         self._made, self._view, self._changes = made, entered, changes
         self._entries = {id(entry.parameter): entry for entry in made.entries}
-        self._kinds = {key: (entry.parameter.dtype, entry.parameter.device) for key, entry in self._entries.items()}
+        self._kinds = {key: _kind(entry.parameter) for key, entry in self._entries.items()}
 
 
 def _tell(method: Method) -> Method:
@@ -440,7 +443,8 @@ def _ids(dicts: list[Any]) -> list[int]:
     return list(map(id, chain.from_iterable(map(dict.values, dicts))))
 
 
-_what_counts = attrgetter("requires_grad", "dtype", "device")
+_what_counts = attrgetter("requires_grad", "dtype", "device", "shape")
+_kind = attrgetter("dtype", "device", "shape")
 
 
 def _look(parameters: Sequence[torch.nn.Parameter]) -> _Look:

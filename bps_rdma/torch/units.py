@@ -73,12 +73,19 @@ class IndexedParameter:
     Attributes:
         index: position in the order of registration, which is about the order in which forward needs them.
         strides: those of its gradient in a bucket, the same on all ranks; None: it is contiguous there.
+        belongs: the script has not removed it from what is trained.
     """
 
     index: int
     name: str
     parameter: torch.nn.Parameter
     strides: tuple[int, ...] | None = None
+    belongs: bool = True
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether it is to get a gradient."""
+        return self.belongs and self.parameter.requires_grad
 
 
 def _changed(*entries: IndexedParameter) -> BpsError:
