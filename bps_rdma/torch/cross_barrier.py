@@ -230,7 +230,7 @@ class LateOptimizer(WrappedOptimizer):
         synchronizer = self._bps_trained.synchronizer
         changed = [each for each in self._bps_sent if each.grad is not self._bps_pending[each]]
         unused = synchronizer.finish_later()
-        self._bps_left.clear()
+        self._bps_begin_step()
         self._bps_sent.clear()
         self._bps_default_device = torch.get_default_device()
         for options in self.param_groups:
@@ -328,7 +328,7 @@ class LateOptimizer(WrappedOptimizer):
                 "zero_grad() was called between backward() and step(), while gradients are being averaged",
                 "call step() first, or use DistributedOptimizer",
             )
-        self._bps_left.clear()
+        self._bps_begin_step()
         self._bps_sent.clear()  # of a pass that has failed
         with self._bps_lock:
             super().zero_grad(set_to_none=True)

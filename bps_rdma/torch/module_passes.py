@@ -20,6 +20,7 @@ from bps_rdma.torch.backward import EndOfBackward, adds_to, returned_of
 from bps_rdma.torch.joining import UnevenInputs
 from bps_rdma.torch.membership import View, view
 from bps_rdma.torch.returned import ReturnedGradients
+from bps_rdma.torch.seen_gradients import is_used
 from bps_rdma.torch.sparse import names_of_sparse
 from bps_rdma.torch.synchronizer import GradientSynchronizer, SynchronizerOptions, option_lines
 from bps_rdma.torch.trained import Named, ParametersOf, TrainedParameters
@@ -48,6 +49,7 @@ class ModulePasses:
         self._look_at(module)
         self._looked_at = -1  # the backward that was looked at last, of those that return gradients
         self._end = EndOfBackward(self._end_of_backward, self._failed)
+        self._end_without_sync = EndOfBackward(self.trained.end_backward, self.trained.give_up)
         self._running_in: View | None = None  # the view of a backward, whose pass begins with its first gradient
         self._failed_in: View | None = None  # that of the last one, which failed before this rank had sent anything
         self._decided = -1  # the backward in which a hook on outputs has said whether it is one of no_sync()
@@ -196,6 +198,7 @@ class ModulePasses:
         if not sync:
             self._keeps = True
             self._returned.discard(parameter)
+            self._end_without_sync.ask()
         else:
             if not self._end.is_due:
                 self._begin()
@@ -206,6 +209,7 @@ class ModulePasses:
     def _forget_backward(self) -> None:
         """No backward is running: what a failed one has left does not count."""
         self._end.forget()
+        self._end_without_sync.forget()
         self._end_undecided.forget()
         self._drop_undecided()
 
@@ -232,7 +236,7 @@ class ModulePasses:
         if self._pending or self._has_failed or self.trained.is_open:
             return False
         trained = [each for each in self._parameters_now.now() if each.requires_grad]
-        return bool(trained) and (self._keeps or not any(_is_used(each.grad) for each in trained))
+        return bool(trained) and (self._keeps or not any(is_used(each.grad) for each in trained))
 
     def begin_missed(self) -> None:
         """This rank takes part in a pass of the others without a forward."""
@@ -311,14 +315,6 @@ class ModulePasses:
         """Goes on from what GradientSynchronizer.compression_state() gave. A collective call, before the first pass."""
         if self.synchronizer.load_compression_state(state):
             self._order, self._rebuilt = [entry for unit in self.synchronizer.units for entry in unit.entries], True
-
-
-def _is_used(gradient: torch.Tensor | None) -> bool:
-    """Whether there is a gradient that nobody has zeroed."""
-    if gradient is None:
-        return False
-    values = gradient._values() if gradient.layout is torch.sparse_coo else gradient
-    return bool(values.any())
 
 
 def _tensors_of(outputs: Any) -> list[torch.Tensor]:

@@ -138,11 +138,14 @@ class SynchronousOptimizer(WrappedOptimizer):
 
     def _bps_set_up(self) -> None:
         super()._bps_set_up()
-        self._bps_backwards = 0
         self._bps_done = self._bps_skip = False
         self._bps_to_repeat = self._bps_failed = None
         self._bps_means = {}
         self._bps_uneven = UnevenInputs()
+
+    def _bps_begin_step(self) -> None:
+        super()._bps_begin_step()
+        self._bps_backwards = 0
 
     def _bps_arrived(self, parameter: torch.nn.Parameter) -> None:
         trained = self._bps_trained
@@ -152,8 +155,7 @@ class SynchronousOptimizer(WrappedOptimizer):
         self._bps_done = False
         self._bps_to_repeat = self._bps_failed = None
         if trained.is_open and not self._bps_end.is_due and trained.synchronizer.drop_void():
-            self._bps_left.clear()
-            self._bps_backwards = 0
+            self._bps_begin_step()
         self._bps_end.ask()
         left = self._bps_left[parameter] = max(self._bps_left.get(parameter, self._bps_passes) - 1, 0)
         if entry is not None:
@@ -189,6 +191,7 @@ class SynchronousOptimizer(WrappedOptimizer):
     def _bps_backward_ended(self) -> None:
         # Gradients are means when backward() returns: code that looks at them then, as a clipper or a loss scaler does,
         # sees the same on all ranks.
+        super()._bps_backward_ended()
         self._bps_backwards += 1
         if self._bps_backwards >= self._bps_passes:
             self.synchronize()
@@ -196,8 +199,7 @@ class SynchronousOptimizer(WrappedOptimizer):
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Changes how many backward passes make a step; between two steps."""
         self._bps_passes = passes
-        self._bps_backwards = 0
-        self._bps_left.clear()
+        self._bps_begin_step()
         self._bps_arguments["accumulates"] = passes > 1
         if self._bps_trained.is_made:
             self._bps_trained.synchronizer.accumulate(passes > 1)
@@ -239,8 +241,7 @@ class SynchronousOptimizer(WrappedOptimizer):
         finally:
             if self._bps_trained.is_open or self._bps_trained.passes > before:
                 self._bps_uneven.end_pass()  # otherwise nothing was sent: the other ranks still wait for this pass
-            self._bps_left.clear()
-            self._bps_backwards = 0
+            self._bps_begin_step()
         synchronizer = self._bps_trained.synchronizer
         self._bps_uneven.scale(gradient for _, gradient in synchronizer.gradients())
         if synchronizer.is_exact or self._bps_uneven.joined:
@@ -353,8 +354,7 @@ class SynchronousOptimizer(WrappedOptimizer):
                 "backward() has not come to its end",
                 "call synchronize() on this rank; if that returns, all ranks have means, and step",
             )
-        self._bps_left.clear()
-        self._bps_backwards = 0
+        self._bps_begin_step()
         self._bps_done = False
         self._bps_to_repeat = self._bps_failed = None
         self._bps_means = {}

@@ -20,7 +20,7 @@ class SeenGradients:
     """
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        self._seen = [_Seen(each) for each in parameters]
+        self._seen = {id(each): _Seen(each) for each in parameters}
 
     @staticmethod
     def after_an_error(parameters: Iterable[torch.nn.Parameter]) -> SeenGradients | None:
@@ -31,17 +31,31 @@ class SeenGradients:
 
     def all_are_there(self) -> bool:
         """Whether all of them are as they were, and no other one has come."""
-        return any(each.was_there for each in self._seen) and all(each.is_as_it_was() for each in self._seen)
+        seen = self._seen.values()
+        return any(each.was_there for each in seen) and all(each.is_as_it_was() for each in seen)
 
     def any_is_there(self) -> bool:
-        """Whether one of them is as it was."""
-        return any(each.was_there and each.is_as_it_was() for each in self._seen)
+        """Whether one of them is as it was, and not zero."""
+        return any(each.was_used and each.is_as_it_was() for each in self._seen.values())
+
+    def is_there(self, parameter: torch.nn.Parameter) -> bool:
+        """Whether the gradient of this one is as it was, and not zero."""
+        seen = self._seen.get(id(parameter))
+        return seen is not None and seen.was_used and seen.is_as_it_was()
+
+
+def is_used(gradient: torch.Tensor | None) -> bool:
+    """Whether there is a gradient that nobody has zeroed."""
+    if gradient is None:
+        return False
+    values = gradient._values() if gradient.layout is torch.sparse_coo else gradient
+    return bool(values.any())
 
 
 class _Seen:
     def __init__(self, parameter: torch.nn.Parameter) -> None:
         gradient = parameter.grad
-        self._parameter, self.was_there = parameter, gradient is not None
+        self._parameter, self.was_there, self.was_used = parameter, gradient is not None, is_used(gradient)
         self._gradient = None if gradient is None else weakref.ref(gradient)
         self._version = None if gradient is None else gradient._version
         self._digest = _digest_of(gradient)

@@ -20,13 +20,14 @@ import torch
 import bps_rdma
 from bps_rdma import Group, job
 from bps_rdma.arrays import Dtype
-from bps_rdma.errors import BpsError, MismatchError
+from bps_rdma.errors import BpsError, MismatchError, RefusedError
 from bps_rdma.operations import OperationOptions, ReduceOp
 from bps_rdma.operations.options import EXACT
 from bps_rdma.spans import spans
 from bps_rdma.torch import early_steps, membership, returned, transfer
 from bps_rdma.torch.bucket_sizes import BucketSizes, bucket_sizes, sizes_of
 from bps_rdma.torch.checks import check_exact, check_number, check_parameter
+from bps_rdma.torch.failed_gradients import FailedGradients
 from bps_rdma.torch.gradient_pass import GradientPass
 from bps_rdma.torch.ordered_units import OrderedUnits
 from bps_rdma.torch.plan import StrategyName, Unit, strategy_of
@@ -105,6 +106,7 @@ class GradientSynchronizer:
         for entry in self.entries:
             check_parameter(entry.name, entry.parameter)
         self._pass: GradientPass | None = None
+        self.failed = FailedGradients()
         early_steps.begin_to_look()
         self._spans = spans()
         self.exposed_s = 0.0  # seconds spent waiting in finish(), all passes together
@@ -165,6 +167,11 @@ class GradientSynchronizer:
             self._pass = GradientPass(
                 self._ordered, self._strategy, self._unrounded, self._unused, self._must_use, self._spans, arrives
             )
+            if self.failed.are_there():
+                self._pass.failure = RefusedError(
+                    "backward() failed before its end, and what it computed is still in the gradients",
+                    "zero the gradients, and repeat the step",
+                )
             if transfer.members_of(self.sent.group).size > 1:
                 early_steps.watch(self)
         return self._pass
@@ -183,6 +190,7 @@ class GradientSynchronizer:
         """Takes the place of another one, between passes; it is closed."""
         self.passes, self.exposed_s = before.passes, before.exposed_s
         self._unrounded.take_over(before._unrounded)
+        self.failed = before.failed
         before.close()
 
     def accumulate(self, accumulates: bool | None) -> None:
@@ -235,6 +243,7 @@ class GradientSynchronizer:
                 self._end_pass()
                 ending.wait()
                 bps_rdma.commit(self.sent.group)  # or some ranks would use gradients that others have not got
+            self.failed.forget()
             returned.others_moved(self._bytes, lambda: [entry.parameter for entry in self.entries])
         except BaseException as error:
             self._fail(ending, error)

@@ -138,6 +138,7 @@ class TrainedParameters:
         remove_hooks(self._hooks)
         if self._made is not None:
             remove_hooks(self._made.hooks)
+            self._made.failed.forget()
 
     @property
     def prefix(self) -> str:
@@ -344,10 +345,16 @@ class TrainedParameters:
         finally:
             self.synchronizer.take_failure()
 
+    def end_backward(self) -> None:
+        """A backward has come to its end, of one pass or of those whose gradients are added up."""
+        if self._made is not None:
+            self._made.failed.end_backward(self._kept)
+
     def give_up(self) -> None:
-        """Backward has failed: what it has sent ends, and what it has not sent finish() sends."""
+        """Backward has failed: what it has sent ends. What it has not sent, and what it has left, no rank gets."""
         if self._made is not None:
             self._made.give_up()
+            self._made.failed.note(self._kept)
 
     def explain(
         self, error: MismatchError, lines: Sequence[str] | None = None, failure: Exception | None = None

@@ -45,16 +45,27 @@ class WrappedOptimizer(torch.optim.Optimizer):
         self._bps_trained = TrainedParameters(
             self, self._bps_kind, make, self._bps_arrived, group, options, self._bps_computed
         )
-        self._bps_end = EndOfBackward(self._bps_backward_ended, self._bps_trained.give_up)
-        self._bps_left = {}
+        self._bps_end = EndOfBackward(self._bps_backward_ended, self._bps_backward_failed)
+        self._bps_begin_step()
 
     def _bps_arrived(self, parameter: torch.nn.Parameter) -> None:
         raise NotImplementedError
 
     _bps_computed: Callable[[torch.nn.Parameter], None] | None = None  # a method, where a class needs it
 
+    def _bps_begin_step(self) -> None:
+        """No backward counts yet."""
+        self._bps_left = {}
+
     def _bps_backward_ended(self) -> None:
         """Called where `_bps_end` was asked."""
+        self._bps_trained.end_backward()
+
+    def _bps_backward_failed(self) -> None:
+        """Called instead."""
+        self._bps_trained.give_up()
+        if not self._bps_trained.is_open:  # nothing was sent: the others wait for the step that begins next
+            self._bps_begin_step()
 
     def _bps_parameters(self) -> list[torch.nn.Parameter]:
         return [each for options in self.param_groups for each in options["params"]]
