@@ -30,6 +30,8 @@ from bps_rdma.torch.units import IndexedParameter
 from bps_rdma.torch.wrapped import WrappedOptimizer
 from bps_rdma.torch.wrapping import forgetting_scale, rebase
 
+_FINISH = "call synchronize() on this rank; if that returns, all ranks have means, and step"
+
 
 def DistributedOptimizer(  # noqa: N802
     optimizer: torch.optim.Optimizer,
@@ -259,6 +261,9 @@ class SynchronousOptimizer(WrappedOptimizer):
 
         In the end all ranks get the parameters of a rank that made all steps, and its optimizer's state. Buffers of the
         model stay as they are: use broadcast_parameters(model.state_dict()) for these.
+
+        Raises:
+            BpsError: as DistributedDataParallel.join().
         """
         if not enable:
             yield
@@ -284,6 +289,20 @@ class SynchronousOptimizer(WrappedOptimizer):
             throw_on_early_termination=throw_on_early_termination,
         ):  # fmt: skip
             yield
+            self._bps_end_inputs()
+
+    def _bps_end_inputs(self) -> None:
+        """This rank has none any more, and the others may still wait for a pass whose backward has failed here."""
+        self._bps_end.forget()
+        trained = self._bps_trained
+        if not trained.is_open or trained.synchronizer.begin_again(keeps_void=True):
+            return
+        if not trained.synchronizer.drop_void():
+            name = trained.synchronizer.unfinished
+            raise BpsError(f"the last backward pass was not finished: the gradient of {name!r} is no mean", _FINISH)
+        trained.synchronizer.begin_failed()
+        with contextlib.suppress(RefusedError):  # this rank's own, or that of another one
+            self.synchronize()
 
     @contextlib.contextmanager
     def skip_synchronize(self) -> Iterator[None]:
@@ -352,7 +371,7 @@ class SynchronousOptimizer(WrappedOptimizer):
             raise BpsError(
                 f"zero_grad() was called before the gradient of {trained.synchronizer.unfinished!r} is a mean, because "
                 "backward() has not come to its end",
-                "call synchronize() on this rank; if that returns, all ranks have means, and step",
+                _FINISH,
             )
         self._bps_begin_step()
         self._bps_done = False

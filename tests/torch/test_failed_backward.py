@@ -367,6 +367,41 @@ def test_the_last_backward_of_a_rank_in_join_fails_when_it_has_sent_gradients(bp
     trained.check(1.5)
 
 
+@pytest.mark.parametrize("batches", [1, 3])
+@harness.on_ranks(workers=2, env={"BPS_TIMEOUT": str(20 * harness.PATIENCE)})
+def test_the_last_backward_of_a_rank_in_join_of_an_optimizer_fails(bps: Any, batches: int) -> None:
+    """It has sent nothing, and no backward follows. The other rank waits in one of its own, or without inputs."""
+    trained = Trained("optimizer", has_rows=False, micro_batches=1, options={"strategy": "flat"})
+    with trained.join():
+        for batch in range(batches if bps.rank() == 1 else 2):
+            if bps.rank() == 1 and batch == batches - 1:
+                trained.fail("late")
+            elif bps.rank() == 0 and batch == batches - 1:
+                with pytest.raises(bps.RefusedError, match=f"worker 1 cannot take part: {FAILED}"):
+                    trained.make_pass(2.0)
+            else:
+                trained.make_pass(2.0)
+    assert trained.passes == max(batches, 2)
+    trained.make_pass(1.0 + bps.rank())
+    trained.check(1.5)
+
+
+@harness.on_ranks(workers=2, env={"BPS_TIMEOUT": str(20 * harness.PATIENCE)})
+def test_the_last_backward_in_join_of_an_optimizer_fails_when_it_has_sent_gradients(bps: Any) -> None:
+    trained = Trained("optimizer", has_rows=False, micro_batches=1, options={"bucket_mb": 0.001})
+    trained.make_pass(1.0 + bps.rank())
+    if bps.rank() == 1:
+        with pytest.raises(bps.BpsError, match=r"not finished.*call synchronize\(\)"), trained.join():
+            trained.fail("late")
+        with pytest.raises(bps.BpsError, match=FAILED):
+            trained.finish()
+    else:
+        with pytest.raises(bps.RefusedError), trained.join():
+            trained.make_pass(1.0)
+    trained.make_pass(1.0 + bps.rank())
+    trained.check(1.5)
+
+
 @pytest.mark.parametrize("has_buffers", [False, True])
 @pytest.mark.parametrize("zeroes", [False, True])
 @harness.on_ranks(workers=2)
