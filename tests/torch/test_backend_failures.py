@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import time
+import weakref
 from datetime import timedelta
 from typing import Any
 
@@ -14,6 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from harness import await_mark, mark
+from torch.distributed import distributed_c10d
 
 import bps_rdma.torch  # noqa: F401  registers the backend
 
@@ -28,6 +31,44 @@ SOON_S = 40 * harness.PATIENCE
 def joined() -> tuple[int, int]:
     dist.init_process_group("bps", timeout=timedelta(seconds=100))
     return dist.get_rank(), dist.get_world_size()
+
+
+def fail_among_coalesced_calls(*, in_torch: bool) -> None:
+    group: Any = dist.group.WORLD
+    with distributed_c10d._coalescing_manager(group, torch.device("cpu"), async_ops=True):
+        dist.broadcast(torch.zeros(4), 0, async_op=True)
+        dist.all_reduce(torch.zeros(4))
+        if not in_torch:
+            raise ZeroDivisionError("on purpose")
+        dist.all_gather_into_tensor(torch.zeros(8), torch.zeros(4))  # torch refuses it among others
+
+
+@harness.on_ranks(workers=2, init=False)
+def test_an_error_among_calls_that_are_coalesced(bps: Any) -> None:
+    """Torch forgets none of them, and would leave out all calls that it coalesces itself from then on, in silence."""
+    rank, _ = joined()
+    group: Any = dist.group.WORLD
+    for fails_in_torch in (False, True):
+        with pytest.raises(RuntimeError if fails_in_torch else ZeroDivisionError):
+            fail_among_coalesced_calls(in_torch=fails_in_torch)
+        summed = torch.full((4,), rank + 1.0)
+        dist.all_reduce(summed)
+        assert summed.tolist() == [3.0] * 4
+        later = torch.ones(1000)
+        kept = weakref.ref(later)
+        work = dist.broadcast(later, 0, async_op=True)
+        assert work is not None
+        work.wait()
+        del work, later
+        gc.collect()
+        assert kept() is None, "what is sent later belongs to no calls that are coalesced"
+        both = torch.full((2, 4), rank + 1.0)
+        with distributed_c10d._coalescing_manager(group, torch.device("cpu"), async_ops=True) as manager:
+            for one in both:
+                dist.all_reduce(one, async_op=True)
+        manager.wait()
+        assert both.eq(3).all()
+    dist.destroy_process_group()
 
 
 @harness.on_ranks(workers=2, init=False)

@@ -16,6 +16,7 @@ from torch.distributed import distributed_c10d
 from bps_rdma import job
 from bps_rdma.errors import InvalidArgumentError, InvalidTensorError
 from bps_rdma.operations import ReduceOp
+from bps_rdma.torch.backend.coalesced import CoalescedCalls
 from bps_rdma.torch.backend.collectives import Collectives
 from bps_rdma.torch.backend.cuda_tensors import NCCL, OWN, meet_on_host, taker_of
 from bps_rdma.torch.backend.folded import Fold
@@ -46,7 +47,7 @@ class BaseGroup(c10d.ProcessGroup):  # type: ignore[misc]
         self._cuda = cuda
         self._nccl: Any = None
         self._making_nccl = threading.Lock()
-        self._coalesced: list[BpsWork] | None = None  # what was started since _start_coalescing()
+        self._coalesced = CoalescedCalls()
         # These two belong to the view in which the group is made; a group without members has no view.
         self._meet = job.is_initialized() and meet_on_host()
         self._first = job.current().identities[collectives.ranks[0]] if job.is_initialized() else 0
@@ -101,7 +102,7 @@ class BaseGroup(c10d.ProcessGroup):  # type: ignore[misc]
     def _start_coalescing(self, device: torch.device) -> None:
         """Calls start at once; what they start belongs together until _end_coalescing()."""
         if self._get_backend(device) is self:
-            self._coalesced = []
+            self._coalesced.begin(self)
         else:
             super()._start_coalescing(device)
 
@@ -109,12 +110,10 @@ class BaseGroup(c10d.ProcessGroup):  # type: ignore[misc]
         """All that was started since _start_coalescing(), as one work."""
         if self._get_backend(device) is not self:
             return super()._end_coalescing(device)
-        works, self._coalesced = self._coalesced or [], None
-        return kept(work_of(works))
+        return kept(work_of(self._coalesced.end()))
 
     def _kept(self, work: BpsWork) -> BpsWork:
-        if self._coalesced is not None:
-            self._coalesced.append(work)
+        self._coalesced.add(work)
         return kept(work)
 
     # torch asks the backend of CUDA tensors for these.
