@@ -164,7 +164,8 @@ def test_a_parameter_that_trains_on_one_rank_only(bps: Any) -> None:
                     optimizer.add_param_group({"params": new})
             with pytest.raises(bps_rdma.MismatchError, match=r"not on all ranks: .*(\w+\.(weight|bias)|parameter \d) "):
                 steps(2)  # CrossBarrier waits for the means of a step in the next one
-            if name != "cross barrier":
+            # torch takes no other shape while anything holds a graph, as that of the error.
+            if name != "cross barrier" and change is not resized:
                 if bps.rank() == 0:  # mended: it goes on
                     new = change(model)
                     if new:
