@@ -40,6 +40,7 @@ _presence = Presence()
 inside: Job | None = None  # the job, if calls may go on with it at once: they look here only
 _lock = threading.RLock()  # for moments; a signal handler may interrupt its holder
 _change: Change | None = None
+_was_forked = False  # from a member of a job, and has been in none of its own
 _left_because = ""  # why the last change has ended outside of any job
 of_parent: list[Job] = []  # jobs of the process that this one was forked from, kept so that they are never destroyed
 
@@ -51,9 +52,10 @@ def now() -> Presence:
 
 def become(stage: Stage, job: Job | None = None) -> None:
     """Goes into another stage."""
-    global _presence, inside, _left_because
+    global _presence, inside, _left_because, _was_forked
     with _lock:
-        _left_because = ""
+        if stage is Stage.INSIDE:
+            _left_because, _was_forked = "", False
         _presence = Presence(stage, job)
         inside = job if stage is Stage.INSIDE else None
 
@@ -62,8 +64,8 @@ def leave(why: BaseException) -> None:
     """Is in no job any more, because the next view could not be reached. One thread raises it; others may ask later."""
     global _left_because
     with _lock:
-        become(Stage.OUT)
         _left_because = getattr(why, "message", type(why).__name__)
+        become(Stage.OUT)
 
 
 def note_view_end() -> None:
@@ -146,16 +148,17 @@ def end_change(change: Change) -> None:
 
 def after_fork() -> None:
     """Forgets the job: a forked process is no member of its parent's job."""
-    global _change, _lock
+    global _change, _lock, _was_forked
     if _presence.job is not None:
         of_parent.append(_presence.job)
+        _was_forked = True
     _change, _lock = None, threading.RLock()
     become(Stage.OUT)
 
 
 def outside() -> NotInitializedError:
     """The error of a call that needs a job."""
-    if of_parent:
+    if _was_forked:
         return NotInitializedError(
             "this process was forked from a member of a job, and is no member itself",
             "ask for rank() and size() before the fork, and hand them on",

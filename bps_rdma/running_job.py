@@ -41,6 +41,7 @@ class Job:
         self.identities: list[int] = process.identities
         self._compression: str = config.text("BPS_COMPRESSION")
         self._exact: bool = config.text("BPS_EXACT") == "1"
+        self.remembers = not self._exact and uncompressed.remembers(self._compression)  # BPS_COMPRESSION does
         self.min_compress_bytes: int = config.integer("BPS_MIN_COMPRESS_BYTES")
         # The driver by which the core copies arrays of GPUs; None: it does not.
         self.cuda_library: str | None = config.text("BPS_CUDA_LIB") if config.text("BPS_DEVICE_ROUTE") == "1" else None
@@ -117,6 +118,11 @@ class Job:
         """Says, on the first rank of a group, that `method` has no effect on its tensor."""
         if self.groups[group].ranks[0] == self.process.rank:
             self.part(uncompressed.Remarks).note(reason, name, method, dtype, elements, self.min_compress_bytes)
+
+    def note_unnamed(self) -> None:
+        """Says, on the first rank, that BPS_COMPRESSION has no effect on a tensor without a name of its own."""
+        if self.process.rank == 0:
+            self.part(uncompressed.Remarks).note_unnamed(self._compression)
 
     def declare(self, specs: list[tuple[int, str, _core.Dtype, int, str, str]]) -> list[_core.Tensor]:
         """Announces names in this view: (group, name, dtype, elements, shape, compression) each."""

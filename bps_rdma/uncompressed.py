@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import enum
+import functools
 
 from bps_rdma import _core
 from bps_rdma.compression import Codec
@@ -21,6 +22,15 @@ class Reason(enum.Enum):
     host = "host"
     op = "op"
     sparse = "sparse"
+
+
+@functools.lru_cache(maxsize=64)
+def remembers(method: str) -> bool:
+    """Whether a compression keeps anything from round to round: feedback, or momentum."""
+    if method in ("", "none", "exact", "exact:to_odd"):
+        return False
+    codec = Codec(method)
+    return codec.feedback or codec.momentum != 0
 
 
 def why_not(dtype: _core.Dtype, elements: int, smallest: int) -> Reason | None:
@@ -44,10 +54,20 @@ class Remarks:
         self._said: set[tuple[Reason, bool]] = set()  # with whether momentum is lost
         self._small = ""  # a tensor that was too small, while nothing is compressed
         self._applies = False
+        self._has_told_of_unnamed = False
 
     def note_applied(self) -> None:
         """Notes that some tensor is compressed."""
         self._applies = True
+
+    def note_unnamed(self, method: str) -> None:
+        """Says, once, that tensors without a name of their own are not compressed by a method that remembers."""
+        if not self._has_told_of_unnamed:
+            self._has_told_of_unnamed = True
+            _core.log_warning(
+                f"tensors without a name of their own are not compressed by {method!r}, which remembers something of "
+                "each by its name: those of collectives of torch.distributed, and of calls without a name"
+            )
 
     def note(self, reason: Reason, name: str, method: str, dtype: _core.Dtype, elements: int, smallest: int) -> None:
         """Says that `method` does not apply to a tensor, unless that was said of another one for the same reason.
@@ -85,7 +105,7 @@ def _explain(reason: Reason, dtype: _core.Dtype, elements: int, smallest: int) -
     if reason is Reason.code:
         return f"the code of its {size} bytes of {dtype.name} would be no shorter"
     if reason is Reason.host:
-        return "its ranks and their servers are on one host, and what crosses no network is compressed with everywhere=1 only"
+        return "its ranks and servers are on one host, and what crosses no network is compressed with everywhere=1 only"
     if reason is Reason.sparse:
         return "its gradient is sparse, and rows travel as they are"
     return "only sums and means are"

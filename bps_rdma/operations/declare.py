@@ -16,7 +16,7 @@ from bps_rdma.operations.options import NONE, AnyCompression, OperationOptions, 
 from bps_rdma.positions import keywords_since
 from bps_rdma.running_job import Job
 
-_REDUCTIONS = (_core.Kind.push_pull, _core.Kind.reduce_scatter)
+REDUCTIONS = (_core.Kind.push_pull, _core.Kind.reduce_scatter)
 
 
 def declare(
@@ -123,7 +123,7 @@ def declared(
     compression = declared_compression(job, members, name, compression)
     if known is None:
         argument_types.explain(name=name)  # the core would take bytes for a text
-        if kind in _REDUCTIONS:
+        if kind in REDUCTIONS:
             job.remark(members.id, name, memory.dtype, count, compression, options.op)
     shape = str(tuple(memory.shape)) if count == memory.elements else f"({count},)"
     wanted = job.compression(memory.dtype, count, compression)

@@ -245,8 +245,9 @@ def _copy(name: str, own: int, target: Part, source: Part) -> None:
 
 
 def _check_rows(array: Any, instead: str) -> None:
-    """Refuses rows without elements where the other ranks count theirs by what comes."""
-    if math.prod(arrays.shape_of(array)[1:]) == 0:
+    """Refuses rows without elements where they are counted by what comes."""
+    rows, *rest = arrays.shape_of(array)
+    if rows > 0 and math.prod(rest) == 0:
         raise InvalidTensorError("the rows of the array have no elements, so nobody can tell how many come", instead)
 
 
@@ -255,12 +256,11 @@ def _gather(array: Any, out: Any, root: int, uneven: bool, subject: Subject, how
     root = argument_types.check_root(root, members.ranks)
     part = part_of(array, False)
     uneven = argument_types.truth("uneven", uneven)
-    if uneven:
-        _check_rows(array, "leave them out")
     if own != root:
         return exchange("gather", {root: part}, {}, subject, how, lambda _: None)
     others = [rank for rank in members.ranks if rank != own]
     if uneven:
+        _check_rows(array, "leave them out")
         return exchange(
             "gather",
             {},

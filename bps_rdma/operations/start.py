@@ -14,8 +14,9 @@ from bps_rdma.agreement import group_of
 from bps_rdma.errors import InvalidArgumentError, InvalidTensorError, RoundAbortedError
 from bps_rdma.job import current, resume
 from bps_rdma.operations.begun import of_thread
-from bps_rdma.operations.declare import declared
+from bps_rdma.operations.declare import REDUCTIONS, declared
 from bps_rdma.operations.options import AVERAGE, SUM, OperationOptions
+from bps_rdma.operations.unnamed import unnamed
 from bps_rdma.running_job import Job
 
 Handle = _core.Handle
@@ -187,6 +188,8 @@ def tensor_of(job: Job, kind: Kind, source: arrays.Memory, count: int, options: 
     members = job.world if options.group is None else group_of(job, options.group)
     name = options.name
     if name is None:
+        if kind in REDUCTIONS:
+            options = unnamed(options)
         name = f"~{kind.name}.{source.dtype.name}.{count}"
         if options.compression is not None:  # calls that travel in different ways do not meet
             name += f".{options.compression}"

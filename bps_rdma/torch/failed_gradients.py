@@ -2,7 +2,8 @@
 """Watches what a backward that has failed has left in gradients: a part of a batch, to which others must not be added.
 
 A script may zero it in any way, by the model, by an optimizer or by itself. So each parameter tells, before autograd
-adds to its gradient once more, whether that still is what was left.
+adds to its gradient once more, whether that still is what was left. A script that has zeroed one of them has zeroed
+those that it uses: others may be in no optimizer.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class FailedGradients:
     def __init__(self) -> None:
         self._left: SeenGradients | None = None
         self._hooks: list[Any] = []
-        self._is_mixed = False  # the running backward has added to it
+        self._mixed: torch.nn.Parameter | None = None  # the running backward has added to the gradient of this one
 
     def note(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         """A backward of these has failed."""
@@ -35,21 +36,25 @@ class FailedGradients:
             self._hooks = [each.register_hook(partial(self._look, each)) for each in trained]  # type: ignore[no-untyped-call]
 
     def _look(self, parameter: torch.nn.Parameter, _: torch.Tensor) -> None:
-        if self._left is not None and self._left.is_there(parameter) and not returned_of((parameter,)):
-            self._is_mixed = True
+        left = self._left
+        if left is not None and left.is_there(parameter) and not left.any_has_gone() and not returned_of((parameter,)):
+            self._mixed = self._mixed if self._mixed is not None else parameter
 
-    def are_there(self) -> bool:
-        """Whether they would be a part of what is averaged now."""
-        return self._is_mixed or (self._left is not None and self._left.any_is_there())
+    def first_there(self) -> torch.nn.Parameter | None:
+        """A parameter of which they would be a part of what is averaged now; None: there is none."""
+        left = self._left
+        if self._mixed is not None or left is None or left.any_has_gone():
+            return self._mixed
+        return left.first_there()
 
     def end_backward(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         """A backward has come to its end: what it has added to is still no gradient of anything."""
-        if self._is_mixed:
+        if self._mixed is not None:
             self.note(parameters)
-        elif self._left is not None and not self._left.any_is_there():
+        elif self._left is not None and self.first_there() is None:
             self.forget()
 
     def forget(self) -> None:
         """Gradients are those of a whole pass."""
         remove_hooks(self._hooks)
-        self._hooks, self._left, self._is_mixed = [], None, False
+        self._hooks, self._left, self._mixed = [], None, None

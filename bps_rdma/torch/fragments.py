@@ -95,7 +95,7 @@ def parts_of(parameters: Sequence[torch.nn.Parameter], count: int) -> list[Part]
 
 
 def _kept_in(parameter: torch.Tensor) -> torch.dtype:
-    return torch.promote_types(parameter.dtype, torch.float32)
+    return torch.float64 if parameter.dtype == torch.float64 else torch.float32
 
 
 def _runs(parameters: Sequence[torch.nn.Parameter], count: int) -> list[list[torch.nn.Parameter]]:

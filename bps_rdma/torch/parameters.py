@@ -83,7 +83,7 @@ class FixedParameters:
     def _check_kind(self, parameter: torch.nn.Parameter, dtype: torch.dtype, shape: torch.Size) -> None:
         """What is kept for a parameter has the dtype and the shape that it had: it must not have become wider."""
         now = parameter.dtype
-        if parameter.shape != shape or (now != dtype and torch.promote_types(now, dtype) != dtype):
+        if parameter.shape != shape or (now.itemsize > dtype.itemsize):
             raise InvalidArgumentError(
                 f"{self.name_of(parameter)!r} is {_kind(now, parameter.shape)} now, and was {_kind(dtype, shape)} when "
                 "the optimizer was wrapped",

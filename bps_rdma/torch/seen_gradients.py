@@ -34,9 +34,17 @@ class SeenGradients:
         seen = self._seen.values()
         return any(each.was_there for each in seen) and all(each.is_as_it_was() for each in seen)
 
+    def first_there(self) -> torch.nn.Parameter | None:
+        """One whose gradient is as it was, and not zero."""
+        return next((each.parameter for each in self._seen.values() if each.was_used and each.is_as_it_was()), None)
+
     def any_is_there(self) -> bool:
-        """Whether one of them is as it was, and not zero."""
-        return any(each.was_used and each.is_as_it_was() for each in self._seen.values())
+        """Whether there is such a one."""
+        return self.first_there() is not None
+
+    def any_has_gone(self) -> bool:
+        """Whether one that was not zero is not as it was."""
+        return any(each.was_used and not each.is_as_it_was() for each in self._seen.values())
 
     def is_there(self, parameter: torch.nn.Parameter) -> bool:
         """Whether the gradient of this one is as it was, and not zero."""
@@ -55,13 +63,13 @@ def is_used(gradient: torch.Tensor | None) -> bool:
 class _Seen:
     def __init__(self, parameter: torch.nn.Parameter) -> None:
         gradient = parameter.grad
-        self._parameter, self.was_there, self.was_used = parameter, gradient is not None, is_used(gradient)
+        self.parameter, self.was_there, self.was_used = parameter, gradient is not None, is_used(gradient)
         self._gradient = None if gradient is None else weakref.ref(gradient)
         self._version = None if gradient is None else gradient._version
         self._digest = _digest_of(gradient)
 
     def is_as_it_was(self) -> bool:
-        gradient = self._parameter.grad
+        gradient = self.parameter.grad
         if gradient is None or self._gradient is None:
             return gradient is None and self._gradient is None
         if self._gradient() is not gradient or gradient._version != self._version:

@@ -167,10 +167,11 @@ class GradientSynchronizer:
             self._pass = GradientPass(
                 self._ordered, self._strategy, self._unrounded, self._unused, self._must_use, self._spans, arrives
             )
-            if self.failed.are_there():
+            if (left := self.failed.first_there()) is not None:
+                name = next((entry.name for entry in self.entries if entry.parameter is left), "a parameter")
                 self._pass.failure = RefusedError(
-                    "backward() failed before its end, and what it computed is still in the gradients",
-                    "zero the gradients, and repeat the step",
+                    f"backward() failed before its end, and what it computed is still in the gradient of {name!r}",
+                    "zero the gradients of the whole model, as model.zero_grad() does, and repeat the step",
                 )
             if transfer.members_of(self.sent.group).size > 1:
                 early_steps.watch(self)

@@ -22,7 +22,7 @@ void OnebitCodec::encode(std::span<const float> from, std::span<std::byte> to, s
   if (from.empty()) return;
   auto scale = 1.0F;
   if (scaling_) scale = static_cast<float>(sum_of_magnitudes(from) / static_cast<double>(from.size()));
-  if (!std::isfinite(scale) || !all_finite(from)) scale = std::bit_cast<float>(kNan);
+  if (!std::isfinite(scale) || (!scaling_ && !all_finite(from))) scale = std::bit_cast<float>(kNan);
   store(scale, to.data());
   std::byte* bits = to.data() + sizeof scale;
   std::size_t i = 0;

@@ -61,7 +61,7 @@ std::string gpu_of(const Settings& settings) {
   try {
     return device::address_of_gpu(settings.worker.cuda_library, number, settings.job.local_rank);
   } catch (const Error& error) {
-    if (number) throw Error(error.code(), "BPS_RDMA_NEAR_GPU=" + wish + ": " + error.what(), "unset it, or mend that");
+    if (number) throw Error(error.code(), "BPS_RDMA_NEAR_GPU=" + wish + ": " + error.what(), error.hint());
     log_info(std::string("RDMA devices are chosen without regard to a GPU: ") + error.what());
     return "";
   }

@@ -98,15 +98,16 @@ void View::make_worker_loop(std::size_t index, const worker::Worker& worker, van
 }
 
 // Returns the largest partition that this process wishes for: what the user has set, or what suits the link of its
-// host, which the first rank of the host measures by a TCP connection. 0 means that it has no wish.
+// host, which the first rank of the host measures by a TCP connection. It can cut no larger ones than its settings say.
 std::uint64_t View::wished_partition(const van::Van& van) const {
   const WorkerSettings& settings = options_.settings.worker;
-  if (settings.partition_given) return settings.partition_bytes;
+  const std::uint64_t most = settings.partition_bytes;
+  if (settings.partition_given) return most;
   const van::Membership& members = van.membership();
-  if (!has_several_hosts(members)) return 0;
+  if (!has_several_hosts(members)) return most;
   const van::Node& self = van.self();
   const std::uint32_t host = hosts_.host_of(static_cast<std::uint32_t>(self.worker_rank));
-  if (hosts_.ranks(host).front() != static_cast<std::uint32_t>(self.worker_rank)) return 0;
+  if (hosts_.ranks(host).front() != static_cast<std::uint32_t>(self.worker_rank)) return most;
   // Each host measures with another server, where there are several.
   for (std::uint32_t i = 1; i <= members.servers; ++i) {
     const van::Node& server = *members.server((host + i) % members.servers);
@@ -122,7 +123,7 @@ std::uint64_t View::wished_partition(const van::Van& van) const {
                                         .deadline = Deadline::after(is_rdma ? kMeasureForRdma_s : kMeasure_s),
                                         .whom = server.describe()},
                                        credentials_);
-      if (is_rdma && rate > kMostOfTcp) return 0;
+      if (is_rdma && rate > kMostOfTcp) return most;
       const std::uint64_t bytes = tensor::partition_for_link(rate);
       log_info("the link to " + server.describe() + " carries " + std::to_string(static_cast<long>(rate / 1e6)) +
                " MB/s, for which partitions of " + std::to_string(bytes >> 10) + " KiB are best");
@@ -130,10 +131,10 @@ std::uint64_t View::wished_partition(const van::Van& van) const {
     } catch (const Error& error) {
       if (error.code() == ErrorCode::kTimeout && !is_rdma) return tensor::partition_for_link(0);
       log_info(std::string("the link to ") + server.describe() + " could not be measured: " + error.what());
-      return 0;
+      return most;
     }
   }
-  return 0;
+  return most;
 }
 
 std::unique_ptr<worker::Worker> View::connect_worker(van::Van& van) {

@@ -141,7 +141,7 @@ bool is_over(const worker::Operation& operation) {
   if (!operation.is_suspended()) return true;
   const worker::Suspension& suspension = operation.suspension();
   const auto next = suspension.continued_by();
-  return next ? is_over(*next) : suspension.resumption() != Resumption::kNone;
+  return next ? is_over(*next) : suspension.resumption() != Resumption::kNone || suspension.is_withdrawn();
 }
 
 void keep_until_over(PendingArrays arrays) {

@@ -84,10 +84,10 @@ std::optional<Landed> Suspension::landed_of(std::uint32_t partition) const {
 
 std::unique_lock<std::mutex> Suspension::take_arrays() const {
   std::unique_lock lock(in_use_);
-  if (is_withdrawn_) {
+  if (is_withdrawn()) {
     throw Error(ErrorCode::kNotInitialized,
                 "a thread was interrupted that waited for an operation while another thread went into the next view "
-                "with it, so this process has left the job",
+                "with it",
                 "call init() again");
   }
   return lock;
@@ -117,7 +117,8 @@ void Suspension::write(std::uint32_t partition, std::span<const std::byte> from)
 }
 
 void Suspension::take_landed() {
-  const auto lock = take_arrays();
+  const std::lock_guard lock(in_use_);
+  if (is_withdrawn()) return;  // the other ranks have it all
   CallersMemory memory(on_device_);
   for (const auto& [partition, landed] : unfinished()) {
     const tensor::Extent extent = layout_.extent_of(partition);
@@ -148,7 +149,7 @@ void Suspension::resolve(Resumption how) {
 
 void Suspension::withdraw() {
   const std::lock_guard lock(in_use_);
-  is_withdrawn_ = true;
+  is_withdrawn_.store(true, std::memory_order_release);
 }
 
 Resumption Suspension::resumption() const {

@@ -4,11 +4,12 @@
 // Of a partition that has not been committed this rank has all of the result, or its first bytes, or nothing. Where the
 // result has not landed, the input is as it was. The ranks exchange what is missing, and then the operation is
 // complete, continued by another one, or aborted. docs/notes/members.md "When a server is lost" tells how. Any thread
-// may call it; read(), write(), take_landed() and continue_by() belong to the one that goes into the next view, and
-// throw once the caller has its arrays back. Where the arrays are a GPU's the first three wait for its copies, and throw
-// what device/blocking_copies.h says.
+// may call it; read(), write(), take_landed() and continue_by() belong to the one that goes into the next view. Once the
+// caller has its arrays back take_landed() does nothing, and the others throw. Where the arrays are a GPU's the first
+// three wait for its copies, and throw what device/blocking_copies.h says.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -87,6 +88,7 @@ class Suspension {
   // Leaves the arrays to the caller from now on, who waits no longer, except for what continues it already. Returns when
   // nobody copies from or to them.
   void withdraw();
+  bool is_withdrawn() const { return is_withdrawn_.load(std::memory_order_acquire); }
   Resumption resumption() const;
   // Returns the operation that goes on with it, if it is continued.
   std::shared_ptr<Operation> continued_by() const;
@@ -107,7 +109,7 @@ class Suspension {
   DeviceArrays* const on_device_;
   const Continuation* const continuation_;
   mutable std::mutex in_use_;  // held while somebody uses the caller's arrays; before mutex_
-  bool is_withdrawn_ = false;  // under in_use_
+  std::atomic<bool> is_withdrawn_{false};  // is set under in_use_
   mutable std::mutex mutex_;
   std::vector<Unfinished> unfinished_;
   bool has_failed_ = false;

@@ -654,6 +654,30 @@ def test_the_error_of_a_pass_counts_more_than_what_cannot_be_told_of_gradients(b
     trained.check(1.5)
 
 
+@pytest.mark.parametrize("zeroes", [False, True])
+@harness.on_ranks(workers=2)
+def test_gradients_that_no_optimizer_zeroes(bps: Any, zeroes: bool) -> None:
+    """Those of layer 2 mean nothing where the script has zeroed others that a failed backward has left."""
+    model: Any = Chain(has_rows=False)
+    ddp = DistributedDataParallel(model)
+    sgd = torch.optim.SGD([model.scales[number] for number in (0, 1, 3)], lr=0.0)
+    hook = model.scales[0].register_hook(training.fail) if bps.rank() == 1 else None
+    with pytest.raises(ZeroDivisionError if hook else bps.BpsError):
+        ddp(torch.ones(SIZE)).backward()
+    if hook:
+        hook.remove()
+        with contextlib.suppress(bps.BpsError):
+            ddp.finish_gradient_synchronization()
+    if zeroes:
+        sgd.zero_grad()
+        ddp(torch.ones(SIZE)).backward()
+        assert model.scales[0].grad.eq(1.0).all()
+        return
+    told = r"is still in the gradient of 'scales\.\d'" if hook else ""
+    with pytest.raises(bps.RefusedError, match=told):
+        ddp(torch.ones(SIZE)).backward()
+
+
 @harness.on_ranks(workers=2)
 def test_a_backward_after_a_failed_one_is_told_what_to_do(bps: Any) -> None:
     """By the optimizer, which does not see that the script zeroes gradients by the model."""

@@ -16,6 +16,7 @@ import torch
 from bps_rdma import Group
 from bps_rdma.errors import InvalidTensorError
 from bps_rdma.operations import OperationOptions, ReduceOp, start
+from bps_rdma.operations.unnamed import unnamed
 from bps_rdma.torch import transfer
 from bps_rdma.torch.backend.counted import counted_groups
 from bps_rdma.torch.backend.folded import Fold, fold_all, fold_parts
@@ -146,7 +147,7 @@ class Collectives:
         name = self._names.get(key)
         if name is None:
             name = self._names[key] = f"{self._prefix}.{len(self._names)}"
-        return OperationOptions(op, name, 0, self._group, call.seconds, call.awaited)
+        return unnamed(OperationOptions(op, name, 0, self._group, call.seconds, call.awaited))
 
     def _check(self, parts: Sequence[torch.Tensor], own: torch.Tensor, what: str) -> None:
         mine = parts[self._rank] if len(parts) == len(self._ranks) else None

@@ -54,9 +54,9 @@ def job(layout: str, different: dict[str, str], servers: int | None, env: dict[s
 
 @pytest.mark.parametrize("servers", [None, 2])
 @pytest.mark.parametrize("layout", ["aab", "aa"])
-@pytest.mark.parametrize("name", MAY_DIFFER)
-def test_settings_that_each_rank_may_choose(name, layout, servers):
-    with job(layout, {name: MAY_DIFFER[name]}, servers, {}) as running:
+@pytest.mark.parametrize(("name", "value"), [*MAY_DIFFER.items(), ("BPS_PARTITION_BYTES", "4194304")])
+def test_settings_that_each_rank_may_choose(name, value, layout, servers):
+    with job(layout, {name: value}, servers, {}) as running:
         running.results()
 
 

@@ -90,7 +90,7 @@ WRONG = [
     ("new_group([0], name=None)", "name=None is not a text"),
     ("all_to_all(x, sizes=4)", "sizes=4 is no list of whole numbers"),
     ("all_to_all(x[:0].reshape(4, 0), sizes=[4])", "rows of the array have no elements"),
-    ("gather(x[:0].reshape(4, 0), uneven=True)", "rows of the array have no elements"),
+    ("gather(x[:0].reshape(4, 0), root=0, uneven=True)", "rows of the array have no elements"),
     ("all_to_all(x, sizes=[4], out_sizes=4)", "out_sizes=4 is no list of whole numbers"),
     ("all_to_all(x, sizes=[4], out_sizes=['4'])", "out_sizes=['4'] is no list of whole numbers"),
     ("scatter(x, sizes=4, out=x)", "sizes=4 is no list of whole numbers"),

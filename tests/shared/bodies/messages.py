@@ -140,6 +140,9 @@ def uneven(bps: Any) -> None:
             right = np.concatenate([np.full((count, 2), 10 * other + rank, dtype) for other, count in enumerate(sizes)])
             assert np.array_equal(bps.all_to_all(given, "v", sizes=sizes), right)
             assert np.array_equal(bps.all_to_all(given, "v", sizes=sizes, out_sizes=sizes), right)
+    nothing = np.empty((0, 0)) if rank == 0 else np.full((2, 3), rank)
+    whole = bps.gather(nothing.astype(np.float32), "n", root=size - 1, uneven=True)
+    assert whole is None or whole.shape == (2 * size - 2, 3)
     equal = bps.all_gather(np.full((2, 2), rank), "e", uneven=True)
     assert np.array_equal(equal, np.repeat(np.arange(size), 4).reshape(-1, 2))
 

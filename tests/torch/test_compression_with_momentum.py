@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Momentum of a compression is part of the training: what gets none, or another one, is told or refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import harness
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import bps_rdma
+from bps_rdma.torch import BFloat16, DistributedDataParallel, DistributedOptimizer
+
+HOW = BFloat16(momentum=0.9)
+
+
+class WithRows(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows, self.dense = nn.Embedding(8, 4, sparse=True), nn.Linear(4, 4)
+
+    def forward(self) -> torch.Tensor:
+        return self.dense(self.rows(torch.arange(8))).sum()
+
+
+def train(bps: Any) -> None:
+    net = DistributedDataParallel(WithRows(), compression=HOW)
+    net().backward()
+
+
+def test_sparse_gradients_get_none() -> None:
+    with harness.start(train, workers=2, env={"BPS_MIN_COMPRESS_BYTES": "0"}) as job:
+        said = [line for one in job.outcomes() for line in one.output.splitlines() if "'rows.weight'" in line]
+    assert len(said) == 1, said
+    assert "its gradient is sparse, and rows travel as they are, so it gets no momentum" in said[0]
+
+
+def feedback_of_others(bps: Any, method: str) -> None:
+    """Tensors of one size, of which only the first has anything to remember."""
+    torch.distributed.init_process_group("bps")
+    generator = torch.Generator().manual_seed(bps.rank())
+    for _ in range(4):
+        for call in (bps.push_pull_inplace, torch.distributed.all_reduce, numpy_face):
+            some, nothing = torch.randn(40_000, generator=generator), torch.zeros(40_000)
+            call(some)
+            call(nothing)
+            assert nothing.eq(0).all(), (call, nothing.abs().max())
+    with pytest.raises(bps.InvalidArgumentError, match="by its name, and this one has none"):
+        bps.push_pull_inplace(torch.ones(8), compression=bps.Compression.from_text(method))
+    with pytest.raises(bps.InvalidArgumentError, match="by its name, and this one has none"):
+        bps_rdma.push_pull_inplace(np.ones(8, np.float32), compression=bps.Compression.from_text(method))
+    torch.distributed.destroy_process_group()
+
+
+def numpy_face(tensor: torch.Tensor) -> None:
+    bps_rdma.push_pull_inplace(tensor.numpy())
+
+
+@pytest.mark.parametrize("method", ["int4:feedback=1", "bf16:momentum=0.9"])
+def test_tensors_without_names_of_their_own(method: str) -> None:
+    """They share one by their size, and would get what is left over of each other."""
+    env = {"BPS_COMPRESSION": method, "BPS_TRANSPORT": "tcp"}
+    with harness.start(feedback_of_others, method, workers=2, env=env) as job:
+        said = [
+            line for one in job.outcomes() for line in one.output.splitlines() if "without a name of their own" in line
+        ]
+        job.values()
+    assert len(said) == 1, said
+
+
+@harness.on_ranks(workers=1)
+def test_means_over_ranks_with_inputs_are_refused(bps: Any) -> None:
+    """A rank without inputs goes on to send momentum, which would be scaled as well."""
+    net = nn.Linear(2, 2)
+    ddp = DistributedDataParallel(net, compression=HOW)
+    other = nn.Linear(2, 2)
+    sgd = torch.optim.SGD(other.parameters(), 0.1)
+    optimizer: Any = DistributedOptimizer(sgd, other.named_parameters(), compression=HOW)
+    for wrapper in (ddp, optimizer):
+        with (
+            pytest.raises(bps.InvalidArgumentError, match="has momentum"),
+            wrapper.join(divide_by_initial_world_size=False),
+        ):
+            pass
+        with wrapper.join():
+            pass
