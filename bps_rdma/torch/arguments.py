@@ -60,9 +60,7 @@ def required_name(name: str) -> str:
     return full
 
 
-def reducing_here(
-    name: str | None, tensor: torch.Tensor, awaited: bool, options: Reducing
-) -> OperationOptions:
+def reducing_here(name: str | None, tensor: torch.Tensor, awaited: bool, options: Reducing) -> OperationOptions:
     """The options of a sum. Without a name there is one made from the calling function, the dtype and the size."""
     check_tensor(tensor)
     full = full_name(name)

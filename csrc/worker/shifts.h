@@ -5,7 +5,8 @@
 // Until the first shift a tensor has the plans that it was declared with. Rounds that are open have the latest
 // placement or the one before. A worker knows one more, for a thread that sleeps between the number of its round and
 // its plans. What servers and relays keep from round to round does not move: stored tensors, and those with error
-// feedback or momentum, always have the first placement. Which rank of a host remembers a partition depends on its server.
+// feedback or momentum, always have the first placement. Which rank of a host remembers a partition depends on its
+// server.
 //
 // Threading: begin(), call_off() and end() belong to the van's thread; any thread may ask for plans.
 #pragma once

@@ -4,9 +4,9 @@
 // Of a partition that has not been committed this rank has all of the result, or its first bytes, or nothing. Where the
 // result has not landed, the input is as it was. The ranks exchange what is missing, and then the operation is
 // complete, continued by another one, or aborted. docs/notes/members.md "When a server is lost" tells how. Any thread
-// may call it; read(), write(), take_landed() and continue_by() belong to the one that goes into the next view. Once the
-// caller has its arrays back take_landed() does nothing, and the others throw. Where the arrays are a GPU's the first
-// three wait for its copies, and throw what device/blocking_copies.h says.
+// may call it; read(), write(), take_landed() and continue_by() belong to the one that goes into the next view. Once
+// the caller has its arrays back take_landed() does nothing, and the others throw. Where the arrays are a GPU's the
+// first three wait for its copies, and throw what device/blocking_copies.h says.
 #pragma once
 
 #include <atomic>
@@ -85,8 +85,8 @@ class Suspension {
   // Lets another operation go on with it, which `launch` launches and returns.
   void continue_by(const std::function<std::shared_ptr<Operation>()>& launch);
   void resolve(Resumption how);
-  // Leaves the arrays to the caller from now on, who waits no longer, except for what continues it already. Returns when
-  // nobody copies from or to them.
+  // Leaves the arrays to the caller from now on, who waits no longer, except for what continues it already. Returns
+  // when nobody copies from or to them.
   void withdraw();
   bool is_withdrawn() const { return is_withdrawn_.load(std::memory_order_acquire); }
   Resumption resumption() const;
@@ -108,7 +108,7 @@ class Suspension {
   const Request& request_;
   DeviceArrays* const on_device_;
   const Continuation* const continuation_;
-  mutable std::mutex in_use_;  // held while somebody uses the caller's arrays; before mutex_
+  mutable std::mutex in_use_;              // held while somebody uses the caller's arrays; before mutex_
   std::atomic<bool> is_withdrawn_{false};  // is set under in_use_
   mutable std::mutex mutex_;
   std::vector<Unfinished> unfinished_;
