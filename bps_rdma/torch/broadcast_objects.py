@@ -21,8 +21,8 @@ from bps_rdma.operations import OperationOptions
 from bps_rdma.torch import transfer
 from bps_rdma.torch.check_alike import all_gather_bytes, place_of
 from bps_rdma.torch.encoding import Encoder, decode
-from bps_rdma.torch.flat_bytes import flat_bytes
 from bps_rdma.torch.transfer import AnyHandle, members_of
+from bps_rdma.torch.transfer.flat_bytes import flat_bytes
 
 T = TypeVar("T")
 _WINDOW_BYTES = 64 << 20  # received at once by ranks that do not keep the result

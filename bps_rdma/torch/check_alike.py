@@ -19,8 +19,8 @@ import torch
 import bps_rdma
 from bps_rdma import Group
 from bps_rdma.errors import InvalidArgumentError, MismatchError
-from bps_rdma.torch.flat_bytes import flat_bytes
 from bps_rdma.torch.transfer import device_of, members_of
+from bps_rdma.torch.transfer.flat_bytes import flat_bytes
 
 _SOME = 4096  # elements
 _OK, _FAILED = b"\0", b"\1"  # the first byte of a message

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from bps_rdma.errors import InvalidArgumentError
-from bps_rdma.torch.flat_bytes import flat_bytes
+from bps_rdma.torch.transfer.flat_bytes import flat_bytes
 
 _LENGTH_BYTES = 8
 _ARRAY_KINDS = "biufcmMSU"  # numpy's kinds but Python objects and records

@@ -10,9 +10,9 @@ import torch
 import bps_rdma
 from bps_rdma import Group
 from bps_rdma.torch.broadcast_objects import Transfer, broadcast_tensors, bytes_of, nbytes
-from bps_rdma.torch.flat_bytes import flat_bytes
 from bps_rdma.torch.returned import others_moved, sharers
 from bps_rdma.torch.transfer import members_of, zeros_beside
+from bps_rdma.torch.transfer.flat_bytes import flat_bytes
 
 # Parameters up to this size are sent together with others of their owner: twice as fast as one by one. Above it the
 # copies cost more than the messages.

@@ -9,7 +9,7 @@ import torch
 
 from bps_rdma import arrays
 from bps_rdma.errors import InvalidTensorError
-from bps_rdma.torch.flat_bytes import flat_bytes
+from bps_rdma.torch.transfer.flat_bytes import flat_bytes
 
 Finish = Callable[[], None]  # the work that remains when the data have arrived
 
