@@ -214,7 +214,7 @@ class Suspended:
     def abort(self) -> None: ...
     def complete(self) -> None: ...
     def fail(self, why: str) -> None:
-        """Its deadline has passed on another rank."""
+        """Another rank has given it up."""
     def length(self, partition: _Int) -> int:
         """Bytes of its result."""
     def read(self, partition: _Int, into: Memory) -> None:
@@ -225,7 +225,7 @@ class Suspended:
         """They come from another rank."""
     @property
     def has_failed(self) -> bool:
-        """At its deadline, on all ranks: its caller knows."""
+        """At its deadline, on all ranks, or its caller was interrupted: who called it knows."""
     @property
     def lateness(self) -> str:
         """Why it is not to be started again; empty where it may be."""

@@ -13,7 +13,7 @@ from bps_rdma import argument_types
 from bps_rdma.devices import are_carried
 from bps_rdma.errors import InvalidArgumentError, InvalidTensorError
 from bps_rdma.group import Group
-from bps_rdma.operations.options import OperationOptions, Reduction, reducing
+from bps_rdma.operations.options import OperationOptions, Reduction
 from bps_rdma.operations.unnamed import unnamed
 from bps_rdma.torch import transfer
 from bps_rdma.torch.checks import check_tensor
@@ -60,12 +60,15 @@ def required_name(name: str) -> str:
     return full
 
 
-def reducing_here(name: str | None, tensor: torch.Tensor, awaited: bool, options: Reducing) -> OperationOptions:
-    """The options of a sum. Without a name there is one made from the calling function, the dtype and the size."""
+def name_here(name: str | None, tensor: torch.Tensor) -> str:
+    """full_name() of the name; without one, one that is made from the calling function, the dtype and the size."""
     check_tensor(tensor)
-    full = full_name(name)
-    found = reducing(full or f"byteps.{call_site(tensor)}", awaited, **for_core(options))
-    return unnamed(found) if full is None else found
+    return full_name(name) or f"byteps.{call_site(tensor)}"
+
+
+def by_name(name: str | None, options: OperationOptions) -> OperationOptions:
+    """The options of a sum whose caller has given it this name; see unnamed()."""
+    return options if name else unnamed(options)
 
 
 def call_site(tensor: torch.Tensor) -> str:

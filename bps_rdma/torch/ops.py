@@ -29,10 +29,10 @@ from bps_rdma import (
 from bps_rdma.errors import InvalidArgumentError
 from bps_rdma.operations import OperationOptions, ReduceOp
 from bps_rdma.operations.begun import whole
-from bps_rdma.operations.options import AnyCompression, text_of
+from bps_rdma.operations.options import AnyCompression, reducing, text_of
 from bps_rdma.positions import Unpack, keywords_of, keywords_since
 from bps_rdma.torch import transfer
-from bps_rdma.torch.arguments import Reducing, call_site, ours, reducing_here, required_name
+from bps_rdma.torch.arguments import Reducing, by_name, call_site, for_core, name_here, ours, required_name
 from bps_rdma.torch.checks import check_tensor
 from bps_rdma.torch.compression import Compression
 from bps_rdma.torch.membership import AnyGroup, init, resume, suspend
@@ -72,7 +72,7 @@ def push_pull(
         InvalidArgumentError: the result of this `op` has no gradient here, and the tensor requires one.
         InvalidTensorError, MismatchError, PeerLostError, DeadlineError: as bps_rdma.push_pull_inplace().
     """
-    found = reducing_here(name, tensor, True, options)
+    found = by_name(name, reducing(name_here(name, tensor), True, **for_core(options)))
     if tensor.requires_grad and torch.is_grad_enabled():
         if found.op not in (ReduceOp.sum, ReduceOp.average):
             raise InvalidArgumentError(f"no gradient flows through op={found.op.name!r}", "pass tensor.detach()")
@@ -110,7 +110,7 @@ def push_pull_inplace(
     Args:
         tensor, name, average, op, version, priority, group, timeout, compression, exact: as for push_pull().
     """
-    found = reducing_here(name, tensor, True, options)
+    found = by_name(name, reducing(name_here(name, tensor), True, **for_core(options)))
     transfer.all_reduce(tensor.detach(), found).wait()
     arrays.note_change(tensor)
     return tensor
@@ -123,7 +123,7 @@ def push_pull_async(
     tensor: torch.Tensor, name: str | None = None, *, version: int = 0, **options: Unpack[Reducing]
 ) -> AnyHandle:
     """Starts push_pull() without gradients; synchronize() gives the new tensor."""
-    found = reducing_here(name, tensor, False, options)
+    found = by_name(name, reducing(name_here(name, tensor), False, **for_core(options)))
     data = tensor.detach()
     return transfer.all_reduce(data, found, torch.empty_like(data))
 
@@ -135,7 +135,7 @@ def push_pull_async_inplace(
     tensor: torch.Tensor, name: str | None = None, *, version: int = 0, **options: Unpack[Reducing]
 ) -> AnyHandle:
     """Starts push_pull_inplace(); the tensor must neither be read nor written until synchronize() returns it."""
-    handle = transfer.all_reduce(tensor, reducing_here(name, tensor, False, options))
+    handle = transfer.all_reduce(tensor, by_name(name, reducing(name_here(name, tensor), False, **for_core(options))))
     arrays.note_change(tensor)
     return handle
 

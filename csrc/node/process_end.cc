@@ -125,11 +125,9 @@ void Process::retire() {
         take_down_loops();
       },
       Deadline::after(kCallPatience_s));
-  // An operation whose answers all came is complete although it was failing. The memory of one that was given up is the
-  // caller's. One that is not over has a GPU that hangs.
+  // An operation whose answers all came is complete although it was failing. One that is not over has a GPU that hangs.
   std::erase_if(incomplete_, [](const auto& operation) {
-    if (!operation->is_done()) return true;
-    return operation->is_suspended() ? operation->completion.is_given_up() : !operation->completion.is_incomplete();
+    return !operation->is_done() || !(operation->is_suspended() || operation->completion.is_incomplete());
   });
   if (current_.get() != nullptr) {
     throw Error(ErrorCode::kInternal, "calls of other threads do not end, although the view has ended",

@@ -86,6 +86,7 @@ void bind_tensors(py::module_& module) {
 
 // Says how an operation was late, without its name, which each rank says itself.
 std::string lateness(const worker::Operation& operation) {
+  if (operation.completion.is_given_up()) return worker::kInterrupted;
   const auto why = operation.failure();
   if (!why || why->code() != ErrorCode::kTimeout) return "";
   return std::string(why->what()).substr(operation.describe().size() + 2);
@@ -129,17 +130,17 @@ void bind_suspended(py::module_& module) {
           "take_landed", [](Operation& o) { o.suspension().take_landed(); }, MayWait(),
           "Takes the results that have landed in buffers.")
       .def_property_readonly(
-          "has_failed", [](const Operation& o) { return !o.is_suspended(); },
-          "At its deadline, on all ranks: its caller knows.")
+          "has_failed", [](const Operation& o) { return !o.is_suspended() || o.completion.is_given_up(); },
+          "At its deadline, on all ranks, or its caller was interrupted: who called it knows.")
       .def_property_readonly("lateness", &lateness, "Why it is not to be started again; empty where it may be.")
       .def("complete", [](Operation& o) { o.suspension().resolve(worker::Resumption::kComplete); })
       .def("abort", [](Operation& o) { o.suspension().resolve(worker::Resumption::kAborted); })
       .def(
           "fail",
           [](Operation& o, const std::string& why) {
-            o.abort_suspended(Error(ErrorCode::kTimeout, o.describe() + ": " + why, kRaiseTimeout));
+            o.abort_suspended(worker::given_up_elsewhere(o.describe() + ": ", why));
           },
-          py::arg("why"), "Its deadline has passed on another rank.");
+          py::arg("why"), "Another rank has given it up.");
 }
 
 }  // namespace

@@ -11,6 +11,15 @@
 
 namespace bps::worker {
 
+inline constexpr const char* kInterrupted = "its caller was interrupted";
+inline constexpr const char* kCallAgain = "call it again on every rank of the group";
+
+// Returns what an operation fails with that a rank has given up in an earlier view, which has told the others why.
+inline Error given_up_elsewhere(const std::string& operation, const std::string& why) {
+  if (why == kInterrupted) return {ErrorCode::kPeerLost, operation + why, kCallAgain};
+  return {ErrorCode::kTimeout, operation + why, kRaiseTimeout};
+}
+
 class Failure {
  public:
   // `begins` is asked under the lock, so that a thread that sees the operation failing finds the reason. Returns false

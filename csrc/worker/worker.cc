@@ -118,7 +118,8 @@ std::shared_ptr<Operation> Worker::resume(const std::shared_ptr<Tensor>& tensor,
 void Worker::refuse(const std::shared_ptr<Tensor>& tensor, const Operation& late, std::uint32_t round,
                     const std::string& why) {
   const auto operation = make_operation(tensor, without_memory(late.request), round, sequence_.fetch_add(1));
-  (void)operation->fail(ErrorCode::kTimeout, why, kRaiseTimeout);
+  const Error error = given_up_elsewhere("", why);
+  (void)operation->fail(error.code(), why, error.hint());
   launch(operation, false);
 }
 

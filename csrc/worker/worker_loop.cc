@@ -179,8 +179,7 @@ void WorkerLoop::check_deadlines() {
   for (const auto& operation : watched) {
     if (operation->is_done() || operation->is_failing()) continue;
     if (operation->completion.is_given_up()) {
-      cancellation_.abort(*operation, Error(ErrorCode::kPeerLost, "its caller was interrupted",
-                                            "call it again on every rank of the group"));
+      cancellation_.abort(*operation, Error(ErrorCode::kPeerLost, kInterrupted, kCallAgain));
     } else if (operation->deadline.passed()) {
       cancellation_.abort(
           *operation,

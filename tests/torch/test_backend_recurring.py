@@ -72,9 +72,9 @@ def test_a_name_that_the_view_does_not_know_yet(bps: Any) -> None:
 
 
 def interrupted_between_views(bps: Any) -> None:
-    """Rank 0 drops a tensor after an interrupt of what its view has left incomplete: the next view still writes to it.
+    """Rank 0 drops a tensor after an interrupt of what its view has left incomplete: the next view needs it no more.
 
-    The interrupt comes before rank 0 goes into the next view, which the call after it does.
+    The interrupt comes before rank 0 goes into the next view, which the call after it does. Rank 1 begins it there.
     """
     tensor, recurring = torch.full((100_000,), 1.0 + bps.rank()), Recurring(Pace())
     for _ in range(2):
@@ -98,17 +98,19 @@ def interrupted_between_views(bps: Any) -> None:
         kept = weakref.ref(tensor)
         del tensor
         gc.collect()
-        assert kept() is not None, "the memory is still needed"
+        hooks(views.resume)
+        bps.push_pull_inplace(torch.zeros(3), name="goes into the next view")
+        assert kept() is None, "nobody needs the memory any more"
         mark("dropped")
     else:
-        await_mark("dropped", 0)
-        assert recurring.run(tensor, ReduceOp.sum, 0.0)
-        assert tensor.eq(3).all()
+        bps.push_pull_inplace(torch.zeros(3), name="goes into the next view")
+        with pytest.raises(bps.PeerLostError, match="its caller was interrupted"):
+            recurring.run(tensor, ReduceOp.sum, 0.0)
     bps.barrier()
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
-def test_a_tensor_that_the_next_view_writes_to_stays(transport):
+def test_a_tensor_whose_caller_was_interrupted_goes(transport):
     with harness.start(interrupted_between_views, workers=2, servers=2, env=env(transport)) as job:
         job.await_marks("started", [0])
         job.kill("server 1")

@@ -168,7 +168,7 @@ def test_texts_warn_where_they_stand(bps: Any) -> None:
         lambda how: push_pull(tensor, "a", compression=how),
         lambda how: bps_rdma.torch.prepare("push_pull", tensor, "a", compression=how),
         lambda how: bps_rdma.torch.declare("b", tensor, compression=how),
-        lambda how: bps_rdma.torch.push_pull_many([tensor], compression=how),
+        lambda how: bps_rdma.torch.push_pull_many([tensor], "c", compression=how),
         lambda how: bps_rdma.torch.HookState(compression=how),
         lambda how: bps_rdma.torch.DiLoCo(optimizer(), compression=how),
         lambda how: DistributedOptimizer(optimizer(), model.named_parameters(), compression=how),
