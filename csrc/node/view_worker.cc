@@ -124,7 +124,9 @@ std::uint64_t View::wished_partition(const van::Van& van) const {
                                         .whom = server.describe()},
                                        credentials_);
       if (is_rdma && rate > kMostOfTcp) return most;
-      const std::uint64_t bytes = tensor::partition_for_link(rate);
+      std::uint64_t bytes = tensor::partition_for_link(rate);
+      // Each write of RDMA has a price of its own.
+      if (is_rdma) bytes = std::max(bytes, tensor::CutRule{}.min_partition_bytes);
       log_info("the link to " + server.describe() + " carries " + std::to_string(static_cast<long>(rate / 1e6)) +
                " MB/s, for which partitions of " + std::to_string(bytes >> 10) + " KiB are best");
       return bytes;

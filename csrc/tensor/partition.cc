@@ -11,6 +11,7 @@ namespace {
 constexpr std::uint64_t kPiecesPerLoop = 4;
 // Sizes come in these steps, so that tensors of almost equal size use equal partitions.
 constexpr std::uint64_t kStep = std::uint64_t{64} << 10;
+constexpr std::uint64_t kSmallStep = std::uint64_t{16} << 10;  // on links that take long for kStep
 
 // Rounds up, without the overflow of a + b - 1.
 std::uint64_t divide_up(std::uint64_t a, std::uint64_t b) {
@@ -63,8 +64,9 @@ std::uint64_t partition_size(std::uint64_t bytes, std::uint64_t limit, std::uint
 std::uint64_t partition_for_link(double bytes_per_s) {
   constexpr double kTransit_s = 0.2e-3;
   constexpr CutRule kDefault;
-  const auto bytes = static_cast<std::uint64_t>(std::clamp(bytes_per_s, 0.0, 1e12) * kTransit_s) / kStep * kStep;
-  return std::clamp(bytes, kDefault.min_partition_bytes, kDefault.partition_bytes);
+  const auto bytes = static_cast<std::uint64_t>(std::clamp(bytes_per_s, 0.0, 1e12) * kTransit_s);
+  if (bytes < kStep) return std::max<std::uint64_t>(divide_up(bytes, kSmallStep), 1) * kSmallStep;
+  return std::min(bytes / kStep * kStep, kDefault.partition_bytes);
 }
 
 CutRule CutRule::for_float32(std::uint32_t element) const {

@@ -56,10 +56,9 @@ struct CutRule {
   CutRule for_float32(std::uint32_t element) const;
 };
 
-// Returns the partition size for links of this speed: what they carry in a fifth of a millisecond, but no less than the
-// pieces of middle-sized tensors and no more than the default. The first answer can leave when all workers have sent a
-// whole piece, so the pieces of slow links should be small. Each piece costs processor time, so those of fast links
-// should not.
+// Returns the partition size for links of this speed: what they carry in a fifth of a millisecond, from 16 KiB to the
+// default. The first answer can leave when all workers have sent a whole piece, so the pieces of slow links should be
+// small. Each piece costs processor time, so those of fast links should not.
 std::uint64_t partition_for_link(double bytes_per_s);
 
 }  // namespace bps::tensor

@@ -56,8 +56,10 @@ TEST(Partitioning, CutsAtTheLimit) {
 }
 
 TEST(PartitionForLink, IsWhatTheLinkCarriesInAFifthOfAMillisecond) {
-  EXPECT_EQ(partition_for_link(0), 64U << 10);
-  EXPECT_EQ(partition_for_link(300e6 / 8), 64U << 10);
+  EXPECT_EQ(partition_for_link(0), 16U << 10);
+  EXPECT_EQ(partition_for_link(300e6 / 8), 16U << 10);
+  EXPECT_EQ(partition_for_link(1e9 / 8), 32U << 10);
+  EXPECT_EQ(partition_for_link(2.5e9 / 8), 64U << 10);
   EXPECT_EQ(partition_for_link(10e9 / 8), 192U << 10);
   EXPECT_EQ(partition_for_link(25e9 / 8), 512U << 10);
   EXPECT_EQ(partition_for_link(400e9 / 8), 512U << 10);
