@@ -106,7 +106,10 @@ class GradientPass:
         if early_steps.has_stepped_on(entry.parameter) and transfer.members_of(self._units.sent.group).size > 1:
             raise early_steps.error_of_step(entry)
         if entry.parameter.grad is None:
-            raise _dropped(entry)
+            if isinstance(unit, Rows) or len(entry.parameter._post_accumulate_grad_hooks) > 1:
+                raise _dropped(entry)
+            # Only our hook is here, so nothing was dropped: a function of the script's own returned None.
+            entry.parameter.grad = torch.zeros_like(entry.parameter)
         if entry.parameter.grad.layout is not torch.strided and not isinstance(unit, Rows):
             raise InvalidTensorError(
                 f"the gradient of {entry.name!r} is sparse, which was not known when the ranks agreed on what to send",
