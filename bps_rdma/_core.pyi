@@ -186,6 +186,9 @@ class Tensor:
     @property
     def elements(self) -> int: ...
     @property
+    def encoded(self) -> list[tuple[int, int]]:
+        """The runs of elements, [begin, end) each, of which this rank may remember something: it encodes them in push_pulls, for itself or for its host."""
+    @property
     def group(self) -> int: ...
     @property
     def group_size(self) -> int: ...

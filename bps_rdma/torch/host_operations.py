@@ -20,6 +20,7 @@ from bps_rdma.operations.begun import whole
 from bps_rdma.operations.declare import declared_compression
 from bps_rdma.operations.messages import Together
 from bps_rdma.operations.options import EXACT, EXACT_TO_ODD, ReduceName
+from bps_rdma.operations.restored_feedback import SAVED_BY
 from bps_rdma.positions import Unpack, keywords_of, keywords_since
 from bps_rdma.torch import transfer
 from bps_rdma.torch.arguments import Moving, Reducing, for_core, full_name, in_core, on_cpu, ours, required_name
@@ -142,7 +143,7 @@ def accumulate_async(
 def feedback_state(
     like: torch.Tensor, name: str, *, group: AnyGroup = None, timeout: float | None = None
 ) -> dict[str, torch.Tensor]:
-    """Returns the feedback of push_pulls of this name as flat CPU tensors; see bps_rdma.feedback_state().
+    """Returns the feedback of push_pulls of this name as CPU tensors; see bps_rdma.feedback_state().
 
     torch.save() takes it, and torch.load(weights_only=True).
     """
@@ -150,6 +151,8 @@ def feedback_state(
     found: dict[str, torch.Tensor] = {}
     for piece, part, host in _compressed(like, required_name(name), members):
         state = bps_rdma.feedback_state(host, piece, group=members, timeout=timeout)
+        if SAVED_BY in state:
+            found[SAVED_BY] = torch.from_numpy(state.pop(SAVED_BY))
         for key, value in state.items():
             whole = found.setdefault(key, torch.zeros(like.numel(), dtype=torch.float32, device="cpu"))
             whole[part] = torch.from_numpy(value)
@@ -162,6 +165,7 @@ def load_feedback_state(
     name: str,
     state: Mapping[str, torch.Tensor],
     *,
+    average: bool = True,
     group: AnyGroup = None,
     timeout: float | None = None,
 ) -> None:
@@ -170,8 +174,11 @@ def load_feedback_state(
     values = {key: value.detach().cpu().reshape(-1) for key, value in state.items()}
     for piece, part, host in _compressed(like, required_name(name), members):
         # One of another size goes as it is: the core says what is wrong with it.
-        own = {key: (one[part] if len(one) == like.numel() else one).numpy() for key, one in values.items()}
-        bps_rdma.load_feedback_state(host, piece, own, group=members, timeout=timeout)
+        own = {
+            key: (one[part] if key != SAVED_BY and len(one) == like.numel() else one).numpy()
+            for key, one in values.items()
+        }
+        bps_rdma.load_feedback_state(host, piece, own, average=average, group=members, timeout=timeout)
 
 
 def _compressed(like: torch.Tensor, name: str, group: Group | None) -> list[tuple[str, slice, torch.Tensor]]:

@@ -5,6 +5,8 @@
 #include <cstring>
 #include <map>
 #include <span>
+#include <utility>
+#include <vector>
 
 #include "python/bind.h"
 #include "python/interruptible.h"
@@ -17,6 +19,22 @@ namespace bps::python {
 namespace {
 
 using MayWait = py::call_guard<Interruptible>;
+
+std::vector<std::pair<std::uint64_t, std::uint64_t>> encoded_elements(const worker::Tensor& tensor) {
+  std::vector<std::pair<std::uint64_t, std::uint64_t>> runs;
+  for (std::uint64_t i = 0; i < tensor.encoded.size(); ++i) {
+    if (!tensor.encoded[i]) continue;
+    const tensor::Partitioning::Piece piece = tensor.whole.piece(i);
+    const std::uint64_t begin = piece.offset / size_of(tensor.dtype);
+    const std::uint64_t end = begin + piece.length / size_of(tensor.dtype);
+    if (!runs.empty() && runs.back().second == begin) {
+      runs.back().second = end;
+    } else {
+      runs.emplace_back(begin, end);
+    }
+  }
+  return runs;
+}
 
 void bind_tensors(py::module_& module) {
   py::class_<worker::Tensor, std::shared_ptr<worker::Tensor>>(module, "Tensor", "A declared name.")
@@ -69,6 +87,9 @@ void bind_tensors(py::module_& module) {
           },
           py::arg("momentum"), py::arg("memory"), py::arg("writes"),
           "Copies what this rank remembers of push_pulls, while none is in progress. False: it remembers nothing.")
+      .def_property_readonly("encoded", &encoded_elements,
+                             "The runs of elements, [begin, end) each, of which this rank may remember something: it "
+                             "encodes them in push_pulls, for itself or for its host.")
       .def_property_readonly("partitions", [](const worker::Tensor& t) { return t.whole.count(); })
       .def_property_readonly("group_size", [](const worker::Tensor& t) { return t.group->size(); })
       .def_property_readonly(

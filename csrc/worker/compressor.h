@@ -46,6 +46,10 @@ class Compressor {
   // Binds what is remembered to the cut of one kind of operation, the first one. Returns false for another kind.
   bool bind(tensor::OperationKind kind);
 
+  // Returns true when something is kept from round to round.
+  bool remembers() const { return compression_->feedback || compression_->momentum != 0; }
+  // Returns false for a partition that travels as it is, since its code would be no shorter.
+  bool is_shorter(std::uint64_t bytes) const { return compress::kLabelBytes + encoded_size(bytes) < bytes; }
   // Makes the extent that of a partition which travels compressed, if that is shorter.
   void apply(tensor::Extent& extent) const {
     if (!is_shorter(extent.length)) return;
@@ -84,7 +88,6 @@ class Compressor {
   std::uint64_t encoded_size(std::uint64_t bytes) const {
     return compression_->codec->encoded_size(elements_of(bytes));
   }
-  bool is_shorter(std::uint64_t bytes) const { return compress::kLabelBytes + encoded_size(bytes) < bytes; }
   void forget_failed(std::uint64_t partition, std::uint64_t first, std::size_t count);
   void forget(std::uint64_t first, std::size_t count);
 

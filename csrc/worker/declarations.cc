@@ -213,9 +213,30 @@ std::shared_ptr<Tensor> Declarations::make(const van::TensorSpec& spec, const va
                 "report this as a bug");
   }
   tensor->plans = planner_.make(*tensor, planner_.places(), id.server_load);
+  if (is_compressed && tensor->compressor->remembers()) note_encoded(*tensor);
   const auto needs_no_server = [](const auto& parts) { return std::ranges::any_of(parts, &Part::for_host); };
   if (tensor->is_on_one_host && std::ranges::any_of(tensor->plans.whole, needs_no_server)) tensor->stays_on_host = true;
   return tensor;
+}
+
+// Notes which partitions of push_pulls this rank encodes, for itself or for its host: it alone may remember something
+// of these.
+void Declarations::note_encoded(Tensor& tensor) const {
+  tensor.encoded.resize(tensor.whole.count());
+  if (!tensor.compressor->shortens()) return;
+  const Places& places = planner_.places();
+  for (std::size_t loop = 0; loop < worker_loops_.size(); ++loop) {
+    WorkerLoop& sender = *worker_loops_[loop];
+    sender.reactor().call([&] {
+      for (std::size_t place = 0; place < places.count(); ++place) {
+        for (const Part& part : tensor.plans.whole[loop * places.count() + place]) {
+          if (part.for_host() && !places.is_own_relay(place, loop)) continue;
+          tensor.encoded[part.partition] = sender.compresses_to(part.for_host() ? part.place : place, tensor) &&
+                                           tensor.compressor->is_shorter(tensor.whole.piece(part.partition).length);
+        }
+      }
+    });
+  }
 }
 
 std::vector<std::shared_ptr<Tensor>> Declarations::all() const {

@@ -52,6 +52,7 @@ class Declarations {
  private:
   std::shared_ptr<Tensor> make(const van::TensorSpec& spec, const van::TensorId& id, const Tensor* like = nullptr);
   void check_compression(const van::TensorSpec& spec) const;
+  void note_encoded(Tensor& tensor) const;
 
   const WorkerOptions& options_;
   van::Van& van_;

@@ -60,6 +60,8 @@ class Places {
   // wanted.
   Plan plan(const Tensor& tensor, const tensor::Partitioning& cut, bool own_shards, std::span<const std::uint64_t> load,
             std::size_t worker_loops) const;
+  // Returns true when this rank is the relay at a place to which its loop sends parts for the host.
+  bool is_own_relay(std::size_t place, std::size_t worker_loop) const { return place == of_relay(rank_, worker_loop); }
   // Returns the server that sums each partition of the tensor as a whole.
   std::vector<std::uint32_t> servers_of(const Tensor& tensor) const;
   // Returns the same in bytes, for all these tensors together.

@@ -9,9 +9,7 @@ namespace {
 
 bool stays(const Tensor& tensor, const Request& request) {
   if (request.kind >= tensor::OperationKind::kStore) return true;
-  if (!tensor.compressor) return false;
-  const compress::Compression& compression = tensor.compressor->compression();
-  return compression.feedback || compression.momentum != 0;
+  return tensor.compressor && tensor.compressor->remembers();
 }
 
 std::uint64_t key_of(const Tensor& tensor) {

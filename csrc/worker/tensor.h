@@ -63,6 +63,7 @@ struct Tensor {
   std::shared_ptr<FlightRecorder> recorder;  // that of the job, or null
   std::string compression;                   // as it was declared
   std::unique_ptr<Compressor> compressor;    // null: it was declared without a compression
+  std::vector<bool> encoded;                 // the partitions that this rank encodes, where something is remembered
   bool stays_on_host = false;                // it travels as it is, because no network carries it
   Exactness exactness = Exactness::kNone;    // how its sums are rounded
   std::uint64_t ahead = 0;  // partitions under way to each server over a network, on average; 0: no limit

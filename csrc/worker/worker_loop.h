@@ -85,6 +85,12 @@ class WorkerLoop final : public transport::Actor {
   // To be called before this rank's first operation on a tensor that was declared with a compression.
   void add_compressed(const std::shared_ptr<const Tensor>& tensor) { relay_.add_compressed(tensor); }
 
+  // Returns true when what goes to the server at this place is encoded. To be called on the loop's thread.
+  bool compresses_to(std::size_t place, const Tensor& tensor) const {
+    const ServerConnection* const server = connections_.find_connected(place);
+    return server != nullptr && worker::compresses_to(*server, tensor);
+  }
+
   // ---- Operations
   // Any thread may submit, and then wakes the reactor's progress or drives it. Throws kTimeout when the loop does not
   // keep up with the submissions. One loop of each operation watches its deadline.

@@ -211,7 +211,7 @@ def test_what_is_kept(bps: Any) -> None:
     own = contribution(rank)
     bps_torch.push_pull(own, "g", compression=bps_torch.Int4(feedback=True, everywhere=True))
     state = bps_torch.feedback_state(own, "g")
-    assert set(state) == {"residual", "servers"}
+    assert set(state) == {"residual", "servers", "saved_by"}
     assert all(isinstance(value, torch.Tensor) for value in state.values())
     following = bps_torch.push_pull(own, "g")
     bps_torch.load_feedback_state(own, "g", state)

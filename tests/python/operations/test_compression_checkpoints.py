@@ -75,7 +75,7 @@ def test_a_job_goes_on_bit_by_bit(layout: str, compression: str) -> None:
     # Saving changed nothing, and what was saved was needed: all of it.
     saving = harness.run(steps, compression, range(20), 10, None, None, **where)
     assert saving[0][0].tobytes() == whole[0][0].tobytes()
-    for missing in states[0]:
+    for missing in set(states[0]) - {"saved_by"}:
         less = [{key: value for key, value in state.items() if key != missing} for state in states]
         other = harness.run(steps, compression, range(10, 20), -1, weights, less, **where)
         assert other[0][0].tobytes() != whole[0][0].tobytes(), missing
@@ -110,7 +110,8 @@ def test_bad_input_is_refused(bps: Any) -> None:
     assert bps.feedback_state(array, "forgetful") == {}
     bps.declare("g", array, compression=bps.Int8(feedback=True))
     state = bps.feedback_state(array, "g")
-    assert set(state) == {"residual", "servers"}
+    assert set(state) == {"residual", "servers", "saved_by"}
+    assert state.pop("saved_by").tolist() == [bps.rank(), 2]
     assert not any(value.any() for value in state.values())
     with pytest.raises(InvalidArgumentError, match="30000"):
         bps.load_feedback_state(array, "g", {"residual": array[:10]})
