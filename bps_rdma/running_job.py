@@ -119,9 +119,9 @@ class Job:
         if self.groups[group].ranks[0] == self.process.rank:
             self.part(uncompressed.Remarks).note(reason, name, method, dtype, elements, self.min_compress_bytes)
 
-    def note_unnamed(self) -> None:
-        """Says, on the first rank, that BPS_COMPRESSION has no effect on a tensor without a name of its own."""
-        if self.process.rank == 0:
+    def note_unnamed(self, group: Group) -> None:
+        """Says, on the first rank of a group, that BPS_COMPRESSION has no effect on a tensor without a name."""
+        if group.ranks[0] == self.process.rank:
             self.part(uncompressed.Remarks).note_unnamed(self._compression)
 
     def declare(self, specs: list[tuple[int, str, _core.Dtype, int, str, str]]) -> list[_core.Tensor]:

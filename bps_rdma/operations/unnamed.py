@@ -6,6 +6,7 @@ A compression with feedback or momentum would add what one tensor has left over 
 
 from __future__ import annotations
 
+from bps_rdma.agreement import group_of
 from bps_rdma.errors import InvalidArgumentError
 from bps_rdma.job import current
 from bps_rdma.operations.options import NONE, OperationOptions
@@ -23,7 +24,7 @@ def unnamed(options: OperationOptions) -> OperationOptions:
     if wanted is None:
         if not running.remembers:
             return options
-        running.note_unnamed()
+        running.note_unnamed(group_of(running, options.group))
         return options._replace(compression=NONE)
     if remembers(wanted):
         raise InvalidArgumentError(

@@ -8,11 +8,14 @@ from typing import Any
 import harness
 import numpy as np
 import pytest
+import simulated
 import torch
 from torch import nn
 
 import bps_rdma
-from bps_rdma.torch import BFloat16, DistributedDataParallel, DistributedOptimizer
+import bps_rdma.torch
+from bps_rdma.operations import OperationOptions
+from bps_rdma.torch import BFloat16, DistributedDataParallel, DistributedOptimizer, transfer
 
 HOW = BFloat16(momentum=0.9)
 
@@ -69,6 +72,38 @@ def test_tensors_without_names_of_their_own(method: str) -> None:
         ]
         job.values()
     assert len(said) == 1, said
+
+
+def sum_in_a_group(bps: Any) -> None:
+    if bps.rank() > 0:
+        bps.push_pull(np.ones(40_000, np.float32), group=bps.new_group([1, 2]))
+
+
+def test_a_group_without_the_first_rank_is_told() -> None:
+    with harness.start(sum_in_a_group, workers=3, env={"BPS_COMPRESSION": "int8:feedback=1"}) as job:
+        said = [place for place, one in enumerate(job.outcomes()) if "without a name of their own" in one.output]
+    assert said == [1]
+
+
+def staged_without_names(bps: Any) -> None:
+    """Staged tensors travel in pieces, which have names."""
+    simulated.install(immediate=True)
+    generator = torch.Generator().manual_seed(bps.rank())
+    for _ in range(4):
+        some, nothing = torch.randn(40_000, generator=generator), torch.zeros(40_000)
+        bps_rdma.torch.push_pull_many([some, nothing], inplace=True)
+        assert nothing.eq(0).all(), nothing.abs().max()
+        transfer.all_reduce(some, OperationOptions(awaited=True)).wait()  # as Ray's collectives do
+        transfer.all_reduce(nothing, OperationOptions(awaited=True)).wait()
+        assert nothing.eq(0).all(), nothing.abs().max()
+        transfer.reduce_scatter(torch.empty(20_000), some, OperationOptions(awaited=True)).wait()
+        part = torch.empty(20_000)
+        transfer.reduce_scatter(part, nothing, OperationOptions(awaited=True)).wait()
+        assert part.eq(0).all(), part.abs().max()
+
+
+def test_staged_tensors_without_names_of_their_own() -> None:
+    harness.run(staged_without_names, workers=2, env={"BPS_COMPRESSION": "bf16:momentum=0.9"})
 
 
 @harness.on_ranks(workers=1)

@@ -17,6 +17,7 @@ from bps_rdma.agreement import group_of
 from bps_rdma.argument_types import check_root
 from bps_rdma.errors import InvalidTensorError
 from bps_rdma.operations import OperationOptions, ReduceOp, start
+from bps_rdma.operations.unnamed import unnamed
 from bps_rdma.spans import spans
 from bps_rdma.torch.transfer.device import Device, device_of
 from bps_rdma.torch.transfer.operation import Layout, StagedOperation
@@ -74,6 +75,7 @@ def all_reduce(tensor: torch.Tensor, options: OperationOptions, out: torch.Tenso
     if device is None:
         return start.reduce(tensor, result, options)
     check_reducible(tensor, options)
+    options = options if options.name else unnamed(options)  # its pieces have names
     source = flat(tensor)
     target = source if out is None else flat(out)
     layout = Layout(1, source.numel(), [(0, source)], [(0, target)], source.dtype)
@@ -90,6 +92,7 @@ def reduce_scatter(part: torch.Tensor, whole: torch.Tensor, options: OperationOp
     if device is None:
         return start.reduce_scatter(whole.detach(), part, options)
     check_reducible(whole, options)
+    options = options if options.name else unnamed(options)
     members = members_of(options.group)
     mine = members.rank
     rows = rows_of(whole, part, members.size)
