@@ -17,6 +17,7 @@ from bps_rdma.operations import OperationOptions, ReduceOp, accumulate_async, st
 from bps_rdma.operations.options import NONE
 from bps_rdma.presence import raised
 from bps_rdma.torch import membership
+from bps_rdma.torch.check_alike import check_alike
 from bps_rdma.torch.membership import View, naming
 from bps_rdma.torch.parameters import FixedParameters
 from bps_rdma.torch.transfer import staged_from, zeros_beside
@@ -128,6 +129,9 @@ class AsynchronousOptimizer(torch.optim.Optimizer):
                 ]
                 self._bps_view = None
                 if not job.current().has_entrants:  # else some may be beyond this: the next step() stores them
+                    # With 0 ranks meet in each step, and with another number they never do.
+                    staleness = "0" if job.current().staleness == 0 else "another number"
+                    check_alike([f"BPS_STALENESS={staleness}"], f"{self._bps_prefix}.settings", group)
                     self.store_weights()
         except BaseException:
             self._bps_is_copy = was_copy  # it begins again, and may get another name

@@ -131,7 +131,7 @@ def check_alike(
             if ours != other:
                 raise MismatchError(
                     f"{name}: worker {members.ranks[0]} has {ours} where worker {rank} has {other}",
-                    "make the same model and the same calls on all ranks",
+                    "make the same model and the same calls with the same settings on all ranks",
                 )
     return False
 

@@ -60,6 +60,20 @@ def test_ranks_train_together(staleness: str) -> None:
         assert all(torch.equal(one, other) for one, other in zip(weights, results[0][2], strict=True))
 
 
+def begins(bps: Any) -> None:
+    import bps_rdma.torch
+
+    model = linear(0)
+    with pytest.raises(MismatchError, match="BPS_STALENESS=0"):
+        bps_rdma.torch.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), model.named_parameters())
+    bps.barrier()
+
+
+def test_staleness_that_differs_is_named() -> None:
+    """Ranks with 0 meet in each step, and others never do."""
+    harness.run(begins, workers=2, env=ASYNC, rank_env=[{"BPS_STALENESS": "0"}, {"BPS_STALENESS": "2"}])
+
+
 def test_bytepss_name() -> None:
     results = harness.run(trained, 50, workers=2, env={"BYTEPS_ENABLE_ASYNC": "1"})
     assert all(torch.equal(one, other) for one, other in zip(results[0][2], results[1][2], strict=True))
