@@ -22,6 +22,7 @@ class Reason(enum.Enum):
     host = "host"
     op = "op"
     sparse = "sparse"
+    weights = "weights"
 
 
 @functools.lru_cache(maxsize=64)
@@ -108,4 +109,6 @@ def _explain(reason: Reason, dtype: _core.Dtype, elements: int, smallest: int) -
         return "its ranks and servers are on one host, and what crosses no network is compressed with everywhere=1 only"
     if reason is Reason.sparse:
         return "its gradient is sparse, and rows travel as they are"
+    if reason is Reason.weights:
+        return "it is a change of weights, to which momentum would add"
     return "only sums and means are"

@@ -30,7 +30,7 @@ from bps_rdma.torch.broadcast import broadcast_parameters
 from bps_rdma.torch.broadcast_objects import broadcast_objects
 from bps_rdma.torch.check_alike import check_alike, digest_of_some
 from bps_rdma.torch.checks import check_count, check_number
-from bps_rdma.torch.fragments import Fragment, parts_of
+from bps_rdma.torch.fragments import Fragment, check_without_momentum, parts_of, without_momentum
 from bps_rdma.torch.membership import AnyGroup, naming
 from bps_rdma.torch.parameters import FixedParameters
 from bps_rdma.torch.units import Sent
@@ -57,7 +57,8 @@ class DiLoCo:
         delay: steps that are made while a mean travels; below `every`.
         mix: how much of what the rank has learnt by itself it keeps at an agreement: 0 none, 1 everything. With a
             delay, 0.5 keeps half of what it has learnt meanwhile.
-        compression: how pseudo-gradients travel between hosts, as in Int8(feedback=True).
+        compression: how pseudo-gradients travel between hosts, as in Int8(feedback=True). Momentum is refused; with
+            that of BPS_COMPRESSION they travel as they are.
         group: a group of bps_rdma or of torch.distributed; default: all workers.
 
     Attributes:
@@ -65,7 +66,8 @@ class DiLoCo:
         steps: so far.
 
     Raises:
-        InvalidArgumentError: a number is out of its range, or parameters' names are not unique.
+        InvalidArgumentError: a number is out of its range, parameters' names are not unique, or the compression has
+            momentum.
         InvalidTensorError, MismatchError: ranks disagree about the parameters.
     """
 
@@ -106,6 +108,7 @@ class DiLoCo:
         self._outer = outer_lr, outer_momentum
         self._group: Group | None = membership.group_of(group)
         self._method = text_of(compression)
+        check_without_momentum(self._method)
         self._lacks_state = job.current().has_entrants  # some may be beyond this; see take_over()
         options = {
             "every": every, "outer_lr": outer_lr, "outer_momentum": outer_momentum, "fragments": fragments,
@@ -128,7 +131,7 @@ class DiLoCo:
     def _declare(self, prefix: str, anchors: list[torch.Tensor], velocities: list[torch.Tensor]) -> None:
         sent = Sent(prefix, self._group, self._method)
         for number, (part, anchor) in enumerate(zip(self._parts, anchors, strict=True)):
-            options = sent.options(f"{prefix}.{number}", 0, anchor.dtype, anchor.numel())
+            options = without_momentum(sent.options(f"{prefix}.{number}", 0, anchor.dtype, anchor.numel()), anchor)
             moved = transfer.zeros_beside(part.parameters[0], anchor.numel(), anchor.dtype)
             velocity = velocities[number] if velocities else torch.zeros_like(anchor)
             self._fragments.append(Fragment(part, options, anchor, velocity, moved))

@@ -8,10 +8,16 @@ from dataclasses import dataclass
 
 import torch
 
-from bps_rdma.errors import BpsError
+from bps_rdma import job
+from bps_rdma.agreement import group_of
+from bps_rdma.arrays import core_dtype
+from bps_rdma.compression import Codec
+from bps_rdma.errors import BpsError, InvalidArgumentError
 from bps_rdma.operations import OperationOptions
+from bps_rdma.operations.options import EXACT, NONE
 from bps_rdma.torch import transfer
 from bps_rdma.torch.transfer import AnyHandle
+from bps_rdma.uncompressed import Reason
 
 
 @dataclass(frozen=True)
@@ -92,6 +98,27 @@ def parts_of(parameters: Sequence[torch.nn.Parameter], count: int) -> list[Part]
             if own:
                 parts.append(Part(turn, own))
     return parts
+
+
+def check_without_momentum(method: str | None) -> None:
+    """Raises InvalidArgumentError for a compression that would change weights by more than ranks have moved them."""
+    if method not in (None, NONE, EXACT) and Codec(method).momentum:
+        raise InvalidArgumentError(
+            f"{method!r} has momentum, which is that of gradients, and ranks agree on weights",
+            "leave out its momentum; DiLoCo has outer_momentum",
+        )
+
+
+def without_momentum(options: OperationOptions, like: torch.Tensor) -> OperationOptions:
+    """The options without a compression of BPS_COMPRESSION that has momentum, which is said."""
+    running, kind = job.current(), core_dtype(like.dtype)
+    method = running.compression(kind, like.numel(), options.compression)
+    if method in ("", EXACT) or not Codec(method).momentum:
+        return options
+    assert options.name is not None
+    number = group_of(running, options.group).id
+    running.note_uncompressed(Reason.weights, number, options.name, method, kind, like.numel())
+    return options._replace(compression=NONE)
 
 
 def _kept_in(parameter: torch.Tensor) -> torch.dtype:

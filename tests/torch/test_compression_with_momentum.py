@@ -15,7 +15,7 @@ from torch import nn
 import bps_rdma
 import bps_rdma.torch
 from bps_rdma.operations import OperationOptions
-from bps_rdma.torch import BFloat16, DistributedDataParallel, DistributedOptimizer, transfer
+from bps_rdma.torch import BFloat16, DiLoCo, DistributedDataParallel, DistributedOptimizer, LocalSGD, transfer
 
 HOW = BFloat16(momentum=0.9)
 
@@ -104,6 +104,43 @@ def staged_without_names(bps: Any) -> None:
 
 def test_staged_tensors_without_names_of_their_own() -> None:
     harness.run(staged_without_names, workers=2, env={"BPS_COMPRESSION": "bf16:momentum=0.9"})
+
+
+STEPS, EVERY = 6, 2
+
+
+def averages_weights(bps: Any, outer: bool) -> None:
+    """Each rank moves by a vector of its own in each step."""
+    weights = nn.Parameter(torch.ones(40_000))
+    own = [torch.arange(40_000).remainder(8) + rank for rank in range(bps.size())]
+    inner = torch.optim.SGD([weights], lr=1)
+    optimizer = DiLoCo(inner, every=EVERY) if outer else LocalSGD(inner, every=EVERY)
+    expected = nn.Parameter(torch.ones(40_000))
+    options: Any = {"lr": 0.7, "momentum": 0.9, "nesterov": True} if outer else {"lr": 1}
+    reference = torch.optim.SGD([expected], **options)
+    for step in range(STEPS):
+        weights.grad = own[bps.rank()].float()
+        optimizer.step()
+        if (step + 1) % EVERY == 0:
+            expected.grad = EVERY * sum(own, torch.zeros(40_000)) / bps.size()
+            reference.step()
+    assert torch.allclose(weights, expected, atol=1e-3), (weights - expected).abs().max()
+
+
+@pytest.mark.parametrize("outer", [False, True], ids=["LocalSGD", "DiLoCo"])
+def test_weights_get_none(outer: bool) -> None:
+    with harness.start(averages_weights, outer, workers=2, env={"BPS_COMPRESSION": "bf16:momentum=0.9"}) as job:
+        said = [line for one in job.outcomes() for line in one.output.splitlines() if "DiLoCo" in line]
+        job.values()
+    assert len(said) == 1, said
+    assert "is not compressed by 'bf16:momentum=0.9': it is a change of weights" in said[0]
+
+
+@harness.on_ranks(workers=1)
+def test_momentum_of_weights_is_refused(bps: Any) -> None:
+    for make in (DiLoCo, LocalSGD):
+        with pytest.raises(bps.InvalidArgumentError, match="has momentum"):
+            make(torch.optim.SGD([nn.Parameter(torch.ones(8))], lr=1), compression=HOW)
 
 
 @harness.on_ranks(workers=1)
