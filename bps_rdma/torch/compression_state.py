@@ -4,21 +4,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from bps_rdma import job
 from bps_rdma.arrays import core_dtype
-from bps_rdma.compression import Codec
 from bps_rdma.errors import InvalidArgumentError
 from bps_rdma.group import Group
 from bps_rdma.operations.feedback import feedback_state, load_feedback_state
-from bps_rdma.operations.options import EXACT
+from bps_rdma.operations.restored_feedback import SAVED_BY
 from bps_rdma.torch import transfer
 from bps_rdma.torch.plan import Unit
 from bps_rdma.torch.units import IndexedParameter, Sent
-from bps_rdma.uncompressed import COMPRESSIBLE
+from bps_rdma.uncompressed import COMPRESSIBLE, remembers
 
 State = Mapping[str, Mapping[str, torch.Tensor]]  # the pieces of a tensor, by what their names add to its own
 
@@ -37,15 +38,15 @@ def of_tensor(name: str, like: torch.Tensor, wanted: str | None, group: Group | 
     return {
         piece.removeprefix(name): {
             key: torch.from_numpy(value)
-            for key, value in feedback_state(_piece_of(like, elements), piece, group=group).items()
+            for key, value in feedback_state(_piece_of(like.dtype, elements), piece, group=group).items()
         }
-        for piece, elements in _pieces_that_remember(name, like, wanted)
+        for piece, _, elements in _pieces_that_remember(name, like, wanted)
     }
 
 
 def check_tensor(state: State, name: str, like: torch.Tensor, wanted: str | None) -> None:
     """Raises InvalidArgumentError if load_tensor() would find a state of something else. Not collective."""
-    ours = {piece.removeprefix(name) for piece, _ in _pieces_that_remember(name, like, wanted)}
+    ours = {piece.removeprefix(name) for piece, _, _ in _pieces_that_remember(name, like, wanted)}
     if ours != set(state):
         raise InvalidArgumentError(
             f"the state is not one of {name!r}: it has {len(state)} pieces, and there are {len(ours)}",
@@ -55,9 +56,9 @@ def check_tensor(state: State, name: str, like: torch.Tensor, wanted: str | None
 
 def load_tensor(state: State, name: str, like: torch.Tensor, wanted: str | None, group: Group | None) -> None:
     """Makes further push_pulls go on from what of_tensor() gave; from nothing, where that is {}. A collective call."""
-    for piece, elements in _pieces_that_remember(name, like, wanted):
+    for piece, _, elements in _pieces_that_remember(name, like, wanted):
         arrays = {part: value.numpy() for part, value in state.get(piece.removeprefix(name), {}).items()}
-        load_feedback_state(_piece_of(like, elements), piece, arrays, group=group)
+        load_feedback_state(_piece_of(like.dtype, elements), piece, arrays, group=group)
 
 
 def save(units: Sequence[Unit], sent: Sent, generation: int) -> dict[str, Any]:
@@ -68,6 +69,50 @@ def save(units: Sequence[Unit], sent: Sent, generation: int) -> dict[str, Any]:
         "order": [entry.name for unit in units for entry in unit.entries],
         "units": {name: state for name, state in states.items() if state},
     }
+
+
+class Kept(NamedTuple):
+    """Where a unit remembers something of its parameters, as it was declared: they may have other shapes later.
+
+    Attributes:
+        dtype, elements: of what is sent.
+        pieces: name, first element and elements of each operation that remembers something.
+        places: elements [begin, end) of each parameter, by its id.
+    """
+
+    dtype: torch.dtype
+    elements: int
+    pieces: list[tuple[str, int, int]]
+    places: dict[int, tuple[int, int]]
+
+    @classmethod
+    def of(cls, unit: Unit) -> Kept:
+        """That of a unit which is about to be declared."""
+        name, like, wanted = unit.declaration()
+        places = {id(entry.parameter): place for entry, place in unit.places.items()}
+        return cls(like.dtype, like.numel(), _pieces_that_remember(name, like, wanted), places)
+
+
+def carry(before: Sequence[Kept], now: Sequence[Kept], group: Group | None) -> None:
+    """Gives other units of the same parameters what the ones before remember of each. A collective call."""
+    remembered: dict[int, dict[str, npt.NDArray[Any]]] = {}
+    for unit in before:
+        flat: dict[str, npt.NDArray[Any]] = {}
+        for piece, begin, elements in unit.pieces:
+            state = feedback_state(_piece_of(unit.dtype, elements), piece, group=group)
+            for key in set(state) - {SAVED_BY}:
+                flat.setdefault(key, np.zeros(unit.elements, np.float32))[begin : begin + elements] = state[key]
+        for parameter, (first, end) in unit.places.items():
+            remembered[parameter] = {key: value[first:end] for key, value in flat.items()}
+    for unit in now:
+        flat = {}
+        for parameter, (first, end) in unit.places.items():
+            for key, value in remembered.get(parameter, {}).items():
+                if len(value) == end - first:  # otherwise it has another shape now
+                    flat.setdefault(key, np.zeros(unit.elements, np.float32))[first:end] = value
+        for piece, begin, elements in unit.pieces:
+            part = {key: value[begin : begin + elements] for key, value in flat.items()}
+            load_feedback_state(_piece_of(unit.dtype, elements), piece, part, group=group)
 
 
 def order(state: Mapping[str, Any], entries: Sequence[IndexedParameter]) -> list[IndexedParameter]:
@@ -103,24 +148,22 @@ def load(state: Mapping[str, Any], units: Sequence[Unit], sent: Sent) -> None:
         load_tensor(state["units"].get(name, {}), *unit.declaration(), sent.group)
 
 
-def _piece_of(like: torch.Tensor, elements: int) -> torch.Tensor:
-    return torch.empty(elements, dtype=like.dtype, device="cpu")
+def _piece_of(dtype: torch.dtype, elements: int) -> torch.Tensor:
+    return torch.empty(elements, dtype=dtype, device="cpu")
 
 
-def _pieces_that_remember(name: str, like: torch.Tensor, wanted: str | None) -> list[tuple[str, int]]:
-    # The declaration decides, because it is the same on all ranks; the use by this rank in this view may differ.
+def _pieces_that_remember(name: str, like: torch.Tensor, wanted: str | None) -> list[tuple[str, int, int]]:
+    # Name, first element and elements of each. The declaration decides, because it is the same on all ranks; the use by
+    # this rank in this view may differ.
     dtype = core_dtype(like.dtype)
     if dtype not in COMPRESSIBLE:
         return []
-
-    def remembers(elements: int) -> bool:
-        text = job.current().compression(dtype, elements, wanted)
-        if text in ("", EXACT):
-            return False
-        codec = Codec(text)
-        return codec.feedback or codec.momentum != 0
-
-    return [(piece, elements) for piece, elements in transfer.core_operations(name, like) if remembers(elements)]
+    found, begin = [], 0
+    for piece, elements in transfer.core_operations(name, like):
+        if remembers(job.current().compression(dtype, elements, wanted)):
+            found.append((piece, begin, elements))
+        begin += elements
+    return found
 
 
 def _short(unit: Unit, sent: Sent) -> str:

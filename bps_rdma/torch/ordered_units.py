@@ -42,6 +42,7 @@ class OrderedUnits:
         self.close()
         self.units = units_of(order, self._strategy, self._sizes, self._generation, self.sent, self._sparse)
         self._unit_of = {entry: unit for unit in self.units for entry in unit.entries}
+        self._kept = [compression_state.Kept.of(unit) for unit in self.units]
         declarations = [unit.declaration() for unit in self.units]
         # Parameters may have another dtype one day.
         self.declared: list[Declared] = [(name, one.shape, one.dtype, one.device) for name, one, _ in declarations]
@@ -76,8 +77,14 @@ class OrderedUnits:
         if ordered == [entry for unit in self.units for entry in unit.entries]:
             return False
         self._generation += 1
+        before = self._kept
         self._fill(ordered)
+        compression_state.carry(before, self._kept, self.sent.group)
         return True
+
+    def take_over(self, before: OrderedUnits) -> None:
+        """Goes on with what others remember of the same parameters. A collective call."""
+        compression_state.carry(before._kept, self._kept, self.sent.group)
 
     @property
     def _order_name(self) -> str:

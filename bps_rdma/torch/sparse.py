@@ -62,6 +62,11 @@ class Rows:
             number, dtype = group_of(running, self._group).id, core_dtype(parameter.dtype)
             running.note_uncompressed(Reason.sparse, number, entry.name, method, dtype, parameter.numel())
 
+    @property
+    def places(self) -> dict[IndexedParameter, tuple[int, int]]:
+        """Nothing: rows travel as they are."""
+        return {}
+
     def declaration(self) -> tuple[str, torch.Tensor, str | None]:
         """(name, a tensor like the counts of all ranks, no compression)."""
         return f"{self.name}.kind", torch.zeros(2, dtype=torch.int64, device="cpu"), None

@@ -187,8 +187,14 @@ class GradientSynchronizer:
         """The parameters whose gradients have become ready in this pass, in order."""
         return [] if self._pass is None else self._pass.arrived
 
-    def take_over(self, before: GradientSynchronizer) -> None:
-        """Takes the place of another one, between passes; it is closed."""
+    def take_over(self, before: GradientSynchronizer, remembers: bool) -> None:
+        """Takes the place of another one, between passes; it is closed.
+
+        Args:
+            remembers: also takes what compression remembers, which the end of a view has lost: a collective call.
+        """
+        if remembers:
+            self._ordered.take_over(before._ordered)
         self.passes, self.exposed_s = before.passes, before.exposed_s
         self._unrounded.take_over(before._unrounded)
         self.failed = before.failed

@@ -392,7 +392,11 @@ class TrainedParameters:
         prefix = self.prefix if changes == 0 else f"{self.prefix} ({changes})"
         made, before = self._make(named, prefix), self._made
         if before is not None:
-            made.take_over(before)
+            try:
+                made.take_over(before, remembers=changes > 0)
+            except BaseException:  # such as the end of a view
+                remove_hooks(made.hooks)
+                raise
         self._made, self._view, self._changes = made, entered, changes
         self._entries = {id(entry.parameter): entry for entry in made.entries}
         self._kinds = {key: _kind(entry.parameter) for key, entry in self._entries.items()}

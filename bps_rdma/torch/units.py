@@ -113,6 +113,11 @@ class Single:
         self._version: int | None = None  # ... in this version, where that says whether anyone has changed it since
         self._kept: torch.Tensor | None = None  # what was in _wire when backward failed
 
+    @property
+    def places(self) -> dict[IndexedParameter, tuple[int, int]]:
+        """Where gradients lie in what is sent: elements [begin, end)."""
+        return {one: (0, as_real_numbers(one.parameter.dtype, one.parameter.numel())[1]) for one in self.entries}
+
     def declaration(self) -> tuple[str, torch.Tensor, str | None]:
         """(name, a tensor like the one that will be sent, its compression)."""
         parameter = self.entries[0].parameter
@@ -292,6 +297,12 @@ class Bucket:
             number > own and entry.parameter.grad is not view
             for (entry, view), number, own in zip(self._views.items(), found, self._references, strict=True)
         )
+
+    @property
+    def places(self) -> dict[IndexedParameter, tuple[int, int]]:
+        """Where gradients lie in what is sent: elements [begin, end)."""
+        sizes = {one: as_real_numbers(one.parameter.dtype, one.parameter.numel())[1] for one in self.entries}
+        return {one: (begin, begin + sizes[one]) for one, begin in self._offsets.items()}
 
     def declaration(self) -> tuple[str, torch.Tensor, str | None]:
         """(name, the memory that will be sent, its compression)."""

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What compression remembers belongs to parameters: it goes with them to other buckets, and to another set of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import harness
+import pytest
+import torch
+from torch import nn
+
+from bps_rdma.torch import BFloat16, DistributedDataParallel, DistributedOptimizer
+
+MU = 0.5
+HOW = BFloat16(momentum=MU)
+SMALL = {"BPS_MIN_COMPRESS_BYTES": "0"}
+STEPS = 5
+SIZE = 4096
+
+
+class Turned(nn.Module):
+    """Its gradients become ready in the order of registration, which is not the one that is expected."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last, self.first = nn.Parameter(torch.zeros(SIZE)), nn.Parameter(torch.zeros(2 * SIZE))
+        self.later = nn.Parameter(torch.zeros(SIZE), requires_grad=False)
+
+    def forward(self, number: float) -> torch.Tensor:
+        return (self.first * number).sum() * 2 + (self.last * number).sum() + (self.later * number).sum()
+
+
+def means(bps: Any, face: str, thaws: bool) -> list[list[float]]:
+    """The gradients that a rank gets in each step: of all elements the same."""
+    net = Turned()
+    sgd = torch.optim.SGD(net.parameters(), 0.0)
+    optimizer: Any = sgd
+    forward: Any = net
+    if face == "optimizer":
+        optimizer = DistributedOptimizer(sgd, net.named_parameters(), compression=HOW)
+    else:
+        forward = DistributedDataParallel(net, strategy=face, bucket_mb=0.02, compression=HOW)
+    found = []
+    for step in range(STEPS):
+        if thaws and step == 2:
+            net.later.requires_grad_(True)
+        optimizer.zero_grad()
+        forward(float(2**step)).backward()
+        optimizer.step()
+        trained = [one.grad for one in (net.first, net.last, net.later) if one.requires_grad]
+        assert all(one is not None and one.eq(one[0]).all() for one in trained), (step, trained)
+        found.append([one[0].item() for one in trained if one is not None])
+    return found
+
+
+def expected(thaws: bool) -> list[list[float]]:
+    momentum, found = [0.0, 0.0, 0.0], []
+    for step in range(STEPS):
+        sent = []
+        for place, factor in enumerate((2.0, 1.0, 1.0)):
+            if place == 2 and not (thaws and step >= 2):
+                continue
+            gradient = factor * 2**step
+            momentum[place] = MU * momentum[place] + gradient
+            sent.append(gradient + MU * momentum[place])
+        found.append(sent)
+    return found
+
+
+@pytest.mark.parametrize("thaws", [False, True], ids=["", "thaws"])
+@pytest.mark.parametrize("face", ["bucketed", "overlap", "optimizer"])
+def test_momentum_goes_with_parameters(face: str, thaws: bool) -> None:
+    for found in harness.run(means, face, thaws, workers=2, env=SMALL):
+        assert torch.allclose(torch.tensor(sum(found, [])), torch.tensor(sum(expected(thaws), [])), rtol=0.01), found
