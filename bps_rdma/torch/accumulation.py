@@ -38,7 +38,8 @@ class Accumulation:
         self._aside: torch.Tensor | None = None
         # This node adds to .grad. It lives as long as it is referenced, and a parameter does not hold it.
         trains = entry.parameter.requires_grad
-        self._node = torch.autograd.graph.get_gradient_edge(entry.parameter.requires_grad_(True)).node
+        self._shape = entry.parameter.shape
+        self._node: Any = torch.autograd.graph.get_gradient_edge(entry.parameter.requires_grad_(True)).node
         entry.parameter.requires_grad_(trains)
         self.hook = self._node.register_prehook(self._before)
 
@@ -72,6 +73,14 @@ class Accumulation:
         if counts:
             self._grad, self._version = shown, shown._version
             self._copy = shown.detach().clone() if is_part(shown) else None
+
+    def lets_go(self) -> bool:
+        """Lets go of the node, which would refuse the gradient, if the parameter has another shape; returns if so."""
+        if self._parameter.shape == self._shape:
+            return False
+        self.hook.remove()
+        self._node = None
+        return True
 
     def take_over(self, before: Accumulation) -> None:
         """Goes on with the sum of another one for the same parameter."""

@@ -103,6 +103,8 @@ class ModulePasses:
         self._sync = sync
         if torch._C._current_graph_task_id() == -1:  # not within a backward that computes activations again
             self._forget_backward()
+            if self.trained.is_made:
+                self.synchronizer.follow_shapes()
         if not sync:
             self.trained.note_values(self._module.named_parameters)
             return

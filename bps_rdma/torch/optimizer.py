@@ -377,4 +377,6 @@ class SynchronousOptimizer(WrappedOptimizer):
         self._bps_done = False
         self._bps_to_repeat = self._bps_failed = None
         self._bps_means = {}
+        if trained.is_made:
+            trained.synchronizer.follow_shapes()
         super().zero_grad(set_to_none)

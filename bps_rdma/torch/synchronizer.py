@@ -200,6 +200,10 @@ class GradientSynchronizer:
         self.failed = before.failed
         before.close()
 
+    def follow_shapes(self) -> None:
+        """A forward begins: parameters may have other shapes."""
+        self._unrounded.follow_shapes()
+
     def accumulate(self, accumulates: bool | None) -> None:
         """Sets `accumulates` anew, between passes."""
         self._unrounded.accumulate(accumulates)

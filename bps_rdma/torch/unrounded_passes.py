@@ -51,6 +51,13 @@ class UnroundedPasses:
             if id(entry.parameter) in sums:
                 one.take_over(sums[id(entry.parameter)])
 
+    def follow_shapes(self) -> None:
+        """A forward begins, whose graph ends in the nodes that add to .grad: parameters may have other shapes."""
+        for entry, one in self._accumulations.items():
+            if one.lets_go():
+                self._accumulations[entry] = made = Accumulation(entry)
+                self.hooks.append(made.hook)
+
     def added_to(self, entry: IndexedParameter) -> torch.Tensor | None:
         """The .grad to which autograd has added a gradient; before accumulated()."""
         return self._accumulations[entry].added_to if self._accumulations else entry.parameter.grad

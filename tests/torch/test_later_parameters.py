@@ -114,8 +114,6 @@ def test_parameters_that_train_later_are_averaged(bps: Any) -> None:
     begin, end = training.share(bps.rank(), bps.size())
     for name, wrap in wraps(bps).items():
         for change in CHANGES:
-            if (name, change) == ("exact", resized):
-                continue  # torch itself refuses it where something holds the node that adds to .grad
             alone, model = training.seeded(Growing), training.seeded(Growing)
             wrapped, optimizer = wrap(model)
             reference: Any = torch.optim.SGD(alone.parameters(), lr=0.1)
@@ -145,7 +143,7 @@ def test_parameters_that_train_later_are_averaged(bps: Any) -> None:
 def test_a_parameter_that_trains_on_one_rank_only(bps: Any) -> None:
     """One rank alone: all ranks raise an error at once, far below the deadline of an operation, that names one."""
     for name, wrap in wraps(bps).items():
-        for change in (unfrozen, new_layer, wider, *([resized] if name != "exact" else [])):
+        for change in (unfrozen, new_layer, wider, resized):
             model = training.seeded(Growing)
             wrapped, optimizer = wrap(model)
 
@@ -173,6 +171,24 @@ def test_a_parameter_that_trains_on_one_rank_only(bps: Any) -> None:
                 steps(2)
                 assert training.same_everywhere(bps, model), (name, change.__name__)
             bps.barrier()
+
+
+@harness.on_ranks(workers=2)
+def test_another_shape_where_micro_batches_are_added_exactly(bps: Any) -> None:
+    model = training.seeded(Growing)
+    optimizer: Any = DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), exact=True, backward_passes_per_step=2
+    )
+    for step in range(4):
+        if step == 2:
+            resized(model)
+        optimizer.zero_grad()
+        for _ in range(2):
+            training.loss_of(model(training.batch(step, *training.share(bps.rank(), 2)))).backward()
+        optimizer.step()
+    assert model.head.bias.grad is not None
+    assert len(model.head.bias.grad) == len(model.head.bias)
+    assert training.same_everywhere(bps, model)
 
 
 @harness.on_ranks(workers=2)
