@@ -31,8 +31,10 @@ class Turned(nn.Module):
         return (self.first * number).sum() * 2 + (self.last * number).sum() + (self.later * number).sum()
 
 
-def means(bps: Any, face: str, thaws: bool) -> list[float]:
-    """The gradients that a rank gets in each step: of all elements the same."""
+def means(
+    bps: Any, face: str, thaws: bool, steps: range = range(STEPS), saved: list[Any] | None = None
+) -> tuple[list[float], Any]:
+    """The gradients that a rank gets in each step, of all elements the same; and what is remembered then."""
     net = Turned()
     sgd = torch.optim.SGD(net.parameters(), 0.0)
     optimizer: Any = sgd
@@ -41,8 +43,11 @@ def means(bps: Any, face: str, thaws: bool) -> list[float]:
         optimizer = DistributedOptimizer(sgd, net.named_parameters(), compression=HOW)
     else:
         forward = DistributedDataParallel(net, strategy=face, bucket_mb=0.02, compression=HOW)
+    compressed = optimizer if face == "optimizer" else forward
+    if saved is not None:
+        compressed.load_compression_state_dict(saved[bps.rank() % len(saved)])
     found: list[float] = []
-    for step in range(STEPS):
+    for step in steps:
         if thaws and step == 2:
             net.later.requires_grad_(True)
         optimizer.zero_grad()
@@ -51,7 +56,7 @@ def means(bps: Any, face: str, thaws: bool) -> list[float]:
         trained = [one.grad for one in (net.first, net.last, net.later) if one.requires_grad]
         assert all(one is not None and one.eq(one[0]).all() for one in trained), (step, trained)
         found += [one[0].item() for one in trained if one is not None]
-    return found
+    return found, compressed.compression_state_dict()
 
 
 def expected(thaws: bool) -> list[float]:
@@ -67,5 +72,29 @@ def expected(thaws: bool) -> list[float]:
 @pytest.mark.parametrize("thaws", [False, True], ids=["", "thaws"])
 @pytest.mark.parametrize("face", ["bucketed", "overlap", "optimizer"])
 def test_momentum_goes_with_parameters(face: str, thaws: bool) -> None:
-    for found in harness.run(means, face, thaws, workers=2, env=SMALL):
+    for found, _ in harness.run(means, face, thaws, workers=2, env=SMALL):
         assert found == pytest.approx(expected(thaws), rel=0.01)
+
+
+@pytest.mark.parametrize("face", ["bucketed", "optimizer"])
+@pytest.mark.parametrize("after", ["aabb", "abab", "aabbab"])
+def test_momentum_survives_a_restart(face: str, after: str) -> None:
+    """Other ranks encode then, and new ones load what others have saved, too."""
+    env = SMALL | {"BPS_SECRET": "0123456789abcdef"}
+    first = harness.run(means, face, False, range(3), **harness.on_hosts("aabb"), env=env | harness.cut_at(16384))
+    saved = [state for _, state in first]
+    where = harness.on_hosts(after) | {"env": env | harness.cut_at(8192)}
+    for found, _ in harness.run(means, face, False, range(3, STEPS), saved, **where):
+        assert first[0][0] + found == pytest.approx(expected(False), rel=0.01)
+
+
+@pytest.mark.parametrize("face", ["bucketed"])
+def test_parts_that_no_rank_has_loaded_are_told(face: str) -> None:
+    env = SMALL | {"BPS_SECRET": "0123456789abcdef"}
+    first = harness.run(means, face, False, range(3), **harness.on_hosts("aabb"), env=env)
+    saved = [state for _, state in first[:2]]
+    with harness.start(means, face, False, range(3, STEPS), saved, **harness.on_hosts("ab"), env=env) as job:
+        said = [line for one in job.outcomes() for line in one.output.splitlines() if "is lost in part" in line]
+        job.values()
+    assert said
+    assert all("bucket" in line and line.endswith("was saved by 2, 3") for line in said), said
