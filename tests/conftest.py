@@ -8,6 +8,7 @@ import signal
 import sys
 from pathlib import Path
 
+import harness
 import hypothesis
 import pytest
 
@@ -39,6 +40,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--transport", action="append", help="what tests that take a transport run over: shm and tcp")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """A test whose library waits longer on a busy machine hangs later, too."""
+    config.option.timeout = config.option.timeout or float(config.getini("timeout")) * harness.PATIENCE
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """A test that takes a `transport` runs over each of those that are asked for."""
     marks = metafunc.definition.iter_markers("parametrize")
@@ -67,5 +74,4 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_sessionfinish() -> None:
     """What ci/test says of a step's processor time includes the ranks of tests, which are no children of pytest."""
-    if "harness" in sys.modules:
-        sys.modules["harness"].end_forkserver()
+    harness.end_forkserver()

@@ -97,8 +97,6 @@ def beside_stock(bps: Any) -> tuple[list[int], bool]:
             results.append(gpt.train(Setup(steps=2)))
             made.append(sum(counts.values()))
     assert not megatron.enable(DistributedDataParallelConfig(use_bps=False))
-    dist.destroy_process_group()
-    bps.shutdown()
     return made, results[0] == results[1]
 
 
@@ -127,8 +125,6 @@ def bytes_moved(bps: Any, distributed: bool) -> tuple[int, int]:
     with megatron.enabled():
         operations._start = note
         gpt.train(Setup(steps=1, distributed_optimizer=distributed))
-    dist.destroy_process_group()
-    bps.shutdown()
     return sum(pushed), sum(pulled)
 
 
@@ -161,8 +157,6 @@ def test_no_gradient_goes_through_torch(bps: Any) -> None:
     with megatron.enabled():
         gpt.train(Setup(steps=2))
     assert not calls
-    dist.destroy_process_group()
-    bps.shutdown()
 
 
 def killed(bps: Any) -> tuple[str, str]:
@@ -233,8 +227,6 @@ def moved(bps: Any, mapped: bool) -> bool:
         for buffer in ddp.buffers:
             expected = (0.5 + step) * 2 * (0.5 if ddp.bucket_groups[0].buckets[0].gradient_scaling_factor == 0.5 else 1)
             assert torch.equal(buffer.grad_data, torch.full_like(buffer.grad_data, expected))
-    dist.destroy_process_group()
-    bps.shutdown()
     return True
 
 

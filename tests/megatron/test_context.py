@@ -18,10 +18,7 @@ def trained(bps: Any, setup: Setup) -> Trained:
     cpu.install()
     dist.init_process_group("gloo")
     with megatron.enabled(use_dpu_reduce=True):
-        found = train(setup)
-    dist.destroy_process_group()
-    bps.shutdown()
-    return found
+        return train(setup)
 
 
 @pytest.mark.parametrize(

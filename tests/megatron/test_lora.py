@@ -69,8 +69,6 @@ def three_ways(bps: Any, pp: int) -> dict[str, Any]:
         found[name] = (training.result(), texts, trained)
     found["first"] = training.model[0].module.pre_process
     found["speaks"] = training.model[0].intra_dp_cp_group.rank() == 0
-    dist.destroy_process_group()
-    bps.shutdown()
     return found
 
 

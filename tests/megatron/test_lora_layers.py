@@ -49,8 +49,6 @@ def trained(bps: Any, setup: Setup, file: Path | None = None) -> dict[str, Any]:
     found = {"losses": training.losses, "norms": training.norms, "state": state, "gradients": gradients}
     found["merged"] = (before, megatron.merge_lora(training.model), loss_of(training), loss_of(training) == before)
     training.close()
-    dist.destroy_process_group()
-    bps.shutdown()
     return found
 
 
@@ -90,8 +88,6 @@ def loads(bps: Any, setup: Setup, file: Path) -> tuple[dict[str, torch.Tensor], 
     with pytest.raises(MismatchError) as raised:
         megatron.load_lora(other.model, file)
     dist.barrier()  # other ranks may still be connecting to this one
-    dist.destroy_process_group()
-    bps.shutdown()
     return state, loaded, str(raised.value)
 
 
@@ -143,8 +139,6 @@ def heard(bps: Any, setup: Setup, cure: bool) -> list[str]:
         with megatron.enabled(use_dpu_reduce=True, cure_frozen_embeddings=cure):
             Training(setup, lambda chunk: megatron.add_lora(chunk, cure_frozen_embeddings=False))
     dist.barrier()  # the other rank may still be connecting to this one
-    dist.destroy_process_group()
-    bps.shutdown()
     return [text for text in texts if "frozen" in text]
 
 
@@ -162,8 +156,6 @@ def refuses(bps: Any) -> list[str]:
         with pytest.raises(InvalidArgumentError) as raised:
             started(setup, **options)
         said.append(str(raised.value))
-    dist.destroy_process_group()
-    bps.shutdown()
     return said
 
 

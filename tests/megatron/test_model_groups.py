@@ -24,12 +24,6 @@ def initialise(timeout: float = 60) -> None:
     dist.init_process_group("gloo", timeout=timedelta(seconds=timeout))
 
 
-def end(bps: Any) -> None:
-    """No rank ends while another one still joins."""
-    bps.shutdown()
-    dist.destroy_process_group()
-
-
 def model_groups(**sizes: int) -> None:
     from megatron.core import parallel_state, tensor_parallel
 
@@ -57,9 +51,7 @@ def joined(bps: Any) -> bool:
     model_groups(pipeline_model_parallel_size=2)
     with megatron.enabled():
         made(setup, DistributedDataParallelConfig(use_bps=dist.get_rank() == 1))
-    found = bool(bps.is_initialized())
-    end(bps)
-    return found
+    return bool(bps.is_initialized())
 
 
 def test_a_rank_whose_model_is_left_to_megatron_joins_as_well():
@@ -79,20 +71,17 @@ def test_a_model_says_whether_its_embedding_is_cured(bps: Any) -> None:
         with megatron.enabled(DistributedDataParallelConfig(), cure_frozen_embeddings=keyword):
             ddp = made(setup, DistributedDataParallelConfig(cure_frozen_embeddings=own), frozen=True)
         found.append(hasattr(ddp.module.embedding, "_bps_rdma_passes_gradients"))
-    end(bps)
     assert found == [True, False, True, False]
 
 
 def with_other_flags(bps: Any) -> str:
     initialise(timeout=15)
-    said = ""
     with megatron.enabled(use_dpu_reduce=True, use_dpu_tp_reduce=dist.get_rank() == 0):
         try:
             model_groups(tensor_model_parallel_size=2)
         except bps_rdma.InvalidArgumentError as error:
-            said = str(error)
-    end(bps)
-    return said
+            return str(error)
+    return ""
 
 
 def test_flags_that_differ_between_ranks_are_refused():
@@ -116,7 +105,6 @@ def of_experts(bps: Any) -> tuple[set[str], list[str]]:
         for name, group in vars(parallel_state).items()
         if isinstance(group, dist.ProcessGroup) and dist.get_backend(group) == "bps"
     }
-    end(bps)
     return groups, [str(one.message) for one in said if "replaced no group" in str(one.message)]
 
 
@@ -140,7 +128,6 @@ def of_several(bps: Any) -> dict[str, tuple[list[int], float]]:
             number = torch.tensor([float(dist.get_rank())])
             dist.all_reduce(number, group=group)
             found[name] = dist.get_process_group_ranks(group), number.item()
-    end(bps)
     return found
 
 
@@ -164,9 +151,7 @@ def seconds(bps: Any) -> float:
     initialise()
     with megatron.enabled(use_dpu_reduce=False, use_dpu_tp_reduce=True):
         model_groups(tensor_model_parallel_size=2, distributed_timeout_minutes=7)
-    found = float(parallel_state.get_tensor_model_parallel_group()._seconds)
-    end(bps)
-    return found
+    return float(parallel_state.get_tensor_model_parallel_group()._seconds)
 
 
 def test_the_groups_have_megatrons_timeout():

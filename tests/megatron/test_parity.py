@@ -65,8 +65,6 @@ def test_it_can_be_switched_off(bps: Any) -> None:
     before = dict(counts)
     assert gpt.train(Setup(steps=4)) == first
     assert counts == before, "disable() left something behind"
-    dist.destroy_process_group()
-    bps.shutdown()
 
 
 def started_before_the_last_gradient(bps: Any, setup: Setup) -> int:
@@ -85,8 +83,6 @@ def started_before_the_last_gradient(bps: Any, setup: Setup) -> int:
         training.step()
         training.close()
     assert len(seen) == setup.microbatches
-    dist.destroy_process_group()
-    bps.shutdown()
     return sum(seen[-1][kind] - before[kind] for kind in ("all_reduce", "reduce_scatter"))
 
 
@@ -179,8 +175,6 @@ def over_bps(bps: Any, setup: Setup, flags: dict[str, bool]) -> tuple[bool, set[
         training.step()
     same = training.result() == stock
     training.close()
-    dist.destroy_process_group()
-    bps.shutdown()
     return same, found
 
 

@@ -64,8 +64,6 @@ def trained(bps: Any, carried: bool) -> tuple[list[float], list[float], dict[str
     state = {name: parameter.detach().clone() for name, parameter in named if parameter.requires_grad}
     operations = bps.metrics()["total"]["operations"] if bps.is_initialized() else 0
     training.close()
-    bps.shutdown()
-    dist.destroy_process_group()
     return training.losses, training.norms, state, operations
 
 
@@ -83,7 +81,6 @@ def test_adapters_of_peft_train_as_on_stock_megatron():
 def fails(_: Any) -> str:
     with pytest.raises(Exception) as caught:  # noqa: PT011  that of stock Megatron
         made(False, pefts_own)
-    dist.destroy_process_group()
     return repr(caught.value)
 
 

@@ -45,8 +45,6 @@ def train(bps: Any, setup: Setup, folder: str, dies_in: int = -1) -> tuple[int, 
     except bps.BpsError as error:
         return type(error).__name__
     result = training.result()
-    dist.destroy_process_group()
-    bps.shutdown()
     return begun, result
 
 

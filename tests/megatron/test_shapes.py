@@ -57,8 +57,6 @@ def stock_and_ours(bps: Any, setup: Setup) -> tuple[Trained, Trained, int]:
         assert on
         ours = train(setup)
     operations = bps.metrics()["total"]["operations"]
-    dist.destroy_process_group()
-    bps.shutdown()
     return stock, ours, operations
 
 

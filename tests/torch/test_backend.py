@@ -15,8 +15,6 @@ import torch.distributed as dist
 
 import bps_rdma.torch as bps_torch
 
-pytestmark = pytest.mark.timeout(300)
-
 DTYPES = [
     torch.float32,
     torch.float64,
@@ -74,7 +72,6 @@ def reductions(_: Any) -> None:
         warnings.simplefilter("error")  # torch warns once of a sparse tensor that is made without a choice of checks
         dist.all_reduce(sparse)
     same(sparse.to_dense(), torch.ones(size))
-    dist.destroy_process_group()
 
 
 def moves(_: Any) -> None:
@@ -106,7 +103,6 @@ def moves(_: Any) -> None:
     dist.all_gather(uneven, torch.full((3 + rank,), float(rank)))
     for r, part in enumerate(uneven):
         same(part, torch.full((3 + r,), float(r)))
-    dist.destroy_process_group()
 
 
 def scattered_reductions(_: Any) -> None:
@@ -129,7 +125,6 @@ def scattered_reductions(_: Any) -> None:
     wave = torch.empty(2, dtype=torch.complex64)
     dist.distributed_c10d._get_default_group().reduce_scatter_single(wave, torch.full((2 * size,), 1 + 2j)).wait()
     same(wave, torch.full((2,), size * (1 + 2j)))
-    dist.destroy_process_group()
 
 
 def from_one_to_another(_: Any) -> None:
@@ -180,7 +175,6 @@ def from_one_to_another(_: Any) -> None:
     dist.barrier()
     dist.barrier(async_op=True).wait()
     dist.group.WORLD.monitored_barrier(timedelta(seconds=60))
-    dist.destroy_process_group()
 
 
 def exchanged_rows(rank: int, size: int) -> None:
@@ -230,7 +224,6 @@ def futures_of_messages(_: Any) -> None:
             late.wait()
         group.set_timeout(timedelta(seconds=300))
     dist.barrier()
-    dist.destroy_process_group()
 
 
 BODIES = (reductions, moves, scattered_reductions, from_one_to_another, futures_of_messages)
@@ -255,7 +248,6 @@ def test_many_exchanges_after_each_other(bps: Any) -> None:
         out = torch.empty(size)
         dist.all_to_all_single(out, torch.full((size,), float(number)))
         same(out, torch.full((size,), float(number)))
-    dist.destroy_process_group()
 
 
 @harness.on_ranks(workers=2, init=False)
@@ -282,7 +274,6 @@ def test_tensors_that_are_not_contiguous_are_copied_there_and_back(bps: Any) -> 
     leaf = torch.zeros(2, 2, requires_grad=True)
     dist.all_reduce(leaf.data.t().add_(1))
     dist.broadcast(leaf, 0)
-    dist.destroy_process_group()
 
 
 @harness.on_ranks(workers=2, init=False)
@@ -292,7 +283,6 @@ def test_what_is_completed_lies_in_the_tensor(bps: Any) -> None:
     columns = torch.ones(40, 30).t()
     harness.eventually(dist.all_reduce(columns, async_op=True).is_completed)
     assert columns.eq(2).all()
-    dist.destroy_process_group()
 
 
 @harness.on_ranks(workers=2, init=False)
@@ -305,7 +295,6 @@ def test_names_are_alike_where_one_rank_does_not_wait(bps: Any) -> None:
     tensor = torch.ones(7)
     dist.all_reduce(tensor)
     assert tensor.eq(2).all()
-    dist.destroy_process_group()
 
 
 @harness.on_ranks(workers=3, init=False)
@@ -347,7 +336,6 @@ def test_works_and_their_futures(bps: Any) -> None:
     again = second.wait()
     again.wait()
     same(again.result()[0], torch.full((3,), float(size * size)))
-    dist.destroy_process_group()
 
 
 @harness.on_ranks(workers=2, init=False)
@@ -378,7 +366,6 @@ def test_the_short_forms_of_a_groups_methods(bps: Any) -> None:
     same(tensor, torch.full((2,), float(size * rank)))
     group.barrier(timedelta(seconds=30)).wait()
     group.barrier().wait()
-    dist.destroy_process_group()
 
 
 @harness.on_ranks(workers=2, init=False)
@@ -391,7 +378,6 @@ def test_the_profiler_sees_collectives(bps: Any) -> None:
     assert sorted(events) == ["bps:all_gather", "bps:all_reduce"]
     assert all(event.is_async for event in events.values())
     assert events["bps:all_reduce"].input_shapes == [[3]]
-    dist.destroy_process_group()
 
 
 @harness.on_ranks(workers=2, init=False)
@@ -414,7 +400,6 @@ def test_a_record_of_the_profiler_ends_in_another_thread_once_the_collective_is_
         # 0 stands for a record that nobody ended.
         assert event.end_thread_id() not in (0, event.start_thread_id()), event.end_thread_id()
         assert event.end_ns() <= mark.start_ns()
-    dist.destroy_process_group()
 
 
 @harness.on_ranks(workers=2, init=False)
@@ -448,7 +433,6 @@ def test_coalesced_forms(bps: Any) -> None:
         same(three, torch.full((3,), -float(r)))
     after = bps.metrics()["total"]
     assert after["operations"] > before["operations"]
-    dist.destroy_process_group()
 
 
 @harness.on_ranks(workers=4, init=False)
@@ -485,7 +469,6 @@ def test_groups_that_are_apart_and_that_overlap(bps: Any) -> None:
     same(pushed, torch.full((3,), float(rank // 2 * 4 + 1)))
     dist.destroy_process_group(mine)
     dist.barrier()
-    dist.destroy_process_group()
 
 
 @harness.on_ranks(workers=2, init=False, port=lambda: harness.free_ports(2))
@@ -503,8 +486,6 @@ def test_a_group_beside_gloo(bps: Any) -> None:
     dist.all_reduce(tensor, group=group)
     dist.all_reduce(tensor)
     same(tensor, torch.full((3,), float(size * size)))
-    dist.destroy_process_group()
-    bps.shutdown()
 
 
 def nothing_is_copied(bps: Any) -> dict[str, int]:
@@ -520,7 +501,6 @@ def nothing_is_copied(bps: Any) -> dict[str, int]:
         dist.all_gather_into_tensor(whole, own)
         dist.all_gather(list(whole.view(size, -1)), own)
         after = dict(bps.metrics()["total"])
-    dist.destroy_process_group()
     return {name: after[name] - before[name] for name in after}
 
 
@@ -559,7 +539,6 @@ def of_another_device(bps: Any) -> list[str]:
     group.reduce_scatter_single_coalesced([part], [whole])
     del group._inner
     dist.barrier()  # the other rank may still be connecting to this one
-    dist.destroy_process_group()
     return called
 
 

@@ -15,8 +15,6 @@ from harness import await_mark, mark
 
 import bps_rdma.torch  # noqa: F401  registers the backend
 
-pytestmark = pytest.mark.timeout(300)
-
 # Who waits for others, or is not told, waits for longer than the test.
 NEVER = {"BPS_SHUTDOWN_TIMEOUT": "600", "BPS_HEARTBEAT_TIMEOUT": "600"}
 

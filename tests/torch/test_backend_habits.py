@@ -26,8 +26,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 import bps_rdma.torch
 
-pytestmark = pytest.mark.timeout(300)
-
 DETAIL = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
 
 
@@ -50,9 +48,7 @@ def uneven_inputs(_: Any, divides: bool) -> list[list[float]]:
         for _step in range(2 + 2 * rank):
             net.zero_grad()
             net(torch.full((2, 4), rank + 1.0)).sum().backward()
-    found = gradients_of(net)
-    dist.destroy_process_group()
-    return found
+    return gradients_of(net)
 
 
 @pytest.mark.parametrize("divides", [False, True])
@@ -81,7 +77,6 @@ def test_hooks_that_quantise(bps: Any, hook: str) -> None:
     spread = expected.max() - expected.min()
     dist.all_reduce(expected)
     found = torch.cat([parameter.grad.flatten() for parameter in net.parameters()])
-    dist.destroy_process_group()
     assert (found - expected / size).abs().max() / spread < 2 / 255
 
 
@@ -104,7 +99,6 @@ def test_callbacks_wait_for_futures(bps: Any) -> None:
         return callback
 
     found = reduced(0).then(below(1)).wait()
-    dist.destroy_process_group()
     assert found == [1, 3, 5, 7]
 
 
@@ -120,7 +114,6 @@ def test_works_that_nobody_waits_for(bps: Any) -> None:
     dist.all_reduce(last)
     assert float(last) == size
     assert all(float(tensor[0]) == size for tensor in tensors)
-    dist.destroy_process_group()
 
 
 @harness.on_ranks(workers=2, init=False)
@@ -135,7 +128,6 @@ def test_tensors_of_works_that_nobody_waits_for_are_let_go(bps: Any) -> None:
         del tensor
         dist.barrier()
     assert sum(one() is not None for one in tensors) <= 17
-    dist.destroy_process_group()
 
 
 # ---- torch.compile
@@ -155,7 +147,6 @@ def compiled(_: Any) -> list[float]:
 
     # Of 1 and 2: 2 and 2 after broadcast(), 4 and 2 after reduce(), 6 and 6, 12 and 12.
     found = torch.compile(collectives, backend="eager")(torch.full((4,), rank + 1.0))
-    dist.destroy_process_group()
     return found.tolist()
 
 
@@ -176,7 +167,6 @@ def compiled_training(bps: Any, ours: bool) -> list[list[float]]:
         net.zero_grad()
         compiled(inputs).pow(2).mean().backward()
         assert gradients_of(net) == expected
-    dist.destroy_process_group()
     return expected
 
 
@@ -211,7 +201,6 @@ def test_tensors_whose_elements_share_memory(bps: Any) -> None:
     sent = one.expand(4) if rank == 0 else torch.zeros(4)
     dist.broadcast(sent, 0)
     assert sent.tolist() == [1.0] * 4
-    dist.destroy_process_group()
 
 
 ANOTHER_TORCH = """
@@ -271,7 +260,6 @@ def test_receiving_starts_before_the_sender_uses_the_group(bps: Any) -> None:
             sender, receiver = (first, second) if rank == third else (third, first)
             dist.recv(result, sender, group=group)
             dist.send(result + 1, receiver, group=group)
-    dist.destroy_process_group()
 
 
 @harness.on_ranks(workers=4, init=False)
@@ -284,7 +272,6 @@ def test_a_monitored_barrier_ends_at_its_timeout(bps: Any) -> None:
             with pytest.raises(RuntimeError, match=r"Rank 0 timed out in monitoredBarrier|Rank 1 failed to pass"):
                 group.monitored_barrier(timedelta(milliseconds=10))
     dist.barrier()
-    dist.destroy_process_group()
 
 
 @harness.on_ranks(workers=3, init=False)
@@ -296,7 +283,6 @@ def test_two_ranks_of_three_talk(bps: Any) -> None:
         dist.send(torch.full((3,), 7.0), 1)
     if rank == 1:
         dist.recv(tensor, 0)
-    dist.destroy_process_group()
     assert tensor.tolist() == [[0, 7, 2][rank]] * 3
 
 
@@ -305,9 +291,7 @@ def where_there_is_a_gpu(_: Any, name: str, has_nccl: bool) -> list[str]:
     distributed_c10d.is_nccl_available = dist.is_nccl_available = lambda: has_nccl
     joined(name)
     other = dist.new_group([0, 1])
-    taken = [str(device) for device in other._device_types]  # type: ignore[union-attr]
-    dist.destroy_process_group()
-    return taken
+    return [str(device) for device in other._device_types]  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(
@@ -370,7 +354,6 @@ def test_cuda_tensors_are_left_to_nccl(bps: Any) -> None:
         with pytest.raises(bps.InvalidTensorError, match="which this group does not take"):
             others[1].allreduce([tensor])  # type: ignore[union-attr]
     assert others[0]._get_backend(cuda) is others[0]  # type: ignore[union-attr]
-    dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -393,7 +376,6 @@ def test_calls_are_coalesced(bps: Any, device: str) -> None:
     assert all(work is not None and work.wait() for work in works)
     assert got.eq(other + 1.0).all()
     dist.barrier(device_ids=[0])
-    dist.destroy_process_group()
 
 
 @harness.on_ranks(workers=2, init=False)
@@ -402,7 +384,6 @@ def test_torch_without_nccl_refuses_what_is_left_to_it(bps: Any) -> None:
     dist.init_process_group("cpu:bps,cuda:nccl")
     with pytest.raises(bps.InvalidTensorError, match="which this torch does not have"):
         dist.group.WORLD._get_backend(torch.device("cuda"))  # type: ignore[union-attr]
-    dist.destroy_process_group()
 
 
 @harness.on_ranks(workers=2, init=False)
@@ -428,7 +409,6 @@ def test_send_and_recv_wait_at_once(bps: Any) -> None:
         dist.irecv(tensor, 0).wait()  # type: ignore[union-attr]
         group.recv([tensor], 0, 0).wait()
     assert waits == [True, False, False]
-    dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("takes_cuda", [False, True])
@@ -467,7 +447,6 @@ def test_groups_are_split(bps: Any, takes_cuda: bool) -> None:
     whole = torch.full((3,), float(rank))
     dist.all_reduce(whole, group=mesh.get_group())
     assert whole.tolist() == [3.0] * 3
-    dist.destroy_process_group()
 
 
 def across(_: Any, namespaces: list[str]) -> list[float]:
@@ -481,7 +460,6 @@ def across(_: Any, namespaces: list[str]) -> list[float]:
     mine = torch.tensor([10.0 * rank, 10.0 * rank + 1])
     theirs = torch.empty(2)
     dist.all_to_all_single(theirs, mine)
-    dist.destroy_process_group()
     return [*tensor.tolist(), *theirs.tolist()]
 
 

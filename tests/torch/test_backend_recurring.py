@@ -26,8 +26,6 @@ from bps_rdma.operations.prepare import prepare_unowned
 from bps_rdma.torch.backend.pending import Pace
 from bps_rdma.torch.backend.recurring import Recurring
 
-pytestmark = pytest.mark.timeout(300)
-
 
 def joined(**options: Any) -> tuple[int, int, Any]:
     """This rank, the number of ranks, and what the default group knows of tensors that came before."""
@@ -61,7 +59,6 @@ def comes_again(_: Any) -> None:
         reduced(from_numpy, rank, size)
         with torch.no_grad():
             reduced(leaf, rank, size)
-    dist.destroy_process_group()
 
 
 @harness.on_ranks(workers=2)
@@ -149,7 +146,6 @@ def moves_its_memory(_: Any) -> None:
     for _ in range(3):
         reduced(tensor, rank, size)
     assert known[id(tensor)].operation is not None
-    dist.destroy_process_group()
 
 
 def goes(_: Any) -> None:
@@ -161,7 +157,6 @@ def goes(_: Any) -> None:
         del tensor
     gc.collect()
     assert not known, "nothing keeps a tensor"
-    dist.destroy_process_group()
 
 
 BODIES = [comes_again, moves_its_memory, goes]
@@ -197,7 +192,6 @@ def test_a_deadline(bps: Any) -> None:
         mark("told")
     with pytest.raises(RuntimeError, match="an earlier collective of this group was not complete in time"):
         dist.all_reduce(tensor)
-    dist.destroy_process_group()
 
 
 @harness.on_ranks(workers=2, init=False)
@@ -212,4 +206,3 @@ def test_threads_with_tensors_of_their_own(bps: Any) -> None:
             reduced(tensor, rank, size)
 
     harness.in_threads(*(functools.partial(often, tensor) for tensor in tensors))
-    dist.destroy_process_group()

@@ -68,8 +68,6 @@ def test_ddp(bps: Any, backend: str, hooked: bool) -> None:
     train(net, torch.optim.Adam(net.parameters(), 0.01), share)
     assert bps.metrics()["total"]["operations"] - before >= 2 * STEPS
     check(net.parameters())
-    dist.destroy_process_group()
-    bps.shutdown()
 
 
 @harness.on_ranks(workers=3, init=False)
@@ -84,7 +82,6 @@ def test_the_hook_takes_a_group_and_needs_a_job(bps: Any) -> None:
     bps.shutdown()
     with pytest.raises(RuntimeError, match="initiali"):  # a hook without a job
         net(batch(0)).sum().backward()
-    dist.destroy_process_group()
 
 
 class Sparse(nn.Module):
@@ -112,8 +109,6 @@ def with_states(_: Any, compresses: bool) -> list[torch.Tensor]:
         numbers = torch.randint(0, 12, (BATCH,), generator=torch.Generator().manual_seed(step))
         net(numbers[share]).pow(2).mean().backward()
         optimizer.step()
-    bps_torch.barrier()
-    dist.destroy_process_group()
     return [parameter.detach() for parameter in net.parameters()]
 
 
@@ -141,8 +136,6 @@ def test_the_hook_takes_sparse_gradients_without_a_state(bps: Any) -> None:
         net.zero_grad()
         net(torch.tensor([rank, 2])).sum().backward()
     dist.barrier()
-    bps_torch.shutdown()
-    dist.destroy_process_group()
     assert net.module.weight.grad.to_dense().flatten().tolist() == [0.5, 0.5, 1]
 
 
@@ -156,8 +149,6 @@ def exact_states(_: Any, is_sparse: bool, has_state: bool) -> None:
     with pytest.raises(RuntimeError, match=rf"gradients of bucket \d are {kind}, and means of these cannot be exact"):
         ddp(torch.arange(12)).pow(2).mean().backward()
     dist.barrier()  # the other one may still wait for an earlier bucket
-    bps_torch.shutdown()
-    dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("is_sparse", [False, True])
@@ -182,7 +173,6 @@ def with_fsdp(_: Any) -> None:
     check([parameter.full_tensor() for parameter in net.parameters()])
     net(batch(0)[share]).sum().backward()
     assert clip_grad_norm_(net.parameters(), 0.1).full_tensor().item() > 0
-    dist.destroy_process_group()
 
 
 def with_zero(_: Any) -> None:
@@ -197,7 +187,6 @@ def with_zero(_: Any) -> None:
     if rank == 0:
         assert len(optimizer.state_dict()["state"]) == 6
     dist.barrier()
-    dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("body", [with_fsdp, with_zero])
@@ -226,7 +215,6 @@ def test_dtensor_and_checkpoints(bps: Any, tmp_path: Path) -> None:
     checkpoint.load(state, checkpoint_id=tmp_path / "checkpoint")  # under another placement
     assert torch.equal(state["tensor"].full_tensor(), whole)
     assert state["number"] == 3
-    dist.destroy_process_group()
 
 
 def with_torchs_hook(bps: Any, backend: str, name: str) -> list[torch.Tensor]:
@@ -246,9 +234,7 @@ def with_torchs_hook(bps: Any, backend: str, name: str) -> list[torch.Tensor]:
         net(batch(step).float()[share]).pow(2).mean().backward()
         optimizer.step()
         optimizer.zero_grad()
-    found = [parameter.detach() for parameter in net.parameters()]
-    dist.destroy_process_group()
-    return found
+    return [parameter.detach() for parameter in net.parameters()]
 
 
 @pytest.mark.parametrize("name", [pytest.param("fp16", marks=pytest.mark.long), "powerSGD"])
@@ -278,4 +264,3 @@ def test_an_optimizer_of_what_torchs_ddp_averages_is_refused(bps: Any) -> None:
     wrapped.itself = [wrapped]  # only the garbage collector frees it
     del wrapped
     bps_torch.DistributedOptimizer(sgd, model.named_parameters())
-    dist.destroy_process_group()

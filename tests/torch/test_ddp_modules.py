@@ -180,7 +180,6 @@ def test_inside_a_gloo_group(bps: Any) -> None:
         dist.all_gather(everybody, value)
         assert all(torch.equal(value, other) for other in everybody)
     dist.barrier()
-    dist.destroy_process_group()
 
 
 @harness.on_ranks(workers=4)

@@ -115,7 +115,6 @@ def of_a_process_group(_: Any) -> None:
     else:
         work = messages.receive(there, 0, 0, call)
         settle(work.handles, work.finishes)
-    dist.destroy_process_group()
 
 
 def staged_messages(bps: Any) -> None:

@@ -195,7 +195,6 @@ def test_the_hook_of_torchs_ddp(bps: Any) -> None:
     on_device.same(on_cpu, train(), "")
     assert device.copies > 0
     dist.barrier()
-    dist.destroy_process_group()
 
 
 def with_timeout(bps: Any) -> float:
@@ -219,7 +218,6 @@ def with_timeout(bps: Any) -> float:
             dist.all_reduce(tensor, group=group)
     taken = time.monotonic() - begin
     dist.barrier()
-    dist.destroy_process_group()
     return taken
 
 
@@ -240,4 +238,3 @@ def test_torchs_ddp_on_a_group_that_stages(bps: Any) -> None:
     on_device.torchs_messages(group, rank, size)
     assert device.copies > 0, "nothing was staged"
     dist.barrier(group=group)
-    dist.destroy_process_group()

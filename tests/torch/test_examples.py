@@ -13,8 +13,6 @@ import harness
 import pytest
 import torch
 
-pytestmark = pytest.mark.timeout(300)
-
 TRAIN = str(Path(__file__).parents[2] / "examples" / "train.py")
 STARTERS = {
     "alone": [sys.executable],

@@ -19,7 +19,6 @@ import bps_rdma
 from bps_rdma import Int8
 from bps_rdma.torch import DistributedDataParallel, DistributedOptimizer
 
-pytestmark = pytest.mark.timeout(300 * harness.PATIENCE)
 SIZE, LAYERS = 500, 4
 FAILED = r"backward\(\) failed before the gradient of "
 

@@ -17,7 +17,6 @@ from torch.utils.checkpoint import checkpoint
 
 from bps_rdma.torch import CrossBarrier, DistributedOptimizer
 
-pytestmark = pytest.mark.timeout(300 * harness.PATIENCE)
 SIZE, LAYERS = 500, 4
 FAILED = r"backward\(\) failed before the gradient of "
 

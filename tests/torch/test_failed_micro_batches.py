@@ -15,7 +15,6 @@ from torch import nn
 
 from bps_rdma.torch import CrossBarrier, DistributedDataParallel, DistributedOptimizer
 
-pytestmark = pytest.mark.timeout(300 * harness.PATIENCE)
 SIZE = 64
 REFUSED = r"backward\(\) failed before its end, and what it computed is still in the gradient of "
 

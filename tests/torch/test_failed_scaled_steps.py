@@ -15,7 +15,6 @@ from bps_rdma.torch import DiLoCo, DistributedOptimizer
 from bps_rdma.torch.optimizer import SynchronousOptimizer
 from bps_rdma.torch.wrapping import scaled_step
 
-pytestmark = pytest.mark.timeout(300 * harness.PATIENCE)
 LR, STEPS = 0.5, 5
 
 

@@ -8,12 +8,9 @@ from typing import Any
 from unittest import mock
 
 import harness
-import pytest
 import torch
 
 from bps_rdma.torch.backend.completion import Completer
-
-pytestmark = pytest.mark.timeout(60 * harness.PATIENCE)
 
 
 def test_the_job_ends_while_a_thread_is_added() -> None:

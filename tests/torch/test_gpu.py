@@ -231,7 +231,6 @@ def test_through_torch(bps: Any) -> None:
     sharded.unshard()
     check(sharded.parameters())
     dist.barrier()
-    dist.destroy_process_group()
 
 
 def test_ddp_bench(tmp_path):

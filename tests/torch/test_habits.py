@@ -17,8 +17,6 @@ from torch import nn
 import bps_rdma.torch as bps_torch
 from bps_rdma.torch import CrossBarrier, DistributedDataParallel, DistributedOptimizer
 
-pytestmark = pytest.mark.timeout(300)
-
 
 @pytest.mark.parametrize("workers", [pytest.param(2, marks=pytest.mark.long), 3])
 @harness.on_ranks("workers", init=False)

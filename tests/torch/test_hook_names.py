@@ -20,12 +20,6 @@ def joined() -> int:
     return dist.get_rank()
 
 
-def ended() -> None:
-    dist.barrier()
-    bps_torch.shutdown()
-    dist.destroy_process_group()
-
-
 def hooked(model: nn.Module, state: Any = None, **options: Any) -> Any:
     ddp = nn.parallel.DistributedDataParallel(model, **options)
     ddp.register_comm_hook(state, bps_torch.ddp_comm_hook)
@@ -45,7 +39,6 @@ def otherwise_cut(_: Any, what: str) -> str:
     columns = (each if isinstance(each, nn.Linear) else each[0]).in_features
     with pytest.raises(RuntimeError) as caught:
         chosen(torch.ones(2, columns)).sum().backward()
-    ended()
     return str(caught.value)
 
 
@@ -67,7 +60,6 @@ def alike(_: Any) -> list[float]:
         models[number].zero_grad()
         models[number](torch.full((1, 1), float(rank + number))).sum().backward()
         found.append(models[number].module.weight.grad.item())
-    ended()
     return found
 
 
@@ -90,6 +82,5 @@ def test_two_models_share_a_backward_pass(bps: Any) -> None:
         for model in models:
             model.zero_grad()
         sum(model(torch.full((1, model.module[0].in_features), float(rank))).sum() for model in models).backward()
-    ended()
     gradients = [model.module[1].weight.grad.flatten().tolist() for model in models]
     assert gradients == [[1.0] * 6, [2.5] * 15]

@@ -93,7 +93,6 @@ def test_torchs_ddp(bps: Any) -> None:
     assert tensor.eq(2).all()
     assert device.copied_bytes == before, "on one host nothing leaves the GPUs"
     dist.barrier(group=group)
-    dist.destroy_process_group()
 
 
 @harness.on_ranks(**on("aa"))
@@ -170,7 +169,6 @@ def through_torch(bps: Any, body: Any) -> int:
     body(group, rank, size)
     copied = device.copied_bytes
     dist.barrier(group=group)
-    dist.destroy_process_group()
     return copied
 
 

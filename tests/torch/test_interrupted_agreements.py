@@ -14,8 +14,6 @@ from torch import nn
 
 from bps_rdma.torch import DiLoCo
 
-pytestmark = pytest.mark.timeout(300 * harness.PATIENCE)
-
 
 class Trained:
     """A weight from which each rank subtracts its number, counted from one, in a step."""

@@ -25,7 +25,6 @@ from bps_rdma.torch.gradient_pass import GradientPass
 from bps_rdma.torch.synchronizer import GradientSynchronizer
 from bps_rdma.torch.unused import UnusedParameters
 
-pytestmark = pytest.mark.timeout(300 * harness.PATIENCE)
 BUCKET_MB = 0.001
 LAYERS = 4
 STEP = 3  # from one point at which a rank is interrupted to the next one

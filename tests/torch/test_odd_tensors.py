@@ -34,7 +34,6 @@ def test_tensors_without_memory_are_refused(bps: Any) -> None:
                 call(tensor)
     empty = torch.empty(0)
     assert bps_torch.push_pull(empty).shape == (0,)
-    dist.destroy_process_group()
 
 
 @harness.on_ranks(workers=2)

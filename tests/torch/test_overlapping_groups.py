@@ -144,9 +144,6 @@ def hooked(bps: Any) -> list[list[float]]:
                 each.zero_grad()
                 each(torch.full((1, 1), float(value))).sum().backward()
             found.append(model.weight.grad.flatten().tolist())
-    dist.barrier()
-    bps_torch.shutdown()
-    dist.destroy_process_group()
     return found
 
 

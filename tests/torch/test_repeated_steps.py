@@ -15,8 +15,6 @@ from torch import nn
 
 from bps_rdma.torch import DistributedOptimizer
 
-pytestmark = pytest.mark.timeout(300 * harness.PATIENCE)
-
 
 class Trained:
     """A model of one weight, whose gradient is what forward gets, and whose next steps fail as often as is set."""

@@ -144,7 +144,6 @@ def test_the_backend(bps: Any) -> None:
     assert gpu_arrays.copied(bps) > 0
     assert device.copies == 0
     dist.barrier(group=group)
-    dist.destroy_process_group()
 
 
 def uneven(bps: Any) -> None:

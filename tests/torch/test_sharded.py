@@ -12,9 +12,6 @@ from sharded_model import CASES, Model, assert_same, assert_same_models, backwar
 
 from bps_rdma.torch import ShardedOptimizer
 
-pytestmark = pytest.mark.timeout(300)
-
-
 # ---- The same trajectory
 
 

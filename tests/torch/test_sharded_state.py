@@ -14,8 +14,6 @@ from sharded_model import Model, assert_same, assert_same_models, bytes_of_state
 import bps_rdma.torch as bps_torch
 from bps_rdma.torch import ShardedOptimizer, broadcast_objects
 
-pytestmark = pytest.mark.timeout(300)
-
 
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.long), 3])
 @harness.on_ranks("workers")

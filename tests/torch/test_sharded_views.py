@@ -20,8 +20,6 @@ from torch import nn
 from bps_rdma import RoundAbortedError
 from bps_rdma.torch import DistributedDataParallel, ShardedOptimizer, TrainingState
 
-pytestmark = pytest.mark.timeout(300)
-
 STEPS = 12
 LOST_AT = 5
 ENV = {"BPS_MIN_WORKERS": "2"}

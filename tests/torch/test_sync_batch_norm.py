@@ -14,8 +14,6 @@ from torch import nn
 
 import bps_rdma.torch as bps_torch
 
-pytestmark = pytest.mark.timeout(300)
-
 
 def alone(bps: Any) -> str:
     model = nn.SyncBatchNorm.convert_sync_batchnorm(training.Images())
@@ -104,4 +102,3 @@ def test_its_statistics_are_those_of_the_whole_batch(bps: Any) -> None:
         assert training.distance(model, expected) < 1e-5, kind
         for one, other in zip(model.buffers(), expected.buffers(), strict=True):
             torch.testing.assert_close(one, other, msg=kind)
-    dist.destroy_process_group()

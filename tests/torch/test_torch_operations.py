@@ -186,7 +186,6 @@ def test_groups_of_either_kind(bps: Any) -> None:
     with pytest.raises(bps.InvalidArgumentError, match="3 is not a group"):
         bps_torch.barrier(group=3)
     dist.barrier()
-    dist.destroy_process_group()
 
 
 @harness.on_ranks(workers=2, env=TCP)

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from harness import await_mark, mark
 
-pytestmark = pytest.mark.timeout(200)
 ENV = {"BPS_TIMEOUT": str(20 * harness.PATIENCE)}
 
 

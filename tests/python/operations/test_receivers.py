@@ -25,7 +25,6 @@ from bps_rdma.operations.messages import How, Message
 from bps_rdma.operations.point_to_point import Subject
 from bps_rdma.operations.receivers import ReceiveFromAny
 
-pytestmark = pytest.mark.timeout(200)
 ENV = {"BPS_TIMEOUT": str(60 * harness.PATIENCE)}  # those of thousands of receivers begin together
 SIZES = pytest.mark.parametrize("count", [3, 5000])  # elements: in the notice, and as a broadcast
 

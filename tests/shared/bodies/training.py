@@ -110,7 +110,6 @@ def torchs_zero(bps: Any) -> list[Trained]:
     wrapped = torch.nn.parallel.DistributedDataParallel(net, bucket_cap_mb=0.1)
     optimizer = ZeroRedundancyOptimizer(wrapped.parameters(), torch.optim.AdamW, lr=0.01)
     found = ended(bps, net.parameters(), take_steps(bps, wrapped, optimizer))
-    dist.destroy_process_group()
     return [found]
 
 
@@ -132,7 +131,6 @@ def fsdp2(bps: Any) -> list[Trained]:
     fully_shard(net, mesh=mesh)
     losses = take_steps(bps, net, torch.optim.AdamW(net.parameters(), lr=0.01))
     found = ended(bps, [parameter.full_tensor() for parameter in net.parameters()], losses)
-    dist.destroy_process_group()
     return [found]
 
 
@@ -163,7 +161,6 @@ def collectives(bps: Any, count: int) -> list[Trained]:
     dist.gather(mine, gathered, dst=0)
     dist.scatter(part, list(mine.chunk(size)) if rank == 1 else None, src=1)
     found = ended(bps, [added, copied, whole, received, exchanged, part, *(gathered or [])], [])
-    dist.destroy_process_group()
     return [found]
 
 
@@ -184,7 +181,6 @@ def fsdp1(bps: Any, width: int) -> list[Trained]:
     wrapped = FullyShardedDataParallel(net, auto_wrap_policy=each_layer, device_id=torch.device("cpu"))
     losses = take_steps(bps, wrapped, torch.optim.SGD(wrapped.parameters(), lr=0.1), steps=2, width=width)
     found = ended(bps, wrapped.parameters(), losses)
-    dist.destroy_process_group()
     return [found]
 
 
@@ -203,6 +199,4 @@ def megatron(bps: Any, options: dict[str, Any], tensors: bool = False) -> list[T
         result = gpt.train(gpt.Setup(**options))
     assert sum(counts.values()) > 0, "Megatron did not go through bps_rdma"
     found = ended(bps, [], [*result.losses, *result.norms])
-    dist.destroy_process_group()
-    bps.shutdown()
     return [replace(found, weights=result.weights)]

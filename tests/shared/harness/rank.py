@@ -33,11 +33,21 @@ def run_rank(body: Callable[..., Any], args: tuple[Any, ...], env: dict[str, str
         if init:
             bps_rdma.init()
         value = getattr(body, "on_each_rank", body)(bps_rdma, *args)  # of a test that on_ranks() has made
+        _leave_process_group(bps_rdma)
         if init:
             bps_rdma.shutdown()
     except BaseException:
         error = traceback.format_exc()
     _leave(Path(folder) / f"rank-{rank}.pickle", (value, error))
+
+
+def _leave_process_group(bps: Any) -> None:
+    """Ends torch.distributed for a body that has begun it and returned, and the job that it has begun beside gloo."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_initialized():
+        if distributed.get_backend() == "gloo":
+            bps.shutdown()  # no rank ends its group while another one still joins over it
+        distributed.destroy_process_group()
 
 
 def run_server(env: dict[str, str], folder: str, index: int) -> None:
