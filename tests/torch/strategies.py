@@ -42,8 +42,7 @@ def every_strategy(*given: str, **options: Any) -> Callable[..., Any]:
 
 
 def train(ddp: Any, optimizer: Any, bps: Any, steps: int, set_to_none: bool = True) -> None:
-    begin, end = training.share(bps.rank(), bps.size())
     for step in range(steps):
         optimizer.zero_grad(set_to_none=set_to_none)
-        training.loss_of(ddp(training.batch(step, begin, end))).backward()
+        training.loss_of(ddp(training.share_of(bps, step))).backward()
         optimizer.step()

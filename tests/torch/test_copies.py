@@ -66,7 +66,6 @@ def settled(name: str, made: Made) -> Made:
 @harness.on_ranks(workers=2)
 def test_a_copy_is_trained_by_itself(bps: Any) -> None:
     """An original and its copy are trained by turns, each on its own batches, as two in one process are."""
-    begin, end = training.share(bps.rank(), bps.size())
     for way in (copy.deepcopy, saved):
         for name, make in makes(bps).items():
             reference: Made = (training.seeded(training.Plain), None)
@@ -74,14 +73,14 @@ def test_a_copy_is_trained_by_itself(bps: Any) -> None:
             original = make(training.seeded(training.Plain))
             for number in range(4):
                 step(name, reference, training.batch(number))
-                step(name, original, training.batch(number, begin, end))
+                step(name, original, training.share_of(bps, number))
             both = [original, way(settled(name, original))]
             references = [reference, copy.deepcopy(reference)]
             for number in range(4, 8):
                 for which in (0, 1):
                     at = number + 10 * which
                     step(name, references[which], training.batch(at))
-                    step(name, both[which], training.batch(at, begin, end))
+                    step(name, both[which], training.share_of(bps, at))
             for which in (0, 1):
                 model = settled(name, both[which])[0]
                 model = getattr(model, "module", model)

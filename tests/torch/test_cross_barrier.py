@@ -24,9 +24,7 @@ Make = Callable[[Any], torch.optim.Optimizer]
 
 def train(model: nn.Module, optimizer: Any, samples: Callable[[int], torch.Tensor], between: Between) -> None:
     for step in range(4):
-        optimizer.zero_grad()
-        training.loss_of(model(samples(step))).backward()
-        optimizer.step()
+        training.make_step(model, optimizer, samples(step))
         between(model, optimizer)
 
 
@@ -90,12 +88,11 @@ CASES: list[tuple[Callable[[], nn.Module], Make, Between]] = [
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
 @harness.on_ranks(workers=2)
 def test_late_updates_are_those_of_their_step(bps: Any) -> None:
-    cut = training.share(bps.rank(), bps.size())
     for make, optimizer_of, between in CASES:
         alone, model = training.seeded(make), training.seeded(make)
         train(alone, optimizer_of(alone.parameters()), training.batch, between)
         optimizer = CrossBarrier(model, optimizer_of(model.parameters()))
-        train(model, optimizer, lambda step: training.batch(step, *cut), between)
+        train(model, optimizer, lambda step: training.share_of(bps, step), between)
         optimizer.synchronize()
         assert training.distance(alone, model) < 1e-5, between
         for ones, others in zip(model.kept, alone.kept, strict=True):
@@ -124,7 +121,6 @@ class Waiting(torch.optim.SGD):
 @harness.on_ranks(workers=2)
 def test_another_thread_may_save_while_this_one_trains(bps: Any, bias: bool) -> None:
     """It may also be at the last update that is due."""
-    cut = training.share(bps.rank(), bps.size())
     alone, model = (training.seeded(functools.partial(nn.Linear, 8, 4, bias=bias)) for _ in range(2))
     right: list[torch.Tensor] = []
     found: list[torch.Tensor] = []
@@ -140,7 +136,7 @@ def test_another_thread_may_save_while_this_one_trains(bps: Any, bias: bool) -> 
 
     train(alone, momentum(alone.parameters()), training.batch, lambda net, _: right.append(net(training.batch(0))))
     optimizer: Any = CrossBarrier(model, Waiting(model.parameters()))
-    train(model, optimizer, lambda step: training.batch(step, *cut), save)
+    train(model, optimizer, lambda step: training.share_of(bps, step), save)
     threads[0].join()
     optimizer.synchronize()
     torch.testing.assert_close(found[0], right[0].detach(), rtol=0, atol=1e-5)
@@ -226,12 +222,11 @@ def test_a_rank_that_ends_gives_the_others_their_last_gradients(bps: Any) -> Non
     alone, model = training.seeded(training.Plain), training.seeded(training.Plain)
     train(alone, momentum(alone.parameters()), training.batch, nothing)
     optimizer = CrossBarrier(model, momentum(model.parameters()))
-    cut = training.share(bps.rank(), bps.size())
 
     def samples(step: int) -> torch.Tensor:
         if step == 3 and bps.rank() == 1:
             harness.await_mark("leaves", 0)
-        return training.batch(step, *cut)
+        return training.share_of(bps, step)
 
     train(model, optimizer, samples, nothing)
     if bps.rank() == 0:

@@ -27,16 +27,11 @@ def test_weights_are_those_of_one_process(bps: Any, strategy: str) -> None:
         for set_to_none in (True, False):
             alone, model = training.seeded(make), training.seeded(make, bps.rank())
             ddp = DistributedDataParallel(model, strategy=strategy, bucket_mb=0.001)
-            adam = torch.optim.AdamW(alone.parameters(), lr=0.01)
-            for step in range(8):
-                adam.zero_grad()
-                training.loss_of(alone(training.batch(step))).backward()
-                adam.step()
-            begin, end = training.share(bps.rank(), bps.size())
+            training.train_alone(alone, torch.optim.AdamW(alone.parameters(), lr=0.01), 8)
             adam = torch.optim.AdamW(ddp.parameters(), lr=0.01)
             for step in range(8):
                 adam.zero_grad(set_to_none=set_to_none)
-                training.loss_of(ddp(training.batch(step, begin, end))).backward()
+                training.loss_of(ddp(training.share_of(bps, step))).backward()
                 adam.step()
             assert training.same_everywhere(bps, model)
             assert training.distance(alone, model) < 1e-6
@@ -52,14 +47,11 @@ def test_bf16_weights_are_those_of_one_process_within_their_precision(bps: Any, 
     descent = torch.optim.SGD(alone.parameters(), lr=0.3)
     ddp = DistributedDataParallel(model, strategy=strategy, bucket_mb=0.001)
     sgd = torch.optim.SGD(ddp.parameters(), lr=0.3)
-    begin, end = training.share(bps.rank(), bps.size())
     for step in range(8):
         for wrapped, optimizer, batch in (
-            (alone, descent, training.batch(step)), (ddp, sgd, training.batch(step, begin, end)),
+            (alone, descent, training.batch(step)), (ddp, sgd, training.share_of(bps, step)),
         ):  # fmt: skip
-            optimizer.zero_grad()
-            training.loss_of(wrapped(batch.to(torch.bfloat16))).backward()
-            optimizer.step()
+            training.make_step(wrapped, optimizer, batch.to(torch.bfloat16))
     assert training.same_everywhere(bps, model)
     moved = training.distance(alone, start)
     assert moved > 0.3
@@ -92,7 +84,6 @@ def test_no_sync_accumulates(bps: Any, strategy: str, set_to_none: bool) -> None
     alone, model = training.seeded(training.Plain), training.seeded(training.Plain)
     ddp = DistributedDataParallel(model, strategy=strategy, bucket_mb=0.001)
     sgd_alone, sgd = torch.optim.SGD(alone.parameters(), lr=0.1), torch.optim.SGD(ddp.parameters(), lr=0.1)
-    begin, end = training.share(bps.rank(), bps.size())
     for step in range(0, 12, 3):
         sgd_alone.zero_grad()
         sgd.zero_grad(set_to_none=set_to_none)
@@ -101,9 +92,9 @@ def test_no_sync_accumulates(bps: Any, strategy: str, set_to_none: bool) -> None
         before = bps.metrics()["total"]["operations"]
         with ddp.no_sync():
             for micro in range(2):
-                training.loss_of(ddp(training.batch(step + micro, begin, end))).backward()
+                training.loss_of(ddp(training.share_of(bps, step + micro))).backward()
         assert bps.metrics()["total"]["operations"] == before, "no_sync() sent something"
-        training.loss_of(ddp(training.batch(step + 2, begin, end))).backward()
+        training.loss_of(ddp(training.share_of(bps, step + 2))).backward()
         sgd_alone.step()
         sgd.step()
     assert training.distance(alone, model) < 1e-6

@@ -33,14 +33,9 @@ def test_checkpointed_activations(bps: Any, strategy: str, reentrant: bool) -> N
     alone, model = training.seeded(training.Plain), training.seeded(Saving)
     ddp = DistributedDataParallel(model, strategy=strategy, bucket_mb=0.001)
     sgd_alone, sgd = torch.optim.SGD(alone.parameters(), lr=0.1), torch.optim.SGD(ddp.parameters(), lr=0.1)
-    begin, end = training.share(bps.rank(), bps.size())
     for step in range(4):
-        sgd_alone.zero_grad()
-        sgd.zero_grad()
-        training.loss_of(alone(training.batch(step))).backward()
-        training.loss_of(ddp(training.batch(step, begin, end).requires_grad_())).backward()
-        sgd_alone.step()
-        sgd.step()
+        training.make_step(alone, sgd_alone, training.batch(step))
+        training.make_step(ddp, sgd, training.share_of(bps, step).requires_grad_())
     assert training.distance(alone, model) < 1e-6
 
 
@@ -81,12 +76,11 @@ def test_several_backwards_after_one_forward(bps: Any) -> None:
 
     ddp = DistributedDataParallel(training.seeded(Nest), bucket_mb=0.001)
     alone = training.seeded(Nest)
-    begin, end = training.share(bps.rank(), bps.size())
     for step in range(3):
         whole = alone(training.batch(step))
         (whole["a"] / bps.size()).backward(retain_graph=True)
         whole["b"][0].backward()
-        mine = ddp(training.batch(step, begin, end))
+        mine = ddp(training.share_of(bps, step))
         mine["a"].backward(retain_graph=True)
         mine["b"][0].backward()
     for a, b in zip(ddp.module.parameters(), alone.parameters(), strict=True):
@@ -149,12 +143,11 @@ def test_a_backward_is_synchronised_as_its_own_forward_says(bps: Any, kind: str)
         return unpack(ddp(x))
 
     reference, mine = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (alone, module)]
-    cut = training.share(bps.rank(), bps.size())
     for step in range(6):
         mine.zero_grad()
-        out = model(training.batch(step, *cut))
+        out = model(training.share_of(bps, step))
         with ddp.no_sync():
-            other = model(training.batch(step + 1, *cut))
+            other = model(training.share_of(bps, step + 1))
             if step % 3 == 0:
                 training.loss_of(other).backward()
         loss = training.loss_of(out) + (training.loss_of(other) if step % 3 == 1 else 0)
@@ -226,15 +219,9 @@ def test_a_backward_that_fails(bps: Any) -> None:
     """What was raised in backward is raised; the next forward says what is to be done."""
     model = training.seeded(training.Plain)
     ddp = DistributedDataParallel(model, bucket_mb=0.001)
-
-    def fail(_: torch.Tensor) -> None:
-        raise ZeroDivisionError("on purpose")
-
     for _ in range(2):
-        hook = model.first.weight.register_hook(fail)
-        with pytest.raises(ZeroDivisionError):
+        with training.failing(model.first.weight.register_hook):
             ddp(torch.ones(2, 8)).sum().backward()
-        hook.remove()
         with pytest.raises(bps_rdma.BpsError, match="finish_gradient_synchronization"):
             ddp(torch.ones(2, 8))
         with pytest.raises(bps_rdma.BpsError, match=r"backward\(\) failed before the gradient of"):
@@ -269,9 +256,8 @@ def test_a_penalty_on_the_mean(bps: Any, strategy: str) -> None:
     """With create_graph=True, .grad is the mean, and has the graph of this rank's own gradient."""
     alone = training.seeded(training.Plain)
     ddp = DistributedDataParallel(training.seeded(training.Plain), strategy=strategy)
-    begin, end = training.share(bps.rank(), bps.size())
     for step in range(2):
-        for model, x in ((alone, training.batch(step)), (ddp, training.batch(step, begin, end))):
+        for model, x in ((alone, training.batch(step)), (ddp, training.share_of(bps, step))):
             model.zero_grad()
             training.loss_of(model(x)).backward(create_graph=True)
             penalty = sum(each.grad.square().sum() for each in model.parameters() if each.grad is not None)

@@ -167,12 +167,10 @@ def test_inside_a_gloo_group(bps: Any) -> None:
     adam = ShardedOptimizer(ddp.parameters(), torch.optim.AdamW, lr=0.01)
     begin, end = training.share(rank, size)
     for step in range(5):
-        adam_alone.zero_grad()
+        training.make_step(alone, adam_alone, training.batch(step))
         adam.zero_grad()
-        training.loss_of(alone(training.batch(step))).backward()
         training.loss_of(ddp(training.batch(step, begin, end))).backward()
         ddp.finish_gradient_synchronization()
-        adam_alone.step()
         adam.step()
     assert training.distance(alone, model) < 1e-6
     for value in ddp.module.state_dict().values():

@@ -23,10 +23,6 @@ from bps_rdma.torch import CrossBarrier, DistributedDataParallel, DistributedOpt
 EARLY = r"an optimizer steps on the gradient of '.*' before it is averaged.*make the step .* when backward\(\) has ret"
 
 
-def share_of(bps: Any, step: int) -> torch.Tensor:
-    return training.batch(step, *training.share(bps.rank(), bps.size()))
-
-
 def sgd_of(model: Any) -> Any:
     return torch.optim.SGD(model.parameters(), lr=0.1)
 
@@ -108,7 +104,7 @@ def test_a_step_in_a_hook_is_refused(bps: Any, strategy: str) -> None:
             wrapped, optimizer = wrapped_by(kind, model, strategy)
             hook(model)
             with pytest.raises(BpsError, match=EARLY):
-                training.loss_of(wrapped(share_of(bps, 0))).backward()
+                training.loss_of(wrapped(training.share_of(bps, 0))).backward()
             assert training.distance(model, training.seeded(training.Plain)) == 0
             bps.barrier()
             del wrapped, optimizer
@@ -164,9 +160,7 @@ def test_another_model_may_step_in_a_hook(bps: Any, strategy: str) -> None:
             parameter.register_post_accumulate_grad_hook(learn)
         optimizer = sgd_of(model) if optimizer is None else optimizer
         for step in range(2):
-            optimizer.zero_grad()
-            training.loss_of(wrapped(share_of(bps, step))).backward()
-            optimizer.step()
+            training.make_step(wrapped, optimizer, training.share_of(bps, step))
         assert training.same_everywhere(bps, model)
         assert len(steps) == 2 * len(trained_of(model))
 
@@ -180,16 +174,16 @@ def test_steps_in_hooks_on_own_gradients(bps: Any) -> None:
         one_for_each(model, drop)
         wrapped = wrapped or DistributedDataParallel(model)
         with wrapped.no_sync():
-            training.loss_of(wrapped(share_of(bps, 0))).backward()
+            training.loss_of(wrapped(training.share_of(bps, 0))).backward()
         alone = training.seeded(training.Plain)
-        training.loss_of(alone(share_of(bps, 0))).backward()
+        training.loss_of(alone(training.share_of(bps, 0))).backward()
         sgd_of(alone).step()
         assert training.distance(alone, model) < 1e-6
     group = bps.new_group([bps.rank()])
     model = training.seeded(training.Plain)
     wrapped = DistributedDataParallel(model, group=group)
     one_for_each(model, keep)
-    training.loss_of(wrapped(share_of(bps, 0))).backward()
+    training.loss_of(wrapped(training.share_of(bps, 0))).backward()
     assert training.distance(training.seeded(training.Plain), model) > 0
 
 
@@ -210,7 +204,7 @@ def test_cross_barrier_makes_late_updates_while_a_pass_is_open(bps: Any) -> None
     optimizer: Any = CrossBarrier(model, sgd_of(model), model.named_parameters())
     plain = sgd_of(alone)
     for step in range(2):
-        for each, own, x in ((model, optimizer, share_of(bps, step)), (alone, plain, training.batch(step))):
+        for each, own, x in ((model, optimizer, training.share_of(bps, step)), (alone, plain, training.batch(step))):
             own.zero_grad()
             for uses in ("first", "last") if step else ("both",):
                 training.loss_of(each(x, uses)).backward()
@@ -245,7 +239,7 @@ def test_a_step_after_a_backward_that_has_failed_is_refused(bps: Any, strategy: 
     model: Any = DistributedDataParallel(training.seeded(Broken), strategy=strategy, bucket_mb=0.0001)
     optimizer = sgd_of(model)
     with pytest.raises(ZeroDivisionError):
-        training.loss_of(model(share_of(bps, 0))).backward()
+        training.loss_of(model(training.share_of(bps, 0))).backward()
     with pytest.raises(
         BpsError, match=r"'last\..*' before it is averaged.*call finish_gradient_synchronization\(\); if"
     ):
@@ -261,12 +255,12 @@ def drop_with_an_open_pass(bps: Any, strategy: Any) -> None:
     """A wrapper ends with its references, and steps of others are looked at as before."""
     model = DistributedDataParallel(training.seeded(Broken), strategy=strategy, bucket_mb=0.0001)
     with pytest.raises(ZeroDivisionError):
-        training.loss_of(model(share_of(bps, 0))).backward()
+        training.loss_of(model(training.share_of(bps, 0))).backward()
     ended = weakref.ref(model)
     del model
     gc.collect()
     assert ended() is None
     other = nn.Linear(8, 4)
-    other(share_of(bps, 0)).sum().backward()
+    other(training.share_of(bps, 0)).sum().backward()
     sgd_of(other).step()
     bps.barrier()

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 from collections.abc import Callable
 from typing import Any
@@ -12,53 +13,28 @@ import harness
 import pytest
 import torch
 import training
+from failed_passes import LAYERS, SIZE, Layer, Layers, fail_late, is_told
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from bps_rdma.torch import CrossBarrier, DistributedOptimizer
 
-SIZE, LAYERS = 500, 4
-FAILED = r"backward\(\) failed before the gradient of "
-
-
-class Layer(nn.Module):
-    """Its gradient does not depend on its weight."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.zeros(SIZE))
-
-    def forward(self, x: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
-        return before + self.weight * x
-
-
-class Layers(nn.Module):
-    """Backward computes their gradients one after the other, from the last one on."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.all = nn.ModuleList(Layer() for _ in range(LAYERS))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        before = torch.zeros_like(x)
-        for each in self.all:
-            before = each(x, before)
-        return before.sum()
-
-    @property
-    def weights(self) -> list[float]:
-        return [float(each.weight[0]) for each in self.all]
-
 
 def failing_late(optimizer: Any) -> Callable[[torch.Tensor], None]:
-    """A hook of a backward of CrossBarrier: sums of what has been sent are complete."""
+    """A hook of a backward of CrossBarrier."""
+    return lambda _: fail_late(optimizer._bps_trained.synchronizer)
 
-    def fail_late(_: torch.Tensor) -> None:
-        begun = optimizer._bps_trained.synchronizer._pass._begun
-        harness.eventually(lambda: all(one.done() for one in begun), what="sums are complete")
-        raise ZeroDivisionError("on purpose")
 
-    return fail_late
+def step(bps: Any, model: nn.Module, optimizer: Any) -> None:
+    """Calls step(), and waits until its updates are made."""
+    backward(bps, model, optimizer)
+    optimizer.step()
+    optimizer.synchronize()
+
+
+def backward(bps: Any, model: nn.Module, optimizer: Any) -> None:
+    optimizer.zero_grad()
+    model(torch.full((SIZE,), 1.0 + bps.rank())).backward()
 
 
 @pytest.mark.parametrize("options", [{}, {"exact": True}, {"find_unused_parameters": True}])
@@ -66,27 +42,16 @@ def failing_late(optimizer: Any) -> Callable[[torch.Tensor], None]:
 def test_cross_barrier_makes_the_same_updates_on_all_ranks(bps: Any, options: dict[str, Any]) -> None:
     model = Layers()
     optimizer = CrossBarrier(model, torch.optim.SGD(model.parameters(), lr=1.0), **options)
-
-    def step() -> None:
-        optimizer.zero_grad()
-        model(torch.full((SIZE,), 1.0 + bps.rank())).backward()
-        optimizer.step()
-        optimizer.synchronize()
-
-    step()
+    step(bps, model, optimizer)
     if bps.rank() == 1:
-        hook = model.all[1].weight.register_hook(failing_late(optimizer))
-        with pytest.raises(ZeroDivisionError):
-            step()
-        hook.remove()
+        with training.failing(model.all[1].weight.register_hook, failing_late(optimizer)):
+            backward(bps, model, optimizer)
         optimizer.step()
-        with pytest.raises(bps.BpsError, match=FAILED):
-            optimizer.synchronize()
+        is_told(optimizer.synchronize)
     else:
-        with pytest.raises(bps.RefusedError, match=f"worker 1 cannot take part: {FAILED}"):
-            step()
+        is_told(functools.partial(step, bps, model, optimizer))
     assert model.weights == [-1.5, -1.5, -3, -3]
-    step()
+    step(bps, model, optimizer)
     assert model.weights == [-3, -3, -4.5, -4.5]
 
 
@@ -102,12 +67,9 @@ def test_cross_barrier_raises_the_error_in_the_same_forward_on_all_ranks(bps: An
         try:
             optimizer.zero_grad()
             loss = model(torch.full((SIZE,), 1.0 + bps.rank()))
-            fails = (bps.rank(), batch) == (1, 2)
-            hook = model.all[1].weight.register_hook(failing_late(optimizer)) if fails else None
-            with pytest.raises(ZeroDivisionError) if hook else contextlib.nullcontext():
+            fails = training.failing(model.all[1].weight.register_hook, failing_late(optimizer))
+            with fails if (bps.rank(), batch) == (1, 2) else contextlib.nullcontext():
                 loss.backward()
-            if hook:
-                hook.remove()
             optimizer.step()
         except bps.BpsError as error:
             failed.append((batch, type(error)))
@@ -128,16 +90,10 @@ def test_the_last_step_of_cross_barrier_tells_of_a_failure(bps: Any) -> None:
     model = Layers()
     optimizer = CrossBarrier(model, torch.optim.SGD(model.parameters(), lr=1.0), num_steps=1)
     loss = model(torch.full((SIZE,), 1.0 + bps.rank()))
-    if bps.rank() == 1:
-        model.all[1].weight.register_hook(failing_late(optimizer))
-        with pytest.raises(ZeroDivisionError):
-            loss.backward()
-        with pytest.raises(bps.BpsError, match=FAILED):
-            optimizer.step()
-    else:
+    fails = training.failing(model.all[1].weight.register_hook, failing_late(optimizer))
+    with fails if bps.rank() == 1 else contextlib.nullcontext():
         loss.backward()
-        with pytest.raises(bps.RefusedError, match=f"worker 1 cannot take part: {FAILED}"):
-            optimizer.step()
+    is_told(optimizer.step)
     assert model.weights == [0, 0, -1.5, -1.5]
 
 
@@ -156,6 +112,10 @@ class Checkpointed(nn.Module):
         last: Any = checkpoint(self.last, x, before, use_reentrant=True)
         return last.sum()
 
+    @property
+    def weights(self) -> list[float]:
+        return [float(each.weight[0]) for each in (self.first, self.last)]
+
 
 @pytest.mark.parametrize("zeroes", [False, True])
 @harness.on_ranks(workers=2)
@@ -165,36 +125,25 @@ def test_cross_barrier_sees_a_failure_outside_of_a_checkpoint(bps: Any, zeroes: 
     sgd = torch.optim.SGD(model.parameters(), lr=1.0)
     optimizer = CrossBarrier(model, sgd, find_unused_parameters=True)
 
-    def backward() -> torch.Tensor:
-        optimizer.zero_grad()
-        loss: torch.Tensor = model(torch.full((SIZE,), 1.0 + bps.rank()))
-        with pytest.raises(ZeroDivisionError) if model.between else contextlib.nullcontext():
-            loss.backward()
-        return loss
-
-    def step() -> None:
+    def late() -> None:
         optimizer.step()
         optimizer.synchronize()
 
-    backward()
-    step()
+    step(bps, model, optimizer)
+    optimizer.zero_grad()
     model.between = [failing_late(optimizer)] if bps.rank() == 1 else []
-    loss = backward()
+    loss = model(torch.full((SIZE,), 1.0 + bps.rank()))
+    with pytest.raises(ZeroDivisionError) if model.between else contextlib.nullcontext():
+        loss.backward()
     model.between = []
-    if bps.rank() == 0:
-        with pytest.raises(bps.RefusedError, match=f"worker 1 cannot take part: {FAILED}"):
-            step()
-    else:
-        if zeroes:
-            with pytest.raises(bps.BpsError, match="zero_grad"):
-                optimizer.zero_grad()
-        with pytest.raises(bps.BpsError, match=FAILED):
-            step()
+    if bps.rank() == 1 and zeroes:
+        with pytest.raises(bps.BpsError, match="zero_grad"):
+            optimizer.zero_grad()
+    is_told(late)
     del loss
-    assert [float(each.weight[0]) for each in (model.first, model.last)] == [-1.5, -3]
-    backward()
-    step()
-    assert [float(each.weight[0]) for each in (model.first, model.last)] == [-3, -4.5]
+    assert model.weights == [-1.5, -3]
+    step(bps, model, optimizer)
+    assert model.weights == [-3, -4.5]
 
 
 @harness.on_ranks(workers=2)
@@ -212,7 +161,7 @@ def test_who_has_sent_nothing_outside_of_a_checkpoint_goes_on(bps: Any) -> None:
         del loss
     model(torch.full((SIZE,), 1.0 + bps.rank())).backward()
     optimizer.step()
-    assert [float(each.weight[0]) for each in (model.first, model.last)] == [-1.5, -1.5]
+    assert model.weights == [-1.5, -1.5]
 
 
 @harness.on_ranks(workers=2, env={"BPS_TIMEOUT": str(2 * harness.PATIENCE)})
@@ -220,22 +169,15 @@ def test_a_late_rank_costs_cross_barrier_one_step(bps: Any) -> None:
     """And not one for each parameter."""
     model = Layers()
     optimizer = CrossBarrier(model, torch.optim.SGD(model.parameters(), lr=1.0))
-
-    def step() -> None:
-        optimizer.zero_grad()
-        model(torch.full((SIZE,), 1.0 + bps.rank())).backward()
-        optimizer.step()
-
-    step()
-    optimizer.synchronize()
+    step(bps, model, optimizer)
     if bps.rank() == 1:
         harness.await_mark("late", 0)
-    step()
+    backward(bps, model, optimizer)
+    optimizer.step()
     with pytest.raises(bps.DeadlineError):
-        step()
+        step(bps, model, optimizer)
     harness.mark("late")
-    step()
-    optimizer.synchronize()
+    step(bps, model, optimizer)
     assert model.weights == [-3] * LAYERS
 
 
@@ -243,20 +185,13 @@ def test_a_late_rank_costs_cross_barrier_one_step(bps: Any) -> None:
 def test_cross_barrier_keeps_nothing_of_a_failed_step(bps: Any) -> None:
     model = Layers()
     optimizer = CrossBarrier(model, torch.optim.SGD(model.parameters(), lr=1.0))
-
-    def step() -> None:
-        optimizer.zero_grad()
-        model(torch.full((SIZE,), 1.0 + bps.rank())).backward()
-        optimizer.step()
-        optimizer.synchronize()
-
-    step()
+    step(bps, model, optimizer)
     outputs = training.outputs_of(model)
     gc.disable()
     hook = model.all[1].weight.register_hook(failing_late(optimizer)) if bps.rank() == 1 else None
     errors = []
     try:
-        step()
+        step(bps, model, optimizer)
     except (ZeroDivisionError, bps.RefusedError) as error:
         errors.append(str(error))
         if hook:

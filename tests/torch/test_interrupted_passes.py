@@ -14,9 +14,10 @@ import harness
 import numpy as np
 import pytest
 import torch
+import training
+from failed_passes import SIZE, Chain
 from harness import await_mark, mark
 from interrupts import interrupted
-from torch import nn
 
 from bps_rdma.torch import DistributedDataParallel, DistributedOptimizer, gradient_pass
 from bps_rdma.torch.backward import EndOfBackward
@@ -26,21 +27,7 @@ from bps_rdma.torch.synchronizer import GradientSynchronizer
 from bps_rdma.torch.unused import UnusedParameters
 
 BUCKET_MB = 0.001
-LAYERS = 4
 STEP = 3  # from one point at which a rank is interrupted to the next one
-
-
-class Chain(nn.Module):
-    """Layers one after the other, so that backward computes their gradients one after the other."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.scales = nn.ParameterList(torch.ones(500) for _ in range(LAYERS))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for scale in self.scales:
-            x = x * scale
-        return x.sum()
 
 
 Wrapped = tuple[Callable[[torch.Tensor], torch.Tensor], Callable[[], None], Callable[[], None], Any]
@@ -65,10 +52,6 @@ def gradients(model: Chain) -> list[torch.Tensor]:
     return [each.grad.clone() for each in model.scales if each.grad is not None]
 
 
-def fails(_: torch.Tensor) -> None:
-    raise ZeroDivisionError("on purpose")
-
-
 @pytest.mark.parametrize("strategy", ["bucketed", "overlap"])
 @pytest.mark.parametrize("wrap", WRAPS)
 @harness.on_ranks(workers=2)
@@ -76,7 +59,7 @@ def test_whose_backward_fails_has_its_gradients_again(
     bps: Any, wrap: Callable[[Chain, str], Wrapped], strategy: str
 ) -> None:
     """What had been sent by then ends for all ranks, who then make another pass."""
-    model, x = Chain(), torch.full((500,), 1.0 + bps.rank())
+    model, x = Chain(), torch.full((SIZE,), 1.0 + bps.rank())
     forward, finish, zero, synchronizer = wrap(model, strategy)
 
     def passes() -> None:
@@ -88,10 +71,8 @@ def test_whose_backward_fails_has_its_gradients_again(
         passes()
     zero()
     if bps.rank() == 0:
-        hook = model.scales[1].register_hook(fails)
-        with pytest.raises(ZeroDivisionError):
+        with training.failing(model.scales[1].register_hook):
             forward(x).backward()
-        hook.remove()
         kept = gradients(model)
         assert len(kept) == 2
         mark("failed")
@@ -113,17 +94,15 @@ def test_whose_backward_fails_has_its_gradients_again(
 @harness.on_ranks(workers=1)
 def test_a_gradient_that_cannot_be_sent_ends_the_pass(bps: Any, wrap: Callable[[Chain, str, float], Wrapped]) -> None:
     """Otherwise the rank could do nothing any more: it never sends what other ranks may wait for."""
-    model, x = Chain(), torch.ones(500)
+    model, x = Chain(), torch.ones(SIZE)
     forward, finish, zero, synchronizer = wrap(model, "bucketed", 4 * BUCKET_MB)
     for _ in range(2):
         zero()
         forward(x).backward()
     assert len(synchronizer().units) == 2
     zero()
-    hook = model.scales[0].register_hook(fails)
-    with pytest.raises(ZeroDivisionError):
+    with training.failing(model.scales[0].register_hook):
         forward(x).backward()
-    hook.remove()
     with pytest.raises(bps.BpsError, match=r"backward\(\) failed before the gradient of 'scales\.1'"):
         finish()  # the bucket of this one waits for that of the first one
     zero()
@@ -134,7 +113,7 @@ def test_a_gradient_that_cannot_be_sent_ends_the_pass(bps: Any, wrap: Callable[[
 @harness.on_ranks(workers=2)
 def test_an_error_of_one_rank_leaves_others_theirs(bps: Any) -> None:
     """A gradient is changed on a rank alone. The other one still learns which parameters were used, and has means."""
-    model, x = Chain(), torch.full((500,), 1.0 + bps.rank())
+    model, x = Chain(), torch.full((SIZE,), 1.0 + bps.rank())
     forward = DistributedDataParallel(model, strategy="overlap", find_unused_parameters=True)
     waits = UnusedParameters.wait
 
@@ -198,7 +177,7 @@ def test_a_first_pass_that_has_sent_nothing_is_still_to_come(bps: Any) -> None:
 
     def backward() -> None:
         zero()
-        forward(torch.ones(500)).backward()
+        forward(torch.ones(SIZE)).backward()
 
     with mock.patch.object(GradientPass, "complete", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
         backward()
@@ -227,7 +206,7 @@ def test_who_is_interrupted_in_backward(bps: Any, wrap: Callable[[Chain, str], W
 
     def loss(number: int) -> torch.Tensor:
         zero()
-        return forward(torch.full((500,), 10.0 * number + (3 if bps.rank() == 0 else 7)))
+        return forward(torch.full((SIZE,), 10.0 * number + (3 if bps.rank() == 0 else 7)))
 
     def check(number: int, *others: float) -> None:
         for gradient in gradients(model):
@@ -269,7 +248,7 @@ def test_a_late_step_that_fails_holds_nothing(bps: Any, error: type[BaseExceptio
 
     def backward() -> None:
         optimizer.zero_grad()
-        model(torch.ones(500)).backward()
+        model(torch.ones(SIZE)).backward()
 
     backward()
     with mock.patch.object(GradientPass, "_complete", side_effect=error), pytest.raises(error):
@@ -284,7 +263,7 @@ def test_a_late_step_that_fails_holds_nothing(bps: Any, error: type[BaseExceptio
 
 
 def updates_late(bps: Any, exact: bool) -> None:
-    model, x = Chain(), torch.full((500,), 1.0 + bps.rank())
+    model, x = Chain(), torch.full((SIZE,), 1.0 + bps.rank())
     sgd = torch.optim.SGD(model.parameters(), lr=0.0)
     optimizer = CrossBarrier(model, sgd, exact=exact, backward_passes_per_step=1 + exact)
 

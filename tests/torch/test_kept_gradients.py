@@ -36,13 +36,12 @@ def two_tasks(model: nn.Module, optimizer: Any, samples: Callable[[int], torch.T
 
 
 def kept(bps: Any) -> None:
-    cut = training.share(bps.rank(), bps.size())
     for keep in KEPT:
         alone = training.seeded(training.Plain)
         two_tasks(*plain(alone), training.batch, keep)
         for name, wrap in wraps(bps).items():
             model = training.seeded(training.Plain)
-            two_tasks(*wrap(model), lambda step: training.batch(step, *cut), keep)
+            two_tasks(*wrap(model), lambda step: training.share_of(bps, step), keep)
             assert training.distance(alone, model) < 1e-5, name
 
 
@@ -62,7 +61,6 @@ def moved(model: nn.Module, optimizer: Any, samples: Callable[[int], torch.Tenso
 
 def kept_and_moved(bps: Any) -> None:
     """Keeps as many gradients as it gives other memory."""
-    cut = training.share(bps.rank(), bps.size())
     for number, keep in enumerate(KEPT[1:]):
         for name, wrap in wraps(bps).items():
             trained = training.seeded(training.Plain)
@@ -70,7 +68,7 @@ def kept_and_moved(bps: Any) -> None:
             found, then = [], []
             for step in range(4):
                 optimizer.zero_grad()
-                training.loss_of(model(training.batch(step, *cut))).backward()
+                training.loss_of(model(training.share_of(bps, step))).backward()
                 for parameter in trained.parameters():
                     if parameter.grad is not None:
                         found.append(keep(parameter.grad))
@@ -95,12 +93,11 @@ class Pixels(nn.Module):
 
 
 def moving(bps: Any) -> None:
-    cut = training.share(bps.rank(), bps.size())
     alone = training.seeded(Pixels)
     moved(*plain(alone), training.batch)
     for name, wrap in wraps(bps).items():
         model = training.seeded(Pixels)
-        moved(*wrap(model), lambda step: training.batch(step, *cut))
+        moved(*wrap(model), lambda step: training.share_of(bps, step))
         assert training.distance(alone, model) < 1e-5, name
 
 
@@ -115,12 +112,11 @@ def zeroed(model: nn.Module, optimizer: Any, samples: Callable[[int], torch.Tens
 
 
 def zeroing(bps: Any) -> None:
-    cut = training.share(bps.rank(), bps.size())
     alone = training.seeded(Pixels)
     zeroed(*plain(alone), training.batch)
     for name, wrap in wraps(bps).items():
         model = training.seeded(Pixels)
-        zeroed(*wrap(model), lambda step: training.batch(step, *cut))
+        zeroed(*wrap(model), lambda step: training.share_of(bps, step))
         assert training.distance(alone, model) < 1e-5, name
 
 

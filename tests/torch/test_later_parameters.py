@@ -111,7 +111,6 @@ def wraps(bps: Any) -> dict[str, Wrap]:
 
 @harness.on_ranks(workers=2)
 def test_parameters_that_train_later_are_averaged(bps: Any) -> None:
-    begin, end = training.share(bps.rank(), bps.size())
     for name, wrap in wraps(bps).items():
         for change in CHANGES:
             alone, model = training.seeded(Growing), training.seeded(Growing)
@@ -126,7 +125,7 @@ def test_parameters_that_train_later_are_averaged(bps: Any) -> None:
                         if new:
                             o.add_param_group({"params": new})
                 for m, o, x in (
-                    (alone, reference, training.batch(step)), (wrapped, optimizer, training.batch(step, begin, end)),
+                    (alone, reference, training.batch(step)), (wrapped, optimizer, training.share_of(bps, step)),
                 ):  # fmt: skip
                     o.zero_grad()
                     training.loss_of(m(x)).backward()
@@ -149,9 +148,7 @@ def test_a_parameter_that_trains_on_one_rank_only(bps: Any) -> None:
 
             def steps(count: int, wrapped: Any = wrapped, optimizer: Any = optimizer) -> None:
                 for _ in range(count):
-                    optimizer.zero_grad()
-                    training.loss_of(wrapped(training.batch(0))).backward()
-                    optimizer.step()
+                    training.make_step(wrapped, optimizer, training.batch(0))
 
             steps(1)
             optimizer.synchronize() if name == "cross barrier" else None

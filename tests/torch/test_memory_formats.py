@@ -17,9 +17,7 @@ from bps_rdma.torch import DistributedDataParallel
 
 def train(bps: Any, model: nn.Module, optimizer: Any, between: Callable[[int], None] = lambda _: None) -> None:
     for step in range(4):
-        optimizer.zero_grad()
-        training.loss_of(model(training.batch(step, *training.share(bps.rank(), bps.size())))).backward()
-        optimizer.step()
+        training.make_step(model, optimizer, training.share_of(bps, step))
         between(step)
 
 

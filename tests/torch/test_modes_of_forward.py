@@ -51,9 +51,7 @@ def train(model: nn.Module, optimizer: Any, samples: Callable[[int], torch.Tenso
     """Looks at the model in a mode, between steps."""
     for step in range(4):
         batch = samples(step)
-        optimizer.zero_grad()
-        training.loss_of(model(batch)).backward()
-        optimizer.step()
+        training.make_step(model, optimizer, batch)
         if step != 2:
             model.eval()
             with mode():
@@ -65,14 +63,13 @@ def train(model: nn.Module, optimizer: Any, samples: Callable[[int], torch.Tenso
 
 
 def late_updates(bps: Any) -> None:
-    cut = training.share(bps.rank(), bps.size())
     for mode_name, mode in MODES.items():
         for name, make in OPTIMIZERS.items():
             alone, model = training.seeded(training.Plain), training.seeded(training.Plain)
             expected = train(alone, make(alone.parameters()), training.batch, contextlib.nullcontext)
             optimizer = CrossBarrier(model, make(model.parameters()))
             try:
-                found = train(model, optimizer, lambda step: training.batch(step, *cut), mode)
+                found = train(model, optimizer, lambda step: training.share_of(bps, step), mode)
             except Exception as error:
                 raise AssertionError(f"{name} in {mode_name}") from error
             torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6, msg=f"{name} in {mode_name}")
@@ -93,7 +90,7 @@ def in_autocast(bps: Any) -> None:
         for step in range(4):
             optimizer.zero_grad()
             with torch.autocast("cpu", dtype=torch.bfloat16):
-                output = model(training.batch(step, *training.share(bps.rank(), bps.size())))
+                output = model(training.share_of(bps, step))
             training.loss_of(output.float()).backward()
             optimizer.step()
         optimizer.synchronize()
@@ -109,7 +106,6 @@ def other_wrappers(bps: Any) -> None:
     def sgd(model: nn.Module) -> torch.optim.Optimizer:
         return OPTIMIZERS["SGD"](model.parameters())
 
-    cut = training.share(bps.rank(), bps.size())
     for mode in MODES.values():
         results = []
         for wrap in (
@@ -123,7 +119,7 @@ def other_wrappers(bps: Any) -> None:
             ),
         ):
             model, optimizer = wrap(training.seeded(Counting))
-            samples = training.batch if not results else lambda step: training.batch(step, *cut)
+            samples = training.batch if not results else lambda step: training.share_of(bps, step)
             results.append(train(model, optimizer, samples, mode))
             state = getattr(optimizer, "inner", optimizer).state.values()
             assert not any(

@@ -41,7 +41,6 @@ def start(bps: Any, make: Any = training.Plain) -> tuple[nn.Module, nn.Module]:
 )
 @harness.on_ranks("workers")
 def test_weights_are_those_of_one_process(bps: Any, kind: str) -> None:
-    begin, end = training.share(bps.rank(), bps.size())
     for name, optimizer in OPTIMIZERS.items():
         alone, model = start(bps)
         reference = optimizer(alone.parameters())
@@ -54,10 +53,8 @@ def test_weights_are_those_of_one_process(bps: Any, kind: str) -> None:
         assert type(mine).__name__ == type(reference).__name__
         schedulers = [torch.optim.lr_scheduler.StepLR(o, 3, gamma=0.5) for o in (reference, mine)]
         for step in range(8):
-            for o, m, x in ((reference, alone, training.batch(step)), (mine, model, training.batch(step, begin, end))):
-                o.zero_grad()
-                training.loss_of(m(x)).backward()
-                o.step()
+            for o, m, x in ((reference, alone, training.batch(step)), (mine, model, training.share_of(bps, step))):
+                training.make_step(m, o, x)
             for scheduler in schedulers:
                 scheduler.step()
         if kind == "cross barrier":
@@ -71,7 +68,6 @@ def test_weights_are_those_of_one_process(bps: Any, kind: str) -> None:
 
 @harness.on_ranks(workers=2)
 def test_gradients_of_several_backward_passes_are_added_up(bps: Any) -> None:
-    begin, end = training.share(bps.rank(), bps.size())
     for waits, wrap in (
         (True, lambda o, m: DistributedOptimizer(o, m.named_parameters(), backward_passes_per_step=3)),
         (True, lambda o, m: DistributedOptimizer(o, m.named_parameters(), Compression.none, 3, "bucketed")),
@@ -86,7 +82,7 @@ def test_gradients_of_several_backward_passes_are_added_up(bps: Any) -> None:
             before = bps.metrics()["total"]["operations"]
             for micro in range(3):
                 training.loss_of(alone(training.batch(step + micro))).backward()
-                training.loss_of(model(training.batch(step + micro, begin, end))).backward()
+                training.loss_of(model(training.share_of(bps, step + micro))).backward()
                 if waits and micro < 2:
                     assert bps.metrics()["total"]["operations"] == before, "sent before the last pass"
             reference.step()
@@ -146,7 +142,6 @@ def test_a_step_that_fails_on_one_rank_can_be_called_again_there(bps: Any, exact
 @harness.on_ranks(workers=2)
 def test_gradients_can_be_clipped_before_the_step(bps: Any) -> None:
     """The norm of the means is clipped, in three ways that BytePS's and Horovod's users write."""
-    begin, end = training.share(bps.rank(), bps.size())
     alone, model = start(bps)
     reference = torch.optim.SGD(alone.parameters(), lr=0.1)
     mine = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
@@ -156,7 +151,7 @@ def test_gradients_can_be_clipped_before_the_step(bps: Any) -> None:
         norm = nn.utils.clip_grad_norm_(alone.parameters(), 0.1)
         reference.step()
         mine.zero_grad()
-        training.loss_of(model(training.batch(step, begin, end))).backward()
+        training.loss_of(model(training.share_of(bps, step))).backward()
         mine.synchronize()
         before = bps.metrics()["total"]["operations"]
         assert torch.allclose(nn.utils.clip_grad_norm_(model.parameters(), 0.1), norm, atol=1e-6)
@@ -172,10 +167,9 @@ def test_gradients_can_be_clipped_before_the_step(bps: Any) -> None:
 @harness.on_ranks(workers=2)
 def test_closures(bps: Any) -> None:
     """With LBFGS, which evaluates the closure several times and compares losses."""
-    begin, end = training.share(bps.rank(), bps.size())
     alone, model = start(bps)
     pairs = []
-    for m, x, wrap in ((alone, training.batch(0), False), (model, training.batch(0, begin, end), True)):
+    for m, x, wrap in ((alone, training.batch(0), False), (model, training.share_of(bps, 0), True)):
         trained = [p for p in m.parameters() if p.requires_grad]
         lbfgs: Any = torch.optim.LBFGS(trained, lr=0.5, max_iter=4, line_search_fn="strong_wolfe")
         if wrap:
@@ -210,9 +204,7 @@ def test_unused_parameters_are_as_in_one_process(bps: Any) -> None:
             losses = [training.loss_of(alone(x, (other + step) % 2)) for other, x in enumerate(shares)]
             (sum(losses) / size).backward()  # type: ignore[union-attr]
             adam_alone.step()
-            adam.zero_grad()
-            training.loss_of(model(shares[rank], (rank + step) % 2)).backward()
-            adam.step()
+            training.make_step(model, adam, shares[rank], (rank + step) % 2)
         adam.synchronize() if kind == "cross barrier" else None
         assert training.distance(alone, model) < 1e-5, kind
         assert torch.equal(model.never.weight, training.seeded(training.Branching).never.weight)

@@ -95,9 +95,7 @@ def alone(number: int) -> torch.Tensor:
     model = training.seeded(training.Plain, number)
     one = sgd(model)
     for step in range(STEPS):
-        one.zero_grad()
-        training.loss_of(model(training.batch(10 * number + step))).backward()
-        one.step()
+        training.make_step(model, one, training.batch(10 * number + step))
     return torch.cat([each.detach().flatten() for each in model.parameters()])
 
 

@@ -101,7 +101,6 @@ def train(
 
 
 def compare(bps: Any, which: dict[str, Any], micro: int = 1, tolerance: float = 1e-5) -> None:
-    cut = training.share(bps.rank(), bps.size())
     for number, hold in enumerate(HOLDS):
         alone = training.seeded(training.Plain)
         train(*plain(alone), training.batch, hold, micro, contextlib.nullcontext)
@@ -111,7 +110,7 @@ def compare(bps: Any, which: dict[str, Any], micro: int = 1, tolerance: float = 
             if micro > 1 and wrapped is model:
                 optimizer.set_backward_passes_per_step(micro)
             no_sync = getattr(wrapped, "no_sync", contextlib.nullcontext)
-            train(wrapped, optimizer, lambda step: training.batch(step, *cut), hold, micro, no_sync)
+            train(wrapped, optimizer, lambda step: training.share_of(bps, step), hold, micro, no_sync)
             assert training.distance(alone, model) < tolerance, (number, name)
             assert training.same_everywhere(bps, model), (number, name)
 

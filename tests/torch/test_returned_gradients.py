@@ -30,10 +30,6 @@ def gradients_of(model: Any, x: torch.Tensor, **options: Any) -> Any:
     return torch.autograd.grad(training.loss_of(model(x)), trained_of(model), **options)
 
 
-def share_of(bps: Any, step: int) -> torch.Tensor:
-    return training.batch(step, *training.share(bps.rank(), bps.size()))
-
-
 def sgd_of(model: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.1)
 
@@ -50,7 +46,7 @@ def test_an_optimizer_does_not_use_them(bps: Any, strategy: str) -> None:
         optimizer = make(model)
         for step in range(4):
             optimizer.zero_grad()
-            x = share_of(bps, step)
+            x = training.share_of(bps, step)
             if step % 2:
                 training.loss_of(model(x)).backward()
                 optimizer.step()
@@ -76,7 +72,7 @@ def test_an_optimizer_does_not_use_those_of_functions(bps: Any) -> None:
     for step in range(3):
         optimizer.zero_grad()
         weights = {name: each.detach() for name, each in model.named_parameters()}
-        found = torch.func.grad(loss)(weights, share_of(bps, step))
+        found = torch.func.grad(loss)(weights, training.share_of(bps, step))
         put([found[name] for name, each in model.named_parameters() if each.requires_grad], model)
         with pytest.raises(BpsError, match=r"'first\.weight' comes from .* torch\.func\.grad"):
             optimizer.step()
@@ -153,7 +149,7 @@ def allowed(bps: Any, use: Callable[[Any, Any, torch.Tensor], None]) -> None:
     optimizer = sgd_of(model)
     for step in range(3):
         optimizer.zero_grad()
-        use(model, optimizer, share_of(bps, step))
+        use(model, optimizer, training.share_of(bps, step))
     assert training.same_everywhere(bps, model)
     assert training.distance(alone, model) > 0, "it has trained"
 
@@ -235,7 +231,7 @@ def test_a_rank_alone_uses_its_own(bps: Any) -> None:
     """Nobody else has other gradients; and one rank of two may train a model of its own."""
     group = bps.new_group([bps.rank()])
     model = DistributedDataParallel(training.seeded(training.Plain), group=group)
-    put(gradients_of(model, share_of(bps, 0)), model)
+    put(gradients_of(model, training.share_of(bps, 0)), model)
     sgd_of(model).step()
     assert training.distance(training.seeded(training.Plain), model) > 0
 
@@ -244,7 +240,7 @@ def test_a_rank_alone_uses_its_own(bps: Any) -> None:
 def test_a_rank_uses_its_own_from_inside_of_no_sync(bps: Any) -> None:
     """Those of the inputs were asked for before, which only returns gradients of the inputs."""
     model: Any = DistributedDataParallel(training.seeded(training.Plain))
-    optimizer, x = sgd_of(model), share_of(bps, 0)
+    optimizer, x = sgd_of(model), training.share_of(bps, 0)
     torch.func.grad(lambda inputs: training.loss_of(model(inputs)))(x)
     with model.no_sync():
         training.loss_of(model(x)).backward()
@@ -257,7 +253,7 @@ def test_other_hooks_of_optimizers_run_as_well(bps: Any) -> None:
     """Two models are looked at, and the program has a hook of its own behind those of both."""
     models: Any = [DistributedDataParallel(training.seeded(training.Plain)) for _ in range(2)]
     optimizers = [sgd_of(model) for model in models]
-    x, steps = share_of(bps, 0), []
+    x, steps = training.share_of(bps, 0), []
     for model in models:
         gradients_of(model, x)
     hook = register_optimizer_step_pre_hook(lambda *_: steps.append(1))
@@ -267,9 +263,7 @@ def test_other_hooks_of_optimizers_run_as_well(bps: Any) -> None:
             with pytest.raises(BpsError, match=r"torch\.autograd\.grad"):
                 optimizer.step()
         for model, optimizer in zip(models, optimizers, strict=True):
-            optimizer.zero_grad()
-            training.loss_of(model(x)).backward()
-            optimizer.step()
+            training.make_step(model, optimizer, x)
     finally:
         hook.remove()
     assert len(steps) == 2
@@ -318,21 +312,19 @@ def test_other_operations_do_not_count(bps: Any) -> None:
         for each in (*larger, late):
             each.zero_grad()
 
-    train(None, share_of(bps, 0))  # in the first pass the ranks agree on what they train, as texts
+    train(None, training.share_of(bps, 0))  # in the first pass the ranks agree on what they train, as texts
     for use in (log, look_again, train):
         model: Any = DistributedDataParallel(training.seeded(Large))
         optimizer = sgd_of(model)
         for step in range(2):
             optimizer.zero_grad()
-            found = gradients_of(model, share_of(bps, step))
-            use(model, share_of(bps, step))
+            found = gradients_of(model, training.share_of(bps, step))
+            use(model, training.share_of(bps, step))
             put(found, model)
             for _ in range(2):
                 with pytest.raises(BpsError, match=r"'last\.weight' comes from torch\.autograd\.grad"):
                     optimizer.step()
-        optimizer.zero_grad()
-        training.loss_of(model(share_of(bps, 0))).backward()
-        optimizer.step()
+        training.make_step(model, optimizer, training.share_of(bps, 0))
 
 
 @harness.on_ranks(workers=2)

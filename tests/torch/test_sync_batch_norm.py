@@ -96,9 +96,7 @@ def test_its_statistics_are_those_of_the_whole_batch(bps: Any) -> None:
         else:
             net = bps_torch.DistributedDataParallel(model, strategy=kind)
         for step in range(3):
-            optimizer.zero_grad()
-            training.loss_of(net(training.batch(step, *training.share(rank, size)))).backward()
-            optimizer.step()
+            training.make_step(net, optimizer, training.batch(step, *training.share(rank, size)))
         assert training.distance(model, expected) < 1e-5, kind
         for one, other in zip(model.buffers(), expected.buffers(), strict=True):
             torch.testing.assert_close(one, other, msg=kind)

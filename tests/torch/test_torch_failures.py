@@ -46,9 +46,7 @@ def until_an_error(bps: Any, what: str, how: str) -> tuple[str, str, float]:
 
                 inner.norm.weight.register_hook(leave)
             begin = time.monotonic()
-            optimizer.zero_grad()
-            training.loss_of(model(training.batch(step))).backward()
-            optimizer.step()
+            training.make_step(model, optimizer, training.batch(step))
     except bps_rdma.BpsError as error:
         seconds = time.monotonic() - begin
         mark("told")

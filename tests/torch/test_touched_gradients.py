@@ -147,7 +147,6 @@ TOUCHES = [by_norm, by_value, divided, replaced, norm]
 
 @harness.on_ranks(workers=2)
 def test_gradients_are_means_when_backward_returns(bps: Any) -> None:
-    begin, end = training.share(bps.rank(), bps.size())
     for name, wrap in wraps(bps).items():
         for touch in TOUCHES:
             alone, reference = plain(training.seeded(training.Plain))
@@ -159,7 +158,7 @@ def test_gradients_are_means_when_backward_returns(bps: Any) -> None:
                 expected = touch(alone)
                 reference.step()
                 optimizer.zero_grad()
-                training.loss_of(wrapped(training.batch(step, begin, end))).backward()
+                training.loss_of(wrapped(training.share_of(bps, step))).backward()
                 found = touch(model)
                 optimizer.step()
                 if expected is not None:
@@ -182,14 +181,13 @@ def test_a_model_in_checkpoints(bps: Any) -> None:
 
             return checkpoint(both, torch.tanh(checkpoint(both, x, use_reentrant=True)), use_reentrant=True)
 
-    begin, end = training.share(bps.rank(), bps.size())
     alone, model = training.seeded(Nested), training.seeded(Nested)
     mine = torch.optim.SGD(model.parameters(), lr=0.1)
     mine = DistributedOptimizer(mine, model.named_parameters(), strategy="flat")  # gradients come in two parts
     reference = torch.optim.SGD(alone.parameters(), lr=0.1)
     for step in range(4):
         norms = []
-        for m, o, x in ((alone, reference, training.batch(step)), (model, mine, training.batch(step, begin, end))):
+        for m, o, x in ((alone, reference, training.batch(step)), (model, mine, training.share_of(bps, step))):
             o.zero_grad()
             training.loss_of(m(x.requires_grad_())).backward()
             norms.append(nn.utils.clip_grad_norm_(m.parameters(), 0.1))
@@ -232,9 +230,7 @@ def test_two_models_against_each_other(bps: Any) -> None:
             second.zero_grad()
             (training.loss_of(critic(x)) + training.loss_of(critic(generator(x).detach()))).backward()
             second.step()
-            first.zero_grad()
-            training.loss_of(critic(generator(x))).backward()
-            first.step()
+            training.make_step(critic, first, generator(x))
 
     def models() -> list[nn.Module]:
         return [

@@ -132,7 +132,6 @@ def adversarial_steps_that_stop_early_on_one_rank(bps: Any, strategy: str) -> No
 def backward_through_a_backward(bps: Any, strategy: str) -> None:
     """The loss has the gradient of the output with respect to the input in it: backward through a backward."""
     ddp, model = wrapped(strategy, training.Plain), training.seeded(training.Plain)
-    begin, end = training.share(bps.rank(), bps.size())
 
     def loss_of(m: Any, x: torch.Tensor) -> torch.Tensor:
         x = x.requires_grad_()
@@ -143,7 +142,7 @@ def backward_through_a_backward(bps: Any, strategy: str) -> None:
         ddp.zero_grad()
         model.zero_grad()
         loss_of(model, training.batch(step)).backward()
-        loss_of(ddp, training.batch(step, begin, end)).backward(create_graph=step == 2)
+        loss_of(ddp, training.share_of(bps, step)).backward(create_graph=step == 2)
         for mine, theirs in zip(ddp.module.parameters(), model.parameters(), strict=True):
             assert mine.grad is None if theirs.grad is None else torch.allclose(mine.grad, theirs.grad, atol=1e-5)
 

@@ -42,9 +42,7 @@ def train(kind: str, divides: bool, make: Any) -> list[torch.Tensor]:
         join = optimizer.join
     with join(divide_by_initial_world_size=divides):
         for x in batches(rank, size, 2):
-            optimizer.zero_grad()
-            training.loss_of(model(x)).backward()
-            optimizer.step()
+            training.make_step(model, optimizer, x)
     if kind == "optimizer":
         momentum = [
             float(each["momentum_buffer"].abs().sum())

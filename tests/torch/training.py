@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
@@ -100,17 +102,27 @@ def share(rank: int, size: int) -> tuple[int, int]:
     return rank * SAMPLES // size, (rank + 1) * SAMPLES // size
 
 
+def share_of(bps: Any, step: int) -> torch.Tensor:
+    """The samples of the batch of a step on which this rank works."""
+    return batch(step, *share(bps.rank(), bps.size()))
+
+
 def loss_of(output: torch.Tensor) -> torch.Tensor:
     """Mean over ranks gives that of the batch. Of (n,): three times the mean, exact where n is three times 2^k."""
     return output.sum() / (len(output) / 3) if output.dim() == 1 else (output - 1).pow(2).mean()
 
 
+def make_step(model: nn.Module, optimizer: Any, x: torch.Tensor, *more: Any) -> None:
+    """Trains on samples, as the loop of a tutorial does; more: what the model takes beside them."""
+    optimizer.zero_grad()
+    loss_of(model(x, *more)).backward()
+    optimizer.step()
+
+
 def train_alone(model: nn.Module, optimizer: Any, steps: int) -> None:
     """Trains in one process, on whole batches."""
     for step in range(steps):
-        optimizer.zero_grad()
-        loss_of(model(batch(step))).backward()
-        optimizer.step()
+        make_step(model, optimizer, batch(step))
 
 
 def distance(one: nn.Module, other: nn.Module) -> float:
@@ -130,6 +142,15 @@ def same_everywhere(bps: Any, model: nn.Module) -> bool:
 def fail(_: torch.Tensor) -> None:
     """A hook, for a backward that fails."""
     raise ZeroDivisionError("on purpose")
+
+
+@contextlib.contextmanager
+def failing(register: Callable[[Any], Any], hook: Callable[[torch.Tensor], None] = fail) -> Iterator[None]:
+    """In this block backward fails in a hook, which `register` takes, such as that of a parameter."""
+    handle = register(hook)
+    with pytest.raises(ZeroDivisionError):
+        yield
+    handle.remove()
 
 
 def outputs_of(model: nn.Module) -> list[weakref.ref[torch.Tensor]]:
