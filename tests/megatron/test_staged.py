@@ -21,6 +21,7 @@ def on_a_device(bps: Any, setup: Setup, tensors: bool = False) -> dict[str, Any]
 
     device = simulated.install(delay=0.0002, immediate=True)
     found = stock_and_ours(bps, setup, tensors)
+    bps.shutdown()
     device.await_end()
     return {**found, "device_copies": device.copies}
 
