@@ -3,13 +3,11 @@
 
 from __future__ import annotations
 
-import signal
 from typing import Any
 
 import harness
 import pytest
 import torch
-from harness import await_mark, mark
 from torch import nn
 
 from bps_rdma.torch import DiLoCo
@@ -34,50 +32,21 @@ class Trained:
         return [float(each.detach()[0]) for each in self.model]
 
 
-def interrupted(bps: Any, fragments: int) -> list[float]:
+@pytest.mark.parametrize(("fragments", "waits_again"), [(1, True), (3, True), (2, False)])
+@harness.on_ranks(workers=2, interrupts=True)
+def test_who_is_interrupted_takes_the_mean_later(bps: Any, fragments: int, waits_again: bool) -> None:
+    """By a call of its own, or by the next step."""
     trained = Trained(bps, fragments)
     trained.step()
     if bps.rank() == 0:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        mark("waiting")
-        with pytest.raises(KeyboardInterrupt):
-            trained.step()
-        mark("interrupted")
-        for one in trained.model:
-            one.grad = None
-        trained.optimizer.synchronize()
+        harness.is_interrupted(trained.step)
     else:
-        await_mark("interrupted", 0)
+        harness.await_mark("interrupted", 0)
         trained.step()
-    assert trained.weights == [-3.0] * fragments
+    if waits_again:
+        if bps.rank() == 0:
+            trained.model.zero_grad()
+            trained.optimizer.synchronize()
+        assert trained.weights == [-3.0] * fragments
     trained.step()
-    return trained.weights
-
-
-@pytest.mark.parametrize("fragments", [1, 3])
-def test_who_is_interrupted_takes_the_mean_later(fragments: int) -> None:
-    with harness.start(interrupted, fragments, workers=2) as job:
-        job.interrupt("waiting")
-        assert job.results() == [[-4.5] * fragments] * 2
-
-
-def interrupted_and_goes_on(bps: Any) -> list[float]:
-    trained = Trained(bps, 2)
-    trained.step()
-    if bps.rank() == 0:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        mark("waiting")
-        with pytest.raises(KeyboardInterrupt):
-            trained.step()
-        mark("interrupted")
-    else:
-        await_mark("interrupted", 0)
-        trained.step()
-    trained.step()
-    return trained.weights
-
-
-def test_the_next_step_takes_it_first() -> None:
-    with harness.start(interrupted_and_goes_on, workers=2) as job:
-        job.interrupt("waiting")
-        assert job.results() == [[-4.5] * 2] * 2
+    assert trained.weights == [-4.5] * fragments

@@ -23,7 +23,6 @@ import bps_rdma.torch as bps_torch
 def interrupted(rank: int, make: Callable[[], Any]) -> Any:
     """Rank 0 makes it before rank 1 does, is interrupted, and makes it again."""
     if rank == 0:
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs start with it ignored
         barrier = bps_rdma.barrier
 
         def told(*group: Any) -> None:

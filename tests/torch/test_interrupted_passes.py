@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import signal
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -262,7 +261,10 @@ def test_a_late_step_that_fails_holds_nothing(bps: Any, error: type[BaseExceptio
     assert all(each.eq(0.5).all() for each in model.scales)
 
 
-def updates_late(bps: Any, exact: bool) -> None:
+@pytest.mark.parametrize("exact", [False, True])
+@harness.on_ranks(workers=2, interrupts=True)
+def test_who_is_interrupted_makes_an_update_later(bps: Any, exact: bool) -> None:
+    """Its mean is waited for once more."""
     model, x = Chain(), torch.full((SIZE,), 1.0 + bps.rank())
     sgd = torch.optim.SGD(model.parameters(), lr=0.0)
     optimizer = CrossBarrier(model, sgd, exact=exact, backward_passes_per_step=1 + exact)
@@ -279,21 +281,9 @@ def updates_late(bps: Any, exact: bool) -> None:
     optimizer.synchronize()
     if bps.rank() == 0:
         step()
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        mark("waiting")
-        with pytest.raises(KeyboardInterrupt):
-            optimizer.synchronize()
-        mark("interrupted")
+        harness.is_interrupted(optimizer.synchronize)
     else:
         await_mark("interrupted", 0)
         step()
     optimizer.synchronize()
     assert all(each.eq(1 - 0.5 * 1.5 * (1 + exact)).all() for each in model.scales)
-
-
-@pytest.mark.parametrize("exact", [False, True])
-def test_who_is_interrupted_makes_an_update_later(exact: bool) -> None:
-    """Its mean is waited for once more."""
-    with harness.start(updates_late, exact, workers=2) as job:
-        job.interrupt("waiting")
-        job.results()

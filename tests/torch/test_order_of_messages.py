@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import random
-import signal
 from datetime import timedelta
 from typing import Any
 
@@ -17,7 +16,7 @@ import harness
 import pytest
 import torch
 import torch.distributed as dist
-from harness import await_mark, mark
+from harness import await_mark
 from interrupts import interrupted
 
 import bps_rdma.torch
@@ -80,27 +79,18 @@ def test_messages_of_which_some_do_not_fit(bps: Any, kinds: list[str]) -> None:
     bps.barrier()
 
 
-def receives_from_any_and_is_interrupted(bps: Any) -> None:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+@harness.on_ranks(workers=2, init=False, interrupts=True)
+def test_an_interrupted_receive_takes_no_message(bps: Any) -> None:
     dist.init_process_group("bps", timeout=timedelta(seconds=20 * harness.PATIENCE))
     if dist.get_rank() == 0:
         given_up, tensor = torch.full((SMALL,), -1.0), torch.zeros(SMALL)
-        mark("waiting")
-        with pytest.raises(KeyboardInterrupt):
-            dist.recv(given_up)
-        mark("caught")
+        harness.is_interrupted(lambda: dist.recv(given_up))
         assert dist.recv(tensor) == 1
         assert tensor.eq(1).all()
         assert given_up.eq(-1).all()
     else:
-        await_mark("caught", 0)
+        await_mark("interrupted", 0)
         dist.send(torch.ones(SMALL), 0)
-
-
-def test_an_interrupted_receive_takes_no_message():
-    with harness.start(receives_from_any_and_is_interrupted, workers=2, init=False) as job:
-        job.interrupt("waiting")
-        job.results()
 
 
 @pytest.mark.parametrize("count", [SMALL, LARGE])

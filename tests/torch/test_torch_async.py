@@ -365,11 +365,7 @@ def is_interrupted(bps: Any) -> set[float]:
     if bps.rank() == 1:
         await_mark("never")
     if bps.rank() == 0:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        mark("steps")
-        with pytest.raises(KeyboardInterrupt):
-            counting.step()
-        mark("interrupted")
+        harness.is_interrupted(counting.step)
         eventually(has_ended)
         with pytest.raises(RoundAbortedError):
             counting.step()
@@ -385,7 +381,7 @@ def is_interrupted(bps: Any) -> set[float]:
 def test_what_ctrl_c_has_left_tells_nobody_that_the_view_has_ended() -> None:
     env = FAST | ASYNC | {"BPS_STALENESS": "0", "BPS_MIN_WORKERS": "2"}
     with harness.start(is_interrupted, workers=3, servers=1, env=env) as job:
-        job.interrupt("steps")
+        job.interrupt()
         job.await_marks("interrupted", [0])
         job.kill("rank 1")
         job.set_mark("lost")

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import signal
 from typing import Any
 
 import harness
@@ -145,13 +144,11 @@ def test_who_starts_an_operation_is_interrupted(bps: Any, way: str) -> None:
     assert point > 10
 
 
-def waits_for_many(bps: Any) -> None:
+@harness.on_ranks(workers=2, interrupts=True)
+def test_many_sums_are_given_up(bps: Any) -> None:
     tensors = [torch.full((5000,), float(number)) for number in range(3)]
     if bps.rank() == 0:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        harness.mark("waiting")
-        with pytest.raises(KeyboardInterrupt):
-            bps_torch.push_pull_many(tensors, "many", inplace=True)
+        harness.is_interrupted(lambda: bps_torch.push_pull_many(tensors, "many", inplace=True))
         bps.barrier()
         bps.barrier()
         assert all(bool((each == number).all()) for number, each in enumerate(tensors)), "they are the caller's again"
@@ -160,9 +157,3 @@ def waits_for_many(bps: Any) -> None:
         with contextlib.suppress(bps.PeerLostError, bps.DeadlineError):
             bps_torch.push_pull_many([each + 10 for each in tensors], "many", timeout=0.3)
         bps.barrier()
-
-
-def test_many_sums_are_given_up():
-    with harness.start(waits_for_many, workers=2) as job:
-        job.interrupt("waiting")
-        job.results()

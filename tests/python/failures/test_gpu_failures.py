@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from typing import Any
 
@@ -13,7 +12,7 @@ import numpy as np
 import pytest
 from bodies.losses import sum_until_it_fails
 from gpu_arrays import GpuArray, Kernel, fake
-from harness import await_mark, mark
+from harness import await_mark
 
 from bps_rdma import Int8
 
@@ -57,26 +56,17 @@ def test_a_rank_is_killed(transport, servers, compression):
             assert "rank 1" in outcome.value or "worker 1" in outcome.value
 
 
-def interrupted(bps: Any) -> bool:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+@harness.on_ranks("transport", workers=2, env=gpu_arrays.env, interrupts=True)
+def test_ctrl_c(bps: Any) -> None:
     array = GpuArray(COUNT)
     if bps.rank() == 1:
         await_mark("interrupted", 0)
     else:
-        mark("ready")
-        with pytest.raises(KeyboardInterrupt):
-            bps.push_pull_inplace(array, name="waits")
+        harness.is_interrupted(lambda: bps.push_pull_inplace(array, name="waits"))
         assert is_quiet(array)
-        mark("interrupted")
     after = gpu_arrays.of(np.ones(COUNT, np.float32))
     bps.push_pull_inplace(after, average=False, name="after")
-    return bool((after.read() == 2).all())
-
-
-def test_ctrl_c(transport):
-    with harness.start(interrupted, workers=2, env=on_gpu(transport)) as job:
-        job.interrupt("ready")
-        assert job.results() == [True, True]
+    assert (after.read() == 2).all()
 
 
 @harness.on_ranks("transport", workers=2, env=lambda: gpu_arrays.env() | MANY)

@@ -42,7 +42,6 @@ def comes_back_to(before: tuple[int, int]) -> bool:
 
 
 def starts_and_is_interrupted(bps: Any) -> tuple[str, float, bool, bool]:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     np.ones(10) @ np.ones(10)  # whatever numpy starts is not ours
     before = open_things()
     try:
@@ -70,7 +69,6 @@ def test_ctrl_c_in_init(present, servers):
 
 
 def waits_and_is_interrupted(bps: Any, where: str) -> tuple[str, float, float]:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     array = np.ones(1000, np.float32)
     came = 0.0
     if bps.rank() == 0:
@@ -135,11 +133,7 @@ def test_ctrl_c_while_waiting(where):
 
 def comes_again_after_an_interrupt(bps: Any) -> None:
     if bps.rank() == 0:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        mark("waiting")
-        with pytest.raises(KeyboardInterrupt):
-            bps.barrier()
-        mark("interrupted")
+        harness.is_interrupted(bps.barrier)
     else:
         await_mark("interrupted", 0)
     bps.barrier(timeout=20 * harness.PATIENCE)
@@ -163,7 +157,6 @@ def test_nobody_meets_a_call_that_was_interrupted():
 
 
 def leaves_and_is_interrupted(bps: Any) -> tuple[str, float, bool]:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     before = open_things()
     bps.init()
     if bps.rank() == 1:

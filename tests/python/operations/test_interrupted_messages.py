@@ -10,7 +10,6 @@ import contextlib
 import functools
 import gc
 import os
-import signal
 import threading
 import time
 from collections.abc import Callable
@@ -482,13 +481,11 @@ def test_who_starts_a_collective_is_interrupted(bps: Any, kind: str) -> None:
     at_each_point(bps, starts, comes)
 
 
-def waits_for_many(bps: Any) -> None:
+@harness.on_ranks(workers=2, env=ENV, interrupts=True)
+def test_many_sums_are_given_up(bps: Any) -> None:
     arrays = [np.full(5000, float(number)) for number in range(3)]
     if bps.rank() == 0:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        mark("waiting")
-        with pytest.raises(KeyboardInterrupt):
-            bps.push_pull_many(arrays, "many", inplace=True)
+        harness.is_interrupted(lambda: bps.push_pull_many(arrays, "many", inplace=True))
         bps.barrier()
         bps.barrier()
         assert all(np.all(array == number) for number, array in enumerate(arrays)), "the arrays are the caller's again"
@@ -497,9 +494,3 @@ def waits_for_many(bps: Any) -> None:
         with contextlib.suppress(bps.PeerLostError, bps.DeadlineError):
             bps.push_pull_many([array + 10 for array in arrays], "many", timeout=0.3)
         bps.barrier()
-
-
-def test_many_sums_are_given_up():
-    with harness.start(waits_for_many, workers=2, env=ENV) as job:
-        job.interrupt("waiting")
-        job.results()

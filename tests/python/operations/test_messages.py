@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import signal
 import time
 from collections.abc import Callable
 from typing import Any
@@ -362,30 +361,18 @@ def test_messages_go_on_in_the_next_view(servers, transport):
         assert job.values(but=[1]) == [[3, 2]] * 2
 
 
-def interrupted(bps: Any, count: int) -> float:
+@pytest.mark.parametrize("count", [3, 5000])
+@harness.on_ranks(workers=2, interrupts=True)
+def test_ctrl_c_interrupts_a_wait(bps: Any, count: int) -> None:
+    """The other rank has not sent anything before."""
     array = np.full(count, float(bps.rank()))
     if bps.rank() == 1:
-        await_mark("caught", 0)
+        await_mark("interrupted", 0)
         bps.send(array, dst=0)
-        return 0.0
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs start with it ignored
+        return
     handle = bps.recv_async(array, src=1)
-    try:
-        mark("waiting")
-        handle.wait()
-    except KeyboardInterrupt:
-        caught = time.monotonic()
-        mark("caught")
-        assert np.all(handle.wait() == 1), "the handle is still good"
-        return caught
-    raise AssertionError("Ctrl-C was not seen")
-
-
-@pytest.mark.parametrize("count", [3, 5000])
-def test_ctrl_c_interrupts_a_wait(count):
-    with harness.start(interrupted, count, workers=2) as job:
-        sent = job.interrupt("waiting")
-        assert job.results()[0] - sent < 20 * harness.PATIENCE
+    harness.is_interrupted(handle.wait)
+    assert np.all(handle.wait() == 1), "the handle is still good"
 
 
 @harness.on_ranks(workers=2)

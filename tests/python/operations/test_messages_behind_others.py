@@ -138,24 +138,15 @@ def test_who_waits_for_one_message_refuses_one_before_it(way):
         job.results()
 
 
-def interrupted_behind_another(bps: Any) -> None:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+@harness.on_ranks(workers=2, env=ENV, interrupts=True)
+def test_nothing_is_written_after_an_interrupt(bps: Any) -> None:
     if bps.rank() == 0:
         first, given_up = bps.recv_async(np.empty(3), src=1), np.full(3, -1.0)
-        mark("waiting")
-        with pytest.raises(KeyboardInterrupt):
-            bps.recv(given_up, src=1)
-        mark("caught")
+        harness.is_interrupted(lambda: bps.recv(given_up, src=1))
         assert np.all(first.wait() == 1)
         assert np.all(bps.recv(np.empty(3), src=1) == 3)
         assert np.all(given_up == -1), "the memory is the caller's again"
     else:
-        await_mark("caught", 0)
+        await_mark("interrupted", 0)
         for number in (1.0, 2.0, 3.0):
             bps.send(np.full(3, number), dst=0)
-
-
-def test_nothing_is_written_after_an_interrupt():
-    with harness.start(interrupted_behind_another, workers=2, env=ENV) as job:
-        job.interrupt("waiting")
-        job.results()

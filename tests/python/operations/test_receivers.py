@@ -136,8 +136,6 @@ def send_until_the_deadline(bps: Any, count: int) -> None:
 
 
 def send_until_an_interrupt(bps: Any, count: int) -> None:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-
     def interrupt() -> None:
         harness.eventually(lambda: harness.is_blocked(os.getpid()), what="the main thread waits")
         os.kill(os.getpid(), signal.SIGINT)

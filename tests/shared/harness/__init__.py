@@ -14,13 +14,13 @@ from .leftovers import shared_memory_files
 from .members import JobFailedError, Members
 from .ports import free_port, free_ports
 from .process import Command, has_stopped, is_blocked
-from .rank import await_mark, is_marked, mark
+from .rank import await_mark, is_interrupted, is_marked, mark
 from .threads import beside, in_threads
 from .waiting import PATIENCE, WaitedInVainError, eventually
 
 __all__ = [
     "PATIENCE", "PRELOAD", "Command", "Job", "JobFailedError", "Members", "Outcome", "WaitedInVainError",
     "await_mark", "beside", "binary", "clean_env", "cut_at", "end_forkserver", "eventually", "free_port", "free_ports",
-    "has_stopped", "in_threads", "is_blocked", "is_marked", "lines_of", "mark", "of_rank", "of_roles", "on_hosts",
-    "on_ranks", "over", "run", "run_command", "scripts", "shared_memory_files", "start", "succeeded",
+    "has_stopped", "in_threads", "is_blocked", "is_interrupted", "is_marked", "lines_of", "mark", "of_rank", "of_roles",
+    "on_hosts", "on_ranks", "over", "run", "run_command", "scripts", "shared_memory_files", "start", "succeeded",
 ]  # fmt: skip

@@ -118,7 +118,7 @@ class Job(Members):
         """Waits until the call that a rank is about to make, as it has told by a mark, waits for something itself."""
         self.eventually(lambda: is_blocked(self.pid(member)), what=f"a call of {member} that waits", of=[member])
 
-    def interrupt(self, mark: str, rank: int = 0, signum: int = signal.SIGINT) -> float:
+    def interrupt(self, mark: str = "waiting", rank: int = 0, signum: int = signal.SIGINT) -> float:
         """Sends a rank a signal when the call waits that it makes after this mark; says when, as kill() does."""
         self.await_marks(mark, [rank])
         self.await_call(f"rank {rank}")
@@ -210,17 +210,22 @@ def start(body: Body, *args: Any, **options: Any) -> Job:
     return Job(body, args, **options)
 
 
-def run(body: Body, *args: Any, timeout: float = _DEADLINE_S, but: Sequence[int] = (), **options: Any) -> list[Any]:
+def run(
+    body: Body, *args: Any, timeout: float = _DEADLINE_S, but: Sequence[int] = (), interrupts: bool = False,
+    **options: Any,
+) -> list[Any]:  # fmt: skip
     """Runs a job to its end; returns what the ranks (except `but`, which end otherwise) returned.
 
-    Options as for start().
+    Options as for start(); interrupts: a call that rank 0 makes by is_interrupted().
     """
     with start(body, *args, **options) as job:
+        if interrupts:
+            job.interrupt()
         return job.values(timeout, but) if but else job.results(timeout)
 
 
 def on_ranks(*given: str, **options: Any) -> Callable[[Body], Callable[..., None]]:
-    """Makes a test of what each rank of a job does: `def test_sums(bps)`. Options as for start(), or functions of them.
+    """Makes a test of what each rank of a job does: `def test_sums(bps)`. Options as for run(), or functions of them.
 
     What follows `bps` are fixtures and parameters of the test. Those that are `given` are options of the job instead:
     "workers", "servers", "env", or "transport", which becomes a part of its environment.

@@ -8,6 +8,7 @@ import faulthandler
 import os
 import pickle
 import runpy
+import signal
 import sys
 import traceback
 import warnings
@@ -79,6 +80,7 @@ def _enter(env: dict[str, str], log: Path) -> None:
     sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
     sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
     faulthandler.enable(sys.stderr)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # also where a shell's background job has it ignored
     for deprecated in (DeprecationWarning, FutureWarning):  # as in pyproject.toml
         warnings.filterwarnings("error", category=deprecated, module="bps_rdma")
 
@@ -100,6 +102,17 @@ def mark(name: str) -> None:
 def is_marked(name: str, by: int | str = "test") -> bool:
     """Whether the test has called set_mark(name), or that rank mark(name)."""
     return (Path(os.environ["BPS_TEST_FOLDER"]) / f"mark-{by}-{name}").exists()
+
+
+def is_interrupted(call: Callable[[], object]) -> None:
+    """Makes a call that waits until the test interrupts it: see Job.interrupt(), and the option of run()."""
+    mark("waiting")
+    try:
+        call()
+    except KeyboardInterrupt:
+        mark("interrupted")
+    else:
+        raise AssertionError("the call was not interrupted")
 
 
 def await_mark(name: str, *ranks: int, timeout: float = 60) -> None:
