@@ -42,7 +42,8 @@ def made(setup: Setup, ddp_config: Any, *, frozen: bool = False) -> Any:
     return DistributedDataParallel(config, ddp_config, chunk)
 
 
-def joined(bps: Any) -> bool:
+@harness.on_ranks(workers=2, init=False)
+def test_a_rank_whose_model_is_left_to_megatron_joins_as_well(bps: Any) -> None:
     """Whether this rank joined by making its own model, which only rank 1 leaves to push/pull."""
     from bps_rdma.megatron.config import DistributedDataParallelConfig
 
@@ -51,11 +52,7 @@ def joined(bps: Any) -> bool:
     model_groups(pipeline_model_parallel_size=2)
     with megatron.enabled():
         made(setup, DistributedDataParallelConfig(use_bps=dist.get_rank() == 1))
-    return bool(bps.is_initialized())
-
-
-def test_a_rank_whose_model_is_left_to_megatron_joins_as_well():
-    assert harness.run(joined, workers=2, init=False) == [True, True]
+    assert bps.is_initialized()
 
 
 @harness.on_ranks(workers=1, init=False)
@@ -145,14 +142,11 @@ def test_each_rank_gets_its_own_of_several_groups():
         assert found == {name: (members, sum(members)) for name, members in of_rank.items()}
 
 
-def seconds(bps: Any) -> float:
+@harness.on_ranks(workers=2, init=False)
+def test_the_groups_have_megatrons_timeout(bps: Any) -> None:
     from megatron.core import parallel_state
 
     initialise()
     with megatron.enabled(use_dpu_reduce=False, use_dpu_tp_reduce=True):
         model_groups(tensor_model_parallel_size=2, distributed_timeout_minutes=7)
-    return float(parallel_state.get_tensor_model_parallel_group()._seconds)
-
-
-def test_the_groups_have_megatrons_timeout():
-    assert harness.run(seconds, workers=2, init=False) == [pytest.approx(420)] * 2
+    assert float(parallel_state.get_tensor_model_parallel_group()._seconds) == pytest.approx(420)

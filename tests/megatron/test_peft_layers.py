@@ -78,12 +78,9 @@ def test_adapters_of_peft_train_as_on_stock_megatron():
         assert all(matrix.any() for name, matrix in state.items() if "lora_B" in name), "which began as zeros"
 
 
-def fails(_: Any) -> str:
+@pytest.mark.long  # says when the page has to change
+@harness.on_ranks(workers=1, init=False)
+def test_pefts_own_layer_fails_without_us(bps: Any) -> None:
     with pytest.raises(Exception) as caught:  # noqa: PT011  that of stock Megatron
         made(False, pefts_own)
-    return repr(caught.value)
-
-
-@pytest.mark.long  # says when the page has to change
-def test_pefts_own_layer_fails_without_us():
-    assert harness.run(fails, workers=1, init=False) == ["KeyError('fan_in_fan_out')"]
+    assert repr(caught.value) == "KeyError('fan_in_fan_out')"

@@ -488,7 +488,12 @@ def test_a_group_beside_gloo(bps: Any) -> None:
     same(tensor, torch.full((3,), float(size * size)))
 
 
-def nothing_is_copied(bps: Any) -> dict[str, int]:
+def bps_memory(bps: Any, count: int) -> torch.Tensor:
+    return torch.from_numpy(bps.empty(count))
+
+
+@harness.on_ranks(workers=2, init=False, env={"BPS_TRANSPORT": "shm"})
+def test_contiguous_tensors_in_shared_memory_are_not_copied(bps: Any) -> None:
     rank, size = joined()
     tensor = bps_memory(bps, 1 << 20)
     whole = bps_memory(bps, size << 18)
@@ -501,20 +506,13 @@ def nothing_is_copied(bps: Any) -> dict[str, int]:
         dist.all_gather_into_tensor(whole, own)
         dist.all_gather(list(whole.view(size, -1)), own)
         after = dict(bps.metrics()["total"])
-    return {name: after[name] - before[name] for name in after}
+    counters = {name: after[name] - before[name] for name in after}
+    assert counters["operation_bytes"] > 0
+    assert all(value == 0 for name, value in counters.items() if "copied" in name or "copy_bytes" in name), counters
 
 
-def bps_memory(bps: Any, count: int) -> torch.Tensor:
-    return torch.from_numpy(bps.empty(count))
-
-
-def test_contiguous_tensors_in_shared_memory_are_not_copied():
-    for counters in harness.run(nothing_is_copied, workers=2, init=False, env={"BPS_TRANSPORT": "shm"}):
-        assert counters["operation_bytes"] > 0
-        assert all(value == 0 for name, value in counters.items() if "copied" in name or "copy_bytes" in name), counters
-
-
-def of_another_device(bps: Any) -> list[str]:
+@harness.on_ranks(workers=2, init=False)
+def test_tensors_of_another_device(bps: Any) -> None:
     """The backend of the device gets what its C++ callers leave out, for example torch's DDP with CUDA tensors."""
     dist.init_process_group("bps")
     called: list[str] = []
@@ -539,10 +537,5 @@ def of_another_device(bps: Any) -> list[str]:
     group.reduce_scatter_single_coalesced([part], [whole])
     del group._inner
     dist.barrier()  # the other rank may still be connecting to this one
-    return called
-
-
-def test_tensors_of_another_device():
-    for called in harness.run(of_another_device, workers=2, init=False):
-        assert len(called) == 10
-        assert all(each.endswith("Options") for each in called), called
+    assert len(called) == 10
+    assert all(each.endswith("Options") for each in called), called

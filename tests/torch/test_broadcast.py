@@ -111,7 +111,25 @@ def test_groups_of_ours_and_of_torch(bps: Any) -> None:
 # ---- Ranks that do not agree
 
 
-def disagrees(bps: Any, how: str) -> tuple[str, str]:
+@pytest.mark.parametrize(
+    ("how", "kinds", "names"),
+    [
+        ("shape", {"MismatchError"}, "b.weight"),
+        ("dtype", {"MismatchError"}, "b.weight"),
+        ("name", {"MismatchError"}, "b.bias"),
+        ("missing", {"MismatchError"}, "c.weight"),
+        ("root", {"MismatchError"}, "root 1"),
+        ("unknown root", {"InvalidArgumentError"}, "root_rank=3"),
+        ("sparse", {"InvalidTensorError", "InvalidArgumentError"}, "b.weight"),
+        ("expanded", {"InvalidTensorError", "InvalidArgumentError"}, "b.weight"),
+        ("lazy", {"InvalidTensorError", "InvalidArgumentError"}, "b.weight"),
+        ("no tensor", {"InvalidArgumentError"}, "b.weight"),
+        ("twice", {"InvalidArgumentError"}, "b.weight"),
+        ("bare", {"InvalidArgumentError"}, "named_parameters"),
+    ],
+)
+@harness.on_ranks(workers=3)
+def test_ranks_that_do_not_agree_are_told_everywhere(bps: Any, how: str, kinds: Any, names: Any) -> None:
     odd = bps.rank() == bps.size() - 1
     tensors: dict[str, Any] = {name: torch.zeros(3, 4) for name in ("a.weight", "b.weight", "c.weight")}
     call: Any = bps_torch.broadcast_parameters
@@ -151,30 +169,10 @@ def disagrees(bps: Any, how: str) -> tuple[str, str]:
     right = {"x": torch.full((2,), float(bps.rank()))}
     call(right)  # the job goes on
     assert not right["x"].any()
-    return raised.type.__name__, str(raised.value)
-
-
-@pytest.mark.parametrize(
-    ("how", "kinds", "names"),
-    [
-        ("shape", {"MismatchError"}, "b.weight"),
-        ("dtype", {"MismatchError"}, "b.weight"),
-        ("name", {"MismatchError"}, "b.bias"),
-        ("missing", {"MismatchError"}, "c.weight"),
-        ("root", {"MismatchError"}, "root 1"),
-        ("unknown root", {"InvalidArgumentError"}, "root_rank=3"),
-        ("sparse", {"InvalidTensorError", "InvalidArgumentError"}, "b.weight"),
-        ("expanded", {"InvalidTensorError", "InvalidArgumentError"}, "b.weight"),
-        ("lazy", {"InvalidTensorError", "InvalidArgumentError"}, "b.weight"),
-        ("no tensor", {"InvalidArgumentError"}, "b.weight"),
-        ("twice", {"InvalidArgumentError"}, "b.weight"),
-        ("bare", {"InvalidArgumentError"}, "named_parameters"),
-    ],
-)
-def test_ranks_that_do_not_agree_are_told_everywhere(how, kinds, names):
-    for kind, text in harness.run(disagrees, how, workers=3):
-        assert kind in kinds, text
-        assert names in text
+    kind = raised.type.__name__
+    text = str(raised.value)
+    assert kind in kinds, text
+    assert names in text
 
 
 @harness.on_ranks(workers=2, env={"BPS_TIMEOUT": "2"})
@@ -345,21 +343,18 @@ class Unpicklable:
         raise TypeError("this one stays at home")
 
 
-def cannot_be_sent(bps: Any, allow_pickle: bool) -> str:
+@pytest.mark.parametrize("allow_pickle", [False, True])
+@harness.on_ranks(workers=3)
+def test_what_cannot_be_sent_is_told_everywhere(bps: Any, allow_pickle: bool) -> None:
     begin = time.monotonic()
     with pytest.raises(bps.InvalidArgumentError) as raised:
         bps_torch.broadcast_object(Unpicklable() if bps.rank() == 1 else None, root_rank=1, allow_pickle=allow_pickle)
     assert time.monotonic() - begin < SOON_S
     assert (raised.value.__cause__ is not None) == (bps.rank() == 1)
     assert bps_torch.broadcast_object("next", root_rank=1) == "next"
-    return str(raised.value)
-
-
-@pytest.mark.parametrize("allow_pickle", [False, True])
-def test_what_cannot_be_sent_is_told_everywhere(allow_pickle):
-    for text in harness.run(cannot_be_sent, allow_pickle, workers=3):
-        assert "worker 1" in text
-        assert ("this one stays at home" in text) if allow_pickle else (".Unpicklable cannot be sent" in text)
+    text = str(raised.value)
+    assert "worker 1" in text
+    assert ("this one stays at home" in text) if allow_pickle else (".Unpicklable cannot be sent" in text)
 
 
 @harness.on_ranks(workers=2)

@@ -87,7 +87,10 @@ def test_sums_in_the_order_of_streams(bps: Any) -> None:
         prepared()
 
 
-def remembers(bps: Any) -> None:
+@harness.on_ranks(
+    "transport", workers=2, env=lambda: gpu_arrays.env() | {"BPS_GPU_CHUNK_BYTES": "4096"}
+)  # of no staging
+def test_what_compression_remembers(bps: Any) -> None:
     """What compression remembers of a CUDA tensor is one state, as in CPU memory."""
     torch.cuda.current_stream = lambda _: Stream(1)
     values = np.random.default_rng(bps.rank()).standard_normal(COUNT).astype(np.float32)
@@ -111,8 +114,3 @@ def remembers(bps: Any) -> None:
         assert value.any()
         assert torch.equal(value, found[1][key])
     assert np.array_equal(array.read(), values)
-
-
-def test_what_compression_remembers(transport):
-    env = harness.over(transport) | gpu_arrays.env() | {"BPS_GPU_CHUNK_BYTES": "4096"}  # of staging, which there is not
-    harness.run(remembers, workers=2, env=env)

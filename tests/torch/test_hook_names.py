@@ -26,7 +26,9 @@ def hooked(model: nn.Module, state: Any = None, **options: Any) -> Any:
     return ddp
 
 
-def otherwise_cut(_: Any, what: str) -> str:
+@pytest.mark.parametrize("what", ["sizes", "order"])
+@harness.on_ranks(workers=2, init=False, env={"BPS_TIMEOUT": str(3 * harness.PATIENCE)})
+def test_ranks_whose_buckets_differ_are_told_which(bps: Any, what: str) -> None:
     """What the first backward pass says where ranks have other buckets, or those of other models."""
     rank = joined()
     if what == "sizes":
@@ -39,16 +41,11 @@ def otherwise_cut(_: Any, what: str) -> str:
     columns = (each if isinstance(each, nn.Linear) else each[0]).in_features
     with pytest.raises(RuntimeError) as caught:
         chosen(torch.ones(2, columns)).sum().backward()
-    return str(caught.value)
+    assert "ddp bucket 0" in str(caught.value)
 
 
-@pytest.mark.parametrize("what", ["sizes", "order"])
-def test_ranks_whose_buckets_differ_are_told_which(what):
-    for said in harness.run(otherwise_cut, what, workers=2, init=False, env={"BPS_TIMEOUT": str(3 * harness.PATIENCE)}):
-        assert "ddp bucket 0" in said
-
-
-def alike(_: Any) -> list[float]:
+@harness.on_ranks(workers=2, init=False)
+def test_models_alike_get_means_of_their_own(bps: Any) -> None:
     """Two models alike are told apart by the order of their passes, or by their states."""
     rank = joined()
     found = []
@@ -60,11 +57,7 @@ def alike(_: Any) -> list[float]:
         models[number].zero_grad()
         models[number](torch.full((1, 1), float(rank + number))).sum().backward()
         found.append(models[number].module.weight.grad.item())
-    return found
-
-
-def test_models_alike_get_means_of_their_own():
-    assert harness.run(alike, workers=2, init=False) == [[0.5, 1.5, 2.5, 3.5] * 2] * 2
+    assert found == [0.5, 1.5, 2.5, 3.5] * 2
 
 
 @harness.on_ranks(workers=2, init=False)

@@ -59,7 +59,8 @@ def moved(model: nn.Module, optimizer: Any, samples: Callable[[int], torch.Tenso
         optimizer.step()
 
 
-def kept_and_moved(bps: Any) -> None:
+@harness.on_ranks(workers=2)
+def test_kept_gradients_stay_beside_those_that_get_other_memory(bps: Any) -> None:
     """Keeps as many gradients as it gives other memory."""
     for number, keep in enumerate(KEPT[1:]):
         for name, wrap in wraps(bps).items():
@@ -76,10 +77,6 @@ def kept_and_moved(bps: Any) -> None:
                         parameter.grad.data = parameter.grad.data / 2
                 optimizer.step()
             assert all(torch.equal(*each) for each in zip(found, then, strict=True)), (number, name)
-
-
-def test_kept_gradients_stay_beside_those_that_get_other_memory():
-    harness.run(kept_and_moved, workers=2)
 
 
 class Pixels(nn.Module):

@@ -62,7 +62,8 @@ def train(model: nn.Module, optimizer: Any, samples: Callable[[int], torch.Tenso
     return weights(model)
 
 
-def late_updates(bps: Any) -> None:
+@harness.on_ranks(workers=2)
+def test_late_updates_are_those_of_a_step_outside(bps: Any) -> None:
     for mode_name, mode in MODES.items():
         for name, make in OPTIMIZERS.items():
             alone, model = training.seeded(training.Plain), training.seeded(training.Plain)
@@ -76,11 +77,8 @@ def late_updates(bps: Any) -> None:
             assert not any(each.is_inference() for state in optimizer.state.values() for each in state.values())
 
 
-def test_late_updates_are_those_of_a_step_outside():
-    harness.run(late_updates, workers=2)
-
-
-def in_autocast(bps: Any) -> None:
+@harness.on_ranks(workers=2)
+def test_late_updates_are_not_rounded_under_autocast(bps: Any) -> None:
     """Forward passes in training run under autocast; only the first step can differ by its rounding."""
     found = []
     for late in (False, True):
@@ -98,11 +96,8 @@ def in_autocast(bps: Any) -> None:
     assert torch.equal(*found)
 
 
-def test_late_updates_are_not_rounded_under_autocast():
-    harness.run(in_autocast, workers=2)
-
-
-def other_wrappers(bps: Any) -> None:
+@harness.on_ranks(workers=2)
+def test_a_look_at_a_model_changes_no_wrapper(bps: Any) -> None:
     def sgd(model: nn.Module) -> torch.optim.Optimizer:
         return OPTIMIZERS["SGD"](model.parameters())
 
@@ -127,7 +122,3 @@ def other_wrappers(bps: Any) -> None:
             )
         for found in (results[1], results[2], results[4]):  # DiLoCo has a momentum on each rank
             torch.testing.assert_close(found, results[0], rtol=1e-5, atol=1e-6)
-
-
-def test_a_look_at_a_model_changes_no_wrapper():
-    harness.run(other_wrappers, workers=2)

@@ -128,10 +128,6 @@ def exactly(bps: Any) -> None:
     compare(bps, wraps(bps, exact=True), micro=2)
 
 
-def compressed(bps: Any) -> None:
-    compare(bps, wraps(bps, compression=Compression.fp16), tolerance=1e-2)
-
-
 def on_a_device(bps: Any) -> None:
     simulated.install(immediate=True)
     accumulated(bps)
@@ -151,9 +147,13 @@ def test_means_get_to_tensors_of_the_script(body):
     harness.run(body, workers=2)
 
 
-def test_compressed_means_get_to_tensors_of_the_script():
-    each = [{"BPS_HOST_ID": f"host {rank}"} for rank in range(2)]
-    harness.run(compressed, workers=2, env={"BPS_MIN_COMPRESS_BYTES": "64", "BPS_TRANSPORT": "tcp"}, rank_env=each)
+@harness.on_ranks(
+    workers=2,
+    env={"BPS_MIN_COMPRESS_BYTES": "64", "BPS_TRANSPORT": "tcp"},
+    rank_env=[{"BPS_HOST_ID": f"host {rank}"} for rank in range(2)],
+)
+def test_compressed_means_get_to_tensors_of_the_script(bps: Any) -> None:
+    compare(bps, wraps(bps, compression=Compression.fp16), tolerance=1e-2)
 
 
 @harness.on_ranks(workers=2)

@@ -141,19 +141,6 @@ def by_the_script(model: Any, optimizer: Any, x: torch.Tensor) -> None:
     optimizer.step()
 
 
-def allowed(bps: Any, use: Callable[[Any, Any, torch.Tensor], None]) -> None:
-    if use is by_torch:
-        torch.distributed.init_process_group("bps")
-    model: Any = DistributedDataParallel(training.seeded(training.Plain))
-    alone = training.seeded(training.Plain)
-    optimizer = sgd_of(model)
-    for step in range(3):
-        optimizer.zero_grad()
-        use(model, optimizer, training.share_of(bps, step))
-    assert training.same_everywhere(bps, model)
-    assert training.distance(alone, model) > 0, "it has trained"
-
-
 def many_at_once(model: Any, optimizer: Any, x: torch.Tensor) -> None:
     import bps_rdma.torch as bps
 
@@ -222,8 +209,18 @@ USES = [
 
 
 @pytest.mark.parametrize("use", USES)
-def test_what_does_not_use_them_goes_on(use: Callable[..., None]) -> None:
-    harness.run(allowed, use, workers=2)
+@harness.on_ranks(workers=2)
+def test_what_does_not_use_them_goes_on(bps: Any, use: Callable[[Any, Any, torch.Tensor], None]) -> None:
+    if use is by_torch:
+        torch.distributed.init_process_group("bps")
+    model: Any = DistributedDataParallel(training.seeded(training.Plain))
+    alone = training.seeded(training.Plain)
+    optimizer = sgd_of(model)
+    for step in range(3):
+        optimizer.zero_grad()
+        use(model, optimizer, training.share_of(bps, step))
+    assert training.same_everywhere(bps, model)
+    assert training.distance(alone, model) > 0, "it has trained"
 
 
 @harness.on_ranks()

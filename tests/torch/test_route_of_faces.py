@@ -146,7 +146,8 @@ def test_the_backend(bps: Any) -> None:
     dist.barrier(group=group)
 
 
-def uneven(bps: Any) -> None:
+@harness.on_ranks(workers=3, env=gpu_arrays.env)
+def test_parts_of_different_sizes(bps: Any) -> None:
     """What the pipeline does not take, the core does: parts of different sizes."""
     simulated.install_on_route()
     rank, size = bps.rank(), bps.size()
@@ -156,10 +157,6 @@ def uneven(bps: Any) -> None:
     part = bps_torch.reduce_scatter(whole, "uneven", average=False)
     assert torch.equal(part, expected[begin:end])
     assert torch.equal(bps_torch.all_gather(part, "whole", out=torch.empty(10)), expected)
-
-
-def test_parts_of_different_sizes():
-    harness.run(uneven, workers=3, env=gpu_arrays.env())
 
 
 @harness.on_ranks(workers=3, env=gpu_arrays.env)

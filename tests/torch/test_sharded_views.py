@@ -120,18 +120,14 @@ def test_a_first_step_that_fails_is_used_by_nobody():
         assert {one["step"].item() for one in state["state"].values()} == {STEPS}
 
 
-def spreads(bps: Any) -> list[tuple[int, ...]]:
+@harness.on_ranks(workers=4, env=ENV, rank_env=[{"BPS_HOST_ID": host} for host in "aabb"])
+def test_the_copies_of_a_state_lie_on_two_hosts(bps: Any) -> None:
+    """A host may be lost with all its ranks."""
     inner = model()
     sharded = ShardedOptimizer(inner.parameters(), torch.optim.AdamW, **OPTIONS)
-    return [sharded._shards.keepers(param) for param in inner.parameters()]
-
-
-def test_the_copies_of_a_state_lie_on_two_hosts():
-    """A host may be lost with all its ranks."""
-    places = [{"BPS_HOST_ID": host} for host in "aabb"]
-    for keepers in harness.run(spreads, workers=4, env=ENV, rank_env=places):
-        assert all({rank // 2 for rank in pair} == {0, 1} for pair in keepers), keepers
-        assert len({pair[0] for pair in keepers}) > 1
+    keepers = [sharded._shards.keepers(param) for param in inner.parameters()]
+    assert all({rank // 2 for rank in pair} == {0, 1} for pair in keepers), keepers
+    assert len({pair[0] for pair in keepers}) > 1
 
 
 def divides(bps: Any) -> tuple[int, int, int]:

@@ -46,7 +46,9 @@ def summed_as(name: str) -> OperationOptions:
     return OperationOptions(ReduceOp.sum, name)
 
 
-def everything(bps: Any, delay: float) -> dict[str, int]:
+@pytest.mark.parametrize("delay", [0.0, pytest.param(0.0005, marks=pytest.mark.long)], ids=["quick", "slow"])
+@harness.on_ranks(workers=3, env=SMALL)
+def test_results(bps: Any, delay: float) -> None:
     """All operations, sizes around chunks, several dtypes; more of them at once than there are buffers."""
     device = simulated.install(delay, immediate=True)
     rank, size = bps.rank(), bps.size()
@@ -103,13 +105,7 @@ def everything(bps: Any, delay: float) -> dict[str, int]:
     figures = dict(bps.metrics()["total"])
     bps.shutdown()
     device.await_end()
-    return figures
-
-
-@pytest.mark.parametrize("delay", [0.0, pytest.param(0.0005, marks=pytest.mark.long)], ids=["quick", "slow"])
-def test_results(delay):
-    for figures in harness.run(everything, delay, workers=3, env=SMALL):
-        assert figures["copied_bytes"] == 0, "chunks are copied by the device alone"
+    assert figures["copied_bytes"] == 0, "chunks are copied by the device alone"
 
 
 @harness.on_ranks(workers=2, env=SMALL)
@@ -174,7 +170,8 @@ def test_handles(bps: Any) -> None:
         assert torch.equal(tensor, expected)
 
 
-def unstaged(bps: Any) -> tuple[list[bool], list[bool]]:
+@harness.on_ranks(workers=2, env=SMALL)
+def test_what_is_not_staged_is_copied_in_the_stream_of_the_call(bps: Any) -> None:
     """Whether copies to the results of operations that are not staged are ordered, by wait() and by a future."""
     device = simulated.install(immediate=True)
     streams = threading.local()  # as on a GPU, each thread has a current stream
@@ -207,13 +204,9 @@ def unstaged(bps: Any) -> tuple[list[bool], list[bool]]:
         followed = [stream for stream, event in orders if event == ("event of", called)]
         followers = [["another"], ["default"]] if number else [["another"]]
         found[number].extend([used[-1] == called, followed in followers])
-    return found
-
-
-def test_what_is_not_staged_is_copied_in_the_stream_of_the_call():
-    for waited, by_a_future in harness.run(unstaged, workers=2, env=SMALL):
-        assert waited == [True, True]
-        assert by_a_future == [True, True]
+    (waited, by_a_future) = found
+    assert waited == [True, True]
+    assert by_a_future == [True, True]
 
 
 def test_a_future_of_what_is_not_staged_knows_its_device():
@@ -298,7 +291,8 @@ def test_rounds_of_one_name_keep_their_order(bps: Any) -> None:
     assert torch.equal(other.wait(), torch.full((5000,), 2.0))
 
 
-def stuck(bps: Any) -> str:
+@harness.on_ranks(workers=2, env={"BPS_TIMEOUT": "1"})
+def test_a_device_that_hangs(bps: Any) -> None:
     """The device never gets there: whoever waits learns it."""
     operation._GRACE = 0.5
     device = simulated.install()
@@ -314,16 +308,14 @@ def stuck(bps: Any) -> str:
     gate.set()
     time.sleep(1)  # what must not happen has had the time to
     assert torch.equal(tensor, torch.ones(5)), "changed after wait() has raised"
-    return str(caught.value)
+    text = str(caught.value)
+    assert "stuck: none of the chunks" in text
+    assert "device" in text
 
 
-def test_a_device_that_hangs():
-    for text in harness.run(stuck, workers=2, env={"BPS_TIMEOUT": "1"}):
-        assert "stuck: none of the chunks" in text
-        assert "device" in text
-
-
-def behind(bps: Any) -> float:
+@pytest.mark.long  # measures
+@harness.on_ranks(workers=2, env={**SMALL, "BPS_TIMEOUT": "3"})
+def test_patience_is_for_chunks(bps: Any) -> None:
     """Waiting for what is behind much else takes longer than a chunk may take, and that is no reason to give up."""
     operation._GRACE = 0.0
     simulated.install(delay=0.03, immediate=True)
@@ -332,13 +324,8 @@ def behind(bps: Any) -> float:
     begin = time.monotonic()
     transfer.all_reduce(last, summed_as("last")).wait()
     assert torch.equal(last, torch.full((4,), 2.0))
-    return time.monotonic() - begin
-
-
-@pytest.mark.long  # measures
-def test_patience_is_for_chunks():
-    for seconds in harness.run(behind, workers=2, env={**SMALL, "BPS_TIMEOUT": "3"}):
-        assert seconds > 3
+    seconds = time.monotonic() - begin
+    assert seconds > 3
 
 
 def waits_for_a_kernel(bps: Any) -> float:

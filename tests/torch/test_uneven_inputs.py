@@ -78,7 +78,8 @@ def backwards(model: nn.Module, join: Any, inputs: list[torch.Tensor]) -> None:
             training.loss_of(model(x)).backward()
 
 
-def stopped(bps: Any) -> list[str]:
+@harness.on_ranks(workers=2)
+def test_what_join_cannot_do_is_refused(bps: Any) -> None:
     errors = []
     model = DistributedDataParallel(training.seeded(training.Plain))
     with pytest.raises(bps.BpsError) as caught:
@@ -116,17 +117,13 @@ def stopped(bps: Any) -> list[str]:
     with pytest.raises(bps.BpsError) as caught, model.join():
         buffered(training.batch(0))
     errors.append(caught.value.message)
-    return errors
-
-
-def test_what_join_cannot_do_is_refused():
-    for first, second, third, fourth, *of_two in harness.run(stopped, workers=2):
-        assert first.startswith("worker 0 has no inputs any more, and worker 1 has")
-        assert "still is the mean of an earlier pass" in second
-        assert "got a gradient again before step()" in third
-        assert "step() of a ShardedOptimizer" in fourth
-        assert len(of_two) == 5
-        assert all(each.startswith("join() of one wrapper is running") for each in of_two)
+    (first, second, third, fourth, *of_two) = errors
+    assert first.startswith("worker 0 has no inputs any more, and worker 1 has")
+    assert "still is the mean of an earlier pass" in second
+    assert "got a gradient again before step()" in third
+    assert "step() of a ShardedOptimizer" in fourth
+    assert len(of_two) == 5
+    assert all(each.startswith("join() of one wrapper is running") for each in of_two)
 
 
 @harness.on_ranks(workers=1)

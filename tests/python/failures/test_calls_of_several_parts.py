@@ -112,21 +112,6 @@ class Exact:
         assert found.tolist() == [3 * value, 3 * value, np.inf], (value, found)
 
 
-def is_interrupted(bps: Any, kind: Any, place: int, after: bool) -> None:
-    """Rank 0 is interrupted between the parts of a call; the others take part in it, and may be told."""
-    told: tuple[type[BaseException], ...] = (bps.PeerLostError, bps.MismatchError)
-    for value in (1, 2):
-        kind.check(bps, value, kind.call(bps, value))
-    if bps.rank() == 0:
-        with interrupted_at(place, kind.started_by, after=after), pytest.raises(SignalError):
-            kind.call(bps, 3)
-    else:
-        with contextlib.suppress(*told):
-            kind.check(bps, 3, kind.call(bps, 3))
-    for value in ROUNDS:
-        kind.check(bps, value, kind.call(bps, value))
-
-
 PARTS = [(0, True), (1, False), (1, True)]
 
 
@@ -142,8 +127,20 @@ PARTS = [(0, True), (1, False), (1, True)]
         *(pytest.param(Gather("broadcast"), *part, id=f"parts {part}") for part in [(0, False), *PARTS]),
     ],
 )
-def test_who_is_interrupted_between_the_parts_of_a_call(kind: Any, place: int, after: bool) -> None:
-    harness.run(is_interrupted, kind, place, after, workers=3, env={"BPS_TIMEOUT": str(20 * harness.PATIENCE)})
+@harness.on_ranks(workers=3, env={"BPS_TIMEOUT": str(20 * harness.PATIENCE)})
+def test_who_is_interrupted_between_the_parts_of_a_call(bps: Any, kind: Any, place: int, after: bool) -> None:
+    """Rank 0 is interrupted between the parts of a call; the others take part in it, and may be told."""
+    told: tuple[type[BaseException], ...] = (bps.PeerLostError, bps.MismatchError)
+    for value in (1, 2):
+        kind.check(bps, value, kind.call(bps, value))
+    if bps.rank() == 0:
+        with interrupted_at(place, kind.started_by, after=after), pytest.raises(SignalError):
+            kind.call(bps, 3)
+    else:
+        with contextlib.suppress(*told):
+            kind.check(bps, 3, kind.call(bps, 3))
+    for value in ROUNDS:
+        kind.check(bps, value, kind.call(bps, value))
 
 
 @pytest.mark.parametrize("count", [1, 6001])

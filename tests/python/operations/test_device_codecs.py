@@ -92,7 +92,9 @@ def test_hosts_that_sum_before_they_compress():
     assert harness.run(sums, [0, 1, 2], **harness.on_hosts("aab"), env=env) == expected
 
 
-def failing(bps: Any, function: str) -> None:
+@pytest.mark.parametrize("function", ["encode", "decode"])
+@harness.on_ranks("transport", workers=2, env=lambda: gpu_arrays.env() | SMALL)
+def test_a_codec_that_fails(bps: Any, function: str) -> None:
     """A codec fails on rank 0: everybody is told, no array changes after that, and the next sum is right."""
     fails = [bps.rank() == 0]
 
@@ -124,8 +126,3 @@ def failing(bps: Any, function: str) -> None:
     bps.push_pull_inplace(array, name="x", average=False, compression=cutting)
     assert (array.read() == 3).all()
     assert array.is_contained()
-
-
-@pytest.mark.parametrize("function", ["encode", "decode"])
-def test_a_codec_that_fails(transport, function):
-    harness.run(failing, function, workers=2, env=harness.over(transport) | gpu_arrays.env() | SMALL)

@@ -463,7 +463,9 @@ def test_an_array_stays_while_the_device_reads_it(bps: Any) -> None:
     keep_until_read(bps, kernel, gone)
 
 
-def keeps_what_is_written(bps: Any) -> None:
+@pytest.mark.long  # shutdown() waits 30 s for the device; tests/cpp/device/copy_stream_test.cc has what hangs
+@harness.on_ranks(workers=2, env=lambda: on_gpu("shm", BPS_SHUTDOWN_TIMEOUT=str(3 * harness.PATIENCE)))
+def test_an_array_stays_while_the_device_writes_to_it(bps: Any) -> None:
     """A GPU hangs while results are copied to it, and the job ends: what it may still write to stays."""
     nbytes = 1000
     array = GpuArray(nbytes, "uint8")
@@ -484,9 +486,3 @@ def keeps_what_is_written(bps: Any) -> None:
     gc.collect()
     assert gone() is not None, "the device still writes to it"
     fake().fake_hang(0)
-
-
-@pytest.mark.long  # shutdown() waits 30 s for the device; tests/cpp/device/copy_stream_test.cc has what hangs
-def test_an_array_stays_while_the_device_writes_to_it():
-    env = on_gpu("shm", BPS_SHUTDOWN_TIMEOUT=str(3 * harness.PATIENCE))
-    harness.run(keeps_what_is_written, workers=2, env=env)
