@@ -165,7 +165,8 @@ def test_nothing_changes_after_a_deadline(bps: Any) -> None:
     assert transfer.all_reduce(after, OperationOptions(ReduceOp.sum, "after")).wait().eq(2).all()
 
 
-def dying(bps: Any) -> str:
+@harness.on_ranks(workers=2, env={"BPS_SHUTDOWN_TIMEOUT": "1"}, kills="rank 1", at="both")
+def test_a_rank_that_dies(bps: Any) -> None:
     """Rank 1 is killed in the middle of things; rank 0's operations end with that error, and so does its job."""
     transfer.all_reduce(torch.zeros(9, device="cuda"), OperationOptions(ReduceOp.sum, "both")).wait()
     mark("both")
@@ -179,14 +180,6 @@ def dying(bps: Any) -> str:
         with pytest.raises(bps.PeerLostError):
             one.wait()
     bps.shutdown()
-    return "told"
-
-
-def test_a_rank_that_dies():
-    with harness.start(dying, workers=2, env={"BPS_SHUTDOWN_TIMEOUT": "1"}) as job:
-        job.await_marks("both")
-        job.kill("rank 1")
-        assert job.outcomes()[0].value == "told"
 
 
 @harness.on_ranks(workers=2, init=False)

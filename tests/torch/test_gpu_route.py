@@ -73,7 +73,8 @@ def test_operations_wait_for_kernels_before_them(bps: Any) -> None:
         assert torch.equal(result.cpu(), expected), step
 
 
-def dying(bps: Any) -> str:
+@harness.on_ranks("transport", workers=2, env=ENV | {"BPS_SHUTDOWN_TIMEOUT": "1"}, kills="rank 1")
+def test_a_rank_that_dies(bps: Any) -> None:
     """Rank 1 is killed in the middle of things; what rank 0 has does not change any more."""
     arrays = [torch.zeros(COUNT, device="cuda") for _ in range(4)]
     assert isinstance(sum_until_it_fails(bps, arrays, 3), bps.PeerLostError)
@@ -81,15 +82,6 @@ def dying(bps: Any) -> str:
     time.sleep(2)  # what must not happen has had the time to
     assert all(torch.equal(*pair) for pair in zip(seen, arrays, strict=True))
     bps.shutdown()
-    return "told"
-
-
-def test_a_rank_that_dies(transport):
-    env = harness.over(transport) | ENV | {"BPS_SHUTDOWN_TIMEOUT": "1"}
-    with harness.start(dying, workers=2, env=env) as job:
-        job.await_marks("running")
-        job.kill("rank 1")
-        assert job.outcomes(but=[1])[0].value == "told"
 
 
 @harness.on_ranks(workers=2, env=ENV)

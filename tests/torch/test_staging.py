@@ -358,7 +358,8 @@ def test_who_waits_for_a_gpu_is_named():
         assert job.results() == [2.0, 2.0]
 
 
-def dying(bps: Any) -> str:
+@harness.on_ranks(workers=2, env={**SMALL, "BPS_SHUTDOWN_TIMEOUT": "1"}, kills="rank 1", at="both")
+def test_a_rank_that_dies(bps: Any) -> None:
     """Rank 1 leaves without a word; rank 0's operations end, all of them."""
     simulated.install(delay=0.001, immediate=True)
     transfer.all_reduce(torch.zeros(9), summed_as("both")).wait()
@@ -372,15 +373,7 @@ def dying(bps: Any) -> str:
             one.wait()
         kinds.add(type(caught.value).__name__)
     bps.shutdown()
-    return " ".join(kinds)
-
-
-def test_a_rank_that_dies():
-    env = {**SMALL, "BPS_SHUTDOWN_TIMEOUT": "1"}
-    with harness.start(dying, workers=2, env=env) as job:
-        job.await_marks("both")
-        job.kill("rank 1")
-        assert job.outcomes()[0].value == "PeerLostError"
+    assert " ".join(kinds) == "PeerLostError"
 
 
 @harness.on_ranks(workers=2, init=False, env=SMALL)

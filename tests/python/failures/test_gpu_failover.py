@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import signal
 import time
@@ -85,7 +86,12 @@ def test_servers_that_die_at_any_moment(seed: int) -> None:
         job.helper_statuses(but=victims)
 
 
-def late_gpu(bps: Any, waits: bool) -> bool:
+@pytest.mark.parametrize("waits", [False, pytest.param(True, marks=pytest.mark.long)])
+@SHM_FIRST
+@harness.on_ranks(
+    "transport", workers=2, servers=2, env=functools.partial(env, BPS_PUSH_THREAD="1"), kills="server 1", at="started"
+)
+def test_a_late_gpu_is_waited_for_in_the_next_view(bps: Any, waits: bool) -> None:
     """Rank 1's kernel ends after the view, or when the next one has begun."""
     array = GpuArray(BYTES, "uint8", fake().fake_stream())
     array.write(3)
@@ -102,20 +108,16 @@ def late_gpu(bps: Any, waits: bool) -> bool:
     elif waits:
         bps.barrier()
     handle.wait()
-    return bool((array.read() == 7).all()) and array.is_contained()
+    assert (array.read() == 7).all()
+    assert array.is_contained()
 
 
-@pytest.mark.parametrize("waits", [False, pytest.param(True, marks=pytest.mark.long)])
+@pytest.mark.long
 @SHM_FIRST
-def test_a_late_gpu_is_waited_for_in_the_next_view(transport: str, waits: bool) -> None:
-    with harness.start(late_gpu, waits, workers=2, servers=2, env=env(transport, BPS_PUSH_THREAD="1")) as job:
-        job.await_marks("started")
-        job.kill("server 1")
-        job.set_mark("killed")
-        assert job.values() == [True, True]
-
-
-def late_beyond_the_deadline(bps: Any) -> str:
+@harness.on_ranks(
+    "transport", workers=2, servers=2, env=functools.partial(env, BPS_PUSH_THREAD="1"), kills="server 1", at="started"
+)
+def test_a_late_gpu_meets_its_deadline_in_the_next_view(bps: Any) -> None:
     """Rank 1's kernel ends only after the deadline of what continues the operation in the next view."""
     array = GpuArray(BYTES, "uint8", fake().fake_stream())
     bps.barrier()
@@ -134,18 +136,7 @@ def late_beyond_the_deadline(bps: Any) -> str:
     array.write(5)
     bps.push_pull_inplace(array, name="x", average=False)
     assert (array.read() == 10).all()
-    return str(raised.value)
-
-
-@pytest.mark.long
-@SHM_FIRST
-def test_a_late_gpu_meets_its_deadline_in_the_next_view(transport: str) -> None:
-    settings = env(transport, BPS_PUSH_THREAD="1")
-    with harness.start(late_beyond_the_deadline, workers=2, servers=2, env=settings) as job:
-        job.await_marks("started")
-        job.kill("server 1")
-        job.set_mark("killed")
-        assert all("x'" in text for text in job.values())
+    assert "x'" in str(raised.value)
 
 
 def broken_gpu(bps: Any) -> str:
@@ -218,23 +209,17 @@ def test_arrays_are_quiet_after_what_is_not_survived(transport: str, compression
             assert 1 <= value["failures"] <= len(victims)
 
 
-def sum_on_the_host(bps: Any, steps: int) -> int:
+@harness.on_ranks("transport", workers=2, servers=2, env=env, kills="server 1", at="step-20")
+def test_arrays_in_cpu_memory_do_not_notice_either(bps: Any) -> None:
     """Arrays in CPU memory, in a job whose GPUs the core copies."""
     array = np.empty(COUNT)
-    for step in range(steps):
+    for step in range(60):
         array[:] = values(bps.rank(), step)
         bps.push_pull_inplace(array, name="x", average=False)
         expect(array, values(0, step) + values(1, step), step)
         if step % 10 == 0:
             mark(f"step-{step}")
-    return bps.size()
-
-
-def test_arrays_in_cpu_memory_do_not_notice_either(transport: str) -> None:
-    with harness.start(sum_on_the_host, 60, workers=2, servers=2, env=env(transport)) as job:
-        job.await_marks("step-20")
-        job.kill("server 1")
-        assert job.values() == [2, 2]
+    assert bps.size() == 2
 
 
 def prepared_in_place(bps: Any, steps: int) -> bool:

@@ -86,7 +86,9 @@ def test_two_servers_are_killed_at_once(transport: str) -> None:
         job.helper_statuses(but=["server 0", "server 2"])
 
 
-def fail_without_servers(bps: Any) -> str:
+@TCP_FIRST
+@harness.on_ranks("transport", workers=2, servers=1, env=env, kills="server 0")
+def test_the_last_server_is_missed(bps: Any) -> None:
     mark("running")
     array = np.ones(COUNT, np.float32)
 
@@ -98,15 +100,7 @@ def fail_without_servers(bps: Any) -> str:
         sum_for_ever()
     kept = array.copy()
     assert (array == kept).all()
-    return str(raised.value)
-
-
-@TCP_FIRST
-def test_the_last_server_is_missed(transport: str) -> None:
-    with harness.start(fail_without_servers, workers=2, servers=1, env=env(transport)) as job:
-        job.await_marks("running")
-        job.kill("server 0")
-        assert all("server 0" in value for value in job.values())
+    assert "server 0" in str(raised.value)
 
 
 @SHM_FIRST
@@ -165,9 +159,11 @@ def test_a_dropped_prepared_operation_keeps_its_array(transport: str) -> None:
         job.helper_statuses(but=["server 1"])
 
 
-def leave_handles(bps: Any, steps: int) -> float:
+@TCP_FIRST
+@harness.on_ranks("transport", workers=2, servers=2, env=env, kills="server 1", at="step-20")
+def test_handles_that_nobody_waits_for(bps: Any) -> None:
     """Nobody waits for these: they must be summed all the same, in memory that stays."""
-    for step in range(steps):
+    for step in range(60):
         for i in range(4):
             bps.push_pull_async_inplace(np.full(COUNT, step, np.float32), name=f"left {i}", average=False)
         array = np.full(COUNT, step, np.float32)
@@ -175,22 +171,15 @@ def leave_handles(bps: Any, steps: int) -> float:
         assert array.min() == array.max() == bps.size() * step
         if step % 10 == 0:
             mark(f"step-{step}")
-    return float(array[0])
 
 
-@TCP_FIRST
-def test_handles_that_nobody_waits_for(transport: str) -> None:
-    with harness.start(leave_handles, 60, workers=2, servers=2, env=env(transport)) as job:
-        job.await_marks("step-20")
-        job.kill("server 1")
-        assert job.values() == [2 * 59] * job.workers
-
-
-def use_threads(bps: Any, steps: int) -> int:
+@SHM_FIRST
+@harness.on_ranks("transport", workers=2, servers=3, env=env, kills="server 1", at="step-20")
+def test_several_threads_meet_the_same_loss(bps: Any) -> None:
     """Two threads with names of their own, and one that only begins later."""
 
     def work(name: str) -> None:
-        for step in range(steps):
+        for step in range(60):
             array = np.full(COUNT, step + bps.rank(), np.float32)
             bps.push_pull_inplace(array, name=name, average=False)
             assert array.min() == array.max() == 2 * step + 1, (name, step, array[0])
@@ -198,24 +187,18 @@ def use_threads(bps: Any, steps: int) -> int:
                 mark(f"step-{step}")
 
     harness.in_threads(*(functools.partial(work, name) for name in ("first", "second", "third")))
-    return bps.size()
+    assert bps.size() == 2
 
 
 @SHM_FIRST
-def test_several_threads_meet_the_same_loss(transport: str) -> None:
-    with harness.start(use_threads, 60, workers=2, servers=3, env=env(transport)) as job:
-        job.await_marks("step-20")
-        job.kill("server 1")
-        assert job.values() == [2] * job.workers
-
-
-def use_the_view_of_before(bps: Any, steps: int) -> list[int]:
+@harness.on_ranks("transport", workers=2, servers=2, env=env, kills="server 1", at="summed")
+def test_a_call_on_a_view_that_has_ended_goes_on_in_the_next(bps: Any) -> None:
     """What a thread meets that has begun a call when another one went into the next view."""
     from bps_rdma import _core, job
 
     before = job.current().process
     array = np.ones(COUNT, np.float32)
-    for step in range(steps):
+    for step in range(3):
         bps.push_pull_inplace(array, name="first", average=False)
         if step == 0:
             mark("summed")
@@ -230,19 +213,12 @@ def use_the_view_of_before(bps: Any, steps: int) -> list[int]:
         return (before if len(asked) == 1 else process).rank
 
     assert job.asked(rank_of) == bps.rank()
-    return [len(asked)]
+    assert len(asked) == 2
 
 
-@SHM_FIRST
-def test_a_call_on_a_view_that_has_ended_goes_on_in_the_next(transport: str) -> None:
-    with harness.start(use_the_view_of_before, 3, workers=2, servers=2, env=env(transport)) as job:
-        job.await_marks("summed")
-        job.kill("server 1")
-        job.set_mark("killed")
-        assert job.values() == [[2]] * job.workers
-
-
-def leave_something_on_the_server(bps: Any, what: str, steps: int) -> int:
+@pytest.mark.parametrize("what", ["compressed", "stored", "apart", "nothing"])
+@harness.on_ranks(workers=2, servers=2, env=env("tcp"), kills="server 1", at="step-20")
+def test_what_is_lost_with_a_server_costs_one_exception(bps: Any, what: str) -> None:
     """How many exceptions the loss of a server costs a rank that has done this once."""
     array = np.empty(COUNT, np.float32)
     if what == "apart":
@@ -252,7 +228,7 @@ def leave_something_on_the_server(bps: Any, what: str, steps: int) -> int:
     elif what == "stored":
         bps.store(np.ones(4, np.float32), name="weights")
     aborted, step = 0, 0
-    while step < steps:
+    while step < 60:
         try:
             array[:] = 1 + bps.rank()
             bps.push_pull_inplace(
@@ -266,15 +242,7 @@ def leave_something_on_the_server(bps: Any, what: str, steps: int) -> int:
         step += 1
         if step % 10 == 0:
             mark(f"step-{step}")
-    return aborted
-
-
-@pytest.mark.parametrize("what", ["compressed", "stored", "apart", "nothing"])
-def test_what_is_lost_with_a_server_costs_one_exception(what: str) -> None:
-    with harness.start(leave_something_on_the_server, what, 60, workers=2, servers=2, env=env("tcp")) as job:
-        job.await_marks("step-20")
-        job.kill("server 1")
-        assert job.values() == [(what != "nothing")] * job.workers
+    assert aborted == (what != "nothing")
 
 
 def survives_servers(bps: Any) -> bool:
@@ -289,7 +257,8 @@ def test_it_is_on_by_itself() -> None:
     assert harness.run(survives_servers, servers=1, env=auto, **harness.on_hosts("aab")) == [True] * 3
 
 
-def give_up(bps: Any) -> list[float]:
+@harness.on_ranks("transport", workers=2, servers=2, env=env, kills="server 1", at="given up")
+def test_a_round_that_was_given_up_meets_no_other(bps: Any) -> None:
     """Rank 0 gives a round up that rank 1 has not begun; then a server is lost."""
     array = np.zeros(COUNT, np.float32)
     if bps.rank() == 0:
@@ -297,7 +266,7 @@ def give_up(bps: Any) -> list[float]:
             bps.push_pull_inplace(array, name="x", average=False, timeout=1)
     bps.barrier()
     mark("given up")
-    await_mark("lost")
+    await_mark("killed")
     bps.push_pull_inplace(np.zeros(COUNT, np.float32), name="the loss is noticed", average=False)
     bps.new_group([0, 1], name="made in the next view")
     if bps.rank() == 1:
@@ -309,15 +278,7 @@ def give_up(bps: Any) -> list[float]:
     bps.barrier()
     array[:] = 10 + bps.rank()
     bps.push_pull_inplace(array, name="x", average=False)
-    return [float(array.min()), float(array.max())]
-
-
-def test_a_round_that_was_given_up_meets_no_other(transport: str) -> None:
-    with harness.start(give_up, workers=2, servers=2, env=env(transport)) as job:
-        job.await_marks("given up")
-        job.kill("server 1")
-        job.set_mark("lost")
-        assert job.values() == [[21, 21]] * job.workers
+    assert [float(array.min()), float(array.max())] == [21, 21]
 
 
 def wait_for_a_stopped_server(bps: Any) -> tuple[str, list[float]]:

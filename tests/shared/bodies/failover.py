@@ -75,5 +75,6 @@ def train(bps: Any, steps: int) -> dict[str, Any]:
     return {"rank": bps.rank(), "size": bps.size(), "servers": len(bps.metrics()["transports"])}
 
 
-def env(transport: str) -> dict[str, str]:
-    return FAST | harness.over(transport) | {"BPS_PARTITION_BYTES": str(256 * 1024)}
+def env(transport: str = "") -> dict[str, str]:
+    """Over any transport, unless one is named."""
+    return FAST | (harness.over(transport) if transport else {}) | {"BPS_PARTITION_BYTES": str(256 * 1024)}

@@ -16,8 +16,9 @@ from bodies.failover import FAST
 COUNT = 60_000  # many partitions
 
 
-def env(transport: str, **more: str) -> dict[str, str]:
-    return harness.over(transport) | gpu_arrays.env() | FAST | harness.cut_at(16384) | more
+def env(transport: str = "", **more: str) -> dict[str, str]:
+    """Over any transport, unless one is named."""
+    return (harness.over(transport) if transport else {}) | gpu_arrays.env() | FAST | harness.cut_at(16384) | more
 
 
 def values(rank: int, step: int, count: int = COUNT) -> np.ndarray[Any, Any]:

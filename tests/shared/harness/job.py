@@ -212,15 +212,22 @@ def start(body: Body, *args: Any, **options: Any) -> Job:
 
 def run(
     body: Body, *args: Any, timeout: float = _DEADLINE_S, but: Sequence[int] = (), interrupts: bool = False,
-    **options: Any,
+    kills: str = "", at: str = "running", **options: Any,
 ) -> list[Any]:  # fmt: skip
     """Runs a job to its end; returns what the ranks (except `but`, which end otherwise) returned.
 
-    Options as for start(); interrupts: a call that rank 0 makes by is_interrupted().
+    Options as for start(), and:
+        interrupts: a call that rank 0 makes by is_interrupted().
+        kills: a member that is killed when all ranks have called `mark(at)`; then the mark "killed" is set.
     """
     with start(body, *args, **options) as job:
         if interrupts:
             job.interrupt()
+        if kills:
+            job.await_marks(at)
+            job.kill(kills)
+            job.set_mark("killed")
+            return job.values(timeout, [*but, *(rank for rank, name in enumerate(job.ranks) if name == kills)])
         return job.values(timeout, but) if but else job.results(timeout)
 
 
