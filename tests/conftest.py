@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What all suites have in common: over which transports a test runs, and which tests a landing leaves out."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -12,8 +12,6 @@ array changes after its call has returned or raised, and none around it ever; no
 time.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

@@ -5,8 +5,6 @@ Every rank that is left hears of it at once, in whichever call it waits, by an e
 for a deadline. Those who leave wait for nobody who has been told. Servers and scheduler end with the ranks.
 """
 
-from __future__ import annotations
-
 import re
 import signal
 import time

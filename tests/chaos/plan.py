@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a trial does: drawn from the seed and the trial's number alone, so that it can be repeated."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass
 from typing import Any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs one trial: starts its processes, lets the event happen, and judges what comes out of it."""
 
-from __future__ import annotations
-
 import random
 import re
 import signal

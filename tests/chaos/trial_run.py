@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """One trial in progress: starts its processes, talks to its workers, and collects what it violates."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import secrets

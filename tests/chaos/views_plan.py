@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a trial does whose job goes on without the members that it loses: drawn from the seed and the trial's number."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass
 from typing import Any

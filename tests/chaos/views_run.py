@@ -6,8 +6,6 @@ ranks that are left have committed the same steps, with the same results, and st
 notice the loss and a few seconds; nothing is left behind.
 """
 
-from __future__ import annotations
-
 import itertools
 import signal
 import time

@@ -6,8 +6,6 @@ of another view. It says what happens in lines of JSON (CHAOS_REPORT), and takes
 (its connections), `stop` (end after the next step, on all ranks) and `check` after the end.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import hashlib

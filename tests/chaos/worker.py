@@ -6,8 +6,6 @@ this round, on all ranks), `exception`, `exit`, `leave`, `thread` (another one l
 end.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What `ci/test` makes of steps: their order, what goes on after a failure, and what a landing leaves out."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the workflows name exists; each step of ci/test is run at its level, and a change on every supported Python."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What becomes of a step that asks whether the machine can run it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import harness

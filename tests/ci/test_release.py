@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """ci/release: a tree that is no release is told why, and the archives of servers have what they must."""
 
-from __future__ import annotations
-
 import importlib.util
 import tarfile
 import zipfile

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """ci/setup, where something is missing: who cannot install packages is told which, and what is compiled is shown."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

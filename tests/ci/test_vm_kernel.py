@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """ci/vm/kernel, while another process builds the same kernel."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import subprocess

@@ -4,8 +4,6 @@
 The screenshots are in build/docs/screenshots.
 """
 
-from __future__ import annotations
-
 import base64
 import functools
 import http.server

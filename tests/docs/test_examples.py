@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every example of the documentation does what it says, or its page says why it is not run."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

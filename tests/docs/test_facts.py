@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Names in the documentation are those of the program: settings, options of commands, exceptions, public names."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import os

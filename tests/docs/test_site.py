@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The built site (ci/docs): every link within it leads somewhere, and the reference has every public name."""
 
-from __future__ import annotations
-
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit

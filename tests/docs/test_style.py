@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The worst habits of style stay out of the pages: words that hide a subject, and sentences that nobody reads once."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

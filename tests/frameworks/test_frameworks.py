@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """examples/frameworks train on gloo and on bps with the same losses and weights, bit for bit, on two ranks."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys

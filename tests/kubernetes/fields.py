@@ -5,8 +5,6 @@ A field that is not here is unknown to the test, whether or not the operator kno
 templates are checked against Kubernetes' own schema instead (`POD`).
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 POD: dict[str, Any] = {"$ref": "#/$defs/pod"}

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The manifests of examples/kubernetes, and the containers in them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

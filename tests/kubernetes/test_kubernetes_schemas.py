@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The manifests fit the schemas: of Kubernetes itself for its own kinds, and our excerpts for others."""
 
-from __future__ import annotations
-
 import copy
 import re
 from typing import Any

@@ -5,8 +5,6 @@ All pods are on this machine, so names of pods become the loopback address, and 
 the operator starts its containers with a line of its own; tests/ray runs that of its driver.
 """
 
-from __future__ import annotations
-
 import re
 import signal
 import subprocess

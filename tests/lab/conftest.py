@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests on several hosts, each a kernel of its own with RDMA: `ci/lab/run pytest tests/lab`, or `ci/test lab`."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path

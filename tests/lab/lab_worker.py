@@ -6,8 +6,6 @@ lab_worker.py ROUNDS BYTES [READY | UNTIL_TOLD]
     UNTIL_TOLD: all ranks end after the round in which one of them gets SIGUSR1
 """
 
-from __future__ import annotations
-
 import json
 import signal
 import sys

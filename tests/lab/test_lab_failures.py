@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hosts that die or hang, and cables that are pulled, in mid-round. With default settings."""
 
-from __future__ import annotations
-
 import re
 import time
 

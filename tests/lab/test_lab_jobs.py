@@ -5,8 +5,6 @@ How much of a link's rate is used is printed (`pytest -rP`, and by the step of C
 its processors decide.
 """
 
-from __future__ import annotations
-
 import pytest
 from lab_job import MIB, Job
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """init() on several hosts."""
 
-from __future__ import annotations
-
 from harness import PATIENCE
 from lab_job import Job
 

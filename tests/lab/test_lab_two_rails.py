@@ -4,8 +4,6 @@
 Both rails are used by default. After the other files of this folder, because the lab is built anew.
 """
 
-from __future__ import annotations
-
 import signal
 import statistics
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests of the Megatron adapter. Ranks are forked from a process that has imported megatron-core."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import sys

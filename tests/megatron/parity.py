@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training on stock Megatron and over push/pull, and what both must have in common."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 from typing import Any

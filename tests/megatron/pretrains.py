@@ -4,8 +4,6 @@
 Megatron's own pretrain_gpt.py does this as well, and is in no wheel.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Flags, refusals, and what the adapter leaves alone."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import subprocess

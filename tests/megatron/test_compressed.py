@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Megatron's gradients in bfloat16, compressed by a setting: both ways of its optimizer."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import harness

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Context parallelism of the example: sequences that ranks share give the losses of whole ones."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import cpu

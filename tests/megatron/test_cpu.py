@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The example without a GPU on a build of torch with CUDA, on a machine without a driver."""
 
-from __future__ import annotations
-
 import threading
 from typing import Any
 

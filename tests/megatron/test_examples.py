@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The scripts of examples/megatron, started as their users start them."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """LoRA under full recomputation: layers that would never train are named, and cured."""
 
-from __future__ import annotations
-
 import warnings
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """LoRA beside parallel linear layers: the same training however the model is cut, saved alone, loaded and merged."""
 
-from __future__ import annotations
-
 import logging
 import os
 from pathlib import Path

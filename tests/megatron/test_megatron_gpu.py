@@ -5,8 +5,6 @@ Collected only where there is a GPU. Stock Megatron cannot be the measure there:
 and gloo has no coalesced all-reduce of CUDA tensors.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import harness

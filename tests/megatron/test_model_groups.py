@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What models and flags say on their own, and where ranks or models differ in it."""
 
-from __future__ import annotations
-
 import warnings
 from datetime import timedelta
 from typing import Any

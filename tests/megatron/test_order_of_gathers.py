@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gathers of parameters in another order than forward's are named, once."""
 
-from __future__ import annotations
-
 import warnings
 from dataclasses import replace
 from typing import Any

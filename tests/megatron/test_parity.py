@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training over push/pull is training on stock Megatron, bit for bit: losses, norms and weights."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import cpu

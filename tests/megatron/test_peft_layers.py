@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hugging Face's peft on Megatron's layers, by a layer that is registered with it; its own fails without us, too."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A script on the pretrain() of Megatron's wheel, started as users start it, on stock Megatron and over push/pull."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A rank dies in the middle of a step: the others learn of it, and a new job goes on as if nothing had happened."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 from pathlib import Path

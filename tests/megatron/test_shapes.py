@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Activations that change their shape under --use-dpu-tp-reduce: every size is summed as stock does."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

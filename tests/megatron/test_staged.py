@@ -4,8 +4,6 @@
 The device is simulated: its streams are slow threads, so whatever is not ordered by events comes too early or too late.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import harness

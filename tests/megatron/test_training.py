@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Megatron's own parser, where megatron-core has it (0.17 and later): the flags, a YAML file, and what is refused."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 from pathlib import Path

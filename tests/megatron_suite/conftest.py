@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Megatron's own script and tests, of a checkout that MEGATRON_CHECKOUT names; see docs/megatron.md."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

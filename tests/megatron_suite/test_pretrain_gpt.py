@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Megatron's own pretrain_gpt.py, stock and over push/pull: the same losses and norms come of both."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

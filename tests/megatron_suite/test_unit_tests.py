@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Megatron's unit tests of its data parallelism, stock and over push/pull: the same ones pass."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

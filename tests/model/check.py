@@ -7,8 +7,6 @@ A configuration holds if every state has been visited and none violates an asser
 the models, and how to read the trail of a violation.
 """
 
-from __future__ import annotations
-
 import argparse
 import re
 import shutil

@@ -8,8 +8,6 @@ A recording is the list of a job's actions, such as "worker 1 pushes partition 0
 can follow it to its end. Recordings that were changed, in ways in which no job can behave, must not be.
 """
 
-from __future__ import annotations
-
 import argparse
 import random
 import re

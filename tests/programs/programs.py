@@ -4,8 +4,6 @@
 A program without a line here is an error, because nobody would notice when it no longer works.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Command lines that no test of tests/docs runs: their programs are run elsewhere, and know the options."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

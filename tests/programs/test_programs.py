@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every program under bench/, every example and every command of the package runs, in a short form, and measures."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

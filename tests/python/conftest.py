@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fixtures of all tests."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable, Iterator

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests of bps_rdma.ray on a cluster of two nodes, both of them here: two raylets with resources of their own."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import tempfile

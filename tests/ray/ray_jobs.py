@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the ranks of the tests do, and what must not be left of them."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

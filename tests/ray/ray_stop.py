@@ -9,8 +9,6 @@ Prints JSON: after how many seconds the first member of the job had ended, the d
 what was left.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

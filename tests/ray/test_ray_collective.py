@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The backend of ray.util.collective, on actors that know of bps_rdma only by its name."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import harness

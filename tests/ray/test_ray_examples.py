@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The scripts of examples/ray: the same bits on Ray and without it."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

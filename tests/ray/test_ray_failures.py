@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Members that fail: the driver is told of the cause at once, and the job goes on from its last checkpoint."""
 
-from __future__ import annotations
-
 import logging
 import subprocess
 import sys

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Jobs that go on without lost members, and those that take their place."""
 
-from __future__ import annotations
-
 import logging
 import os
 import signal

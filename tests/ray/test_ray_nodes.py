@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Nodes that are lost, and `ray stop`: the others know within seconds, and the job goes on."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Jobs on a cluster: ranks and servers find their places and their identity, and results come back."""
 
-from __future__ import annotations
-
 import collections
 import re
 import secrets

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Members that do not start, do not come, or do not return: errors that name them, and say why."""
 
-from __future__ import annotations
-
 import os
 import re
 import time

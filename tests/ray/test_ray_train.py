@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ray Train on the backend bps: an unmodified loop, which goes on after a worker was killed."""
 
-from __future__ import annotations
-
 import os
 import signal
 import tempfile

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests on real verbs: of the device that BPS_TEST_HCA names. `ci/test rdma` runs them in the VM; see docs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -5,8 +5,6 @@ In the VM (ci/vm) the kernel is ours: tests there may add links, lose packets an
 a card they may not.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

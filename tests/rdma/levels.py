@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which cases of a test every landing runs over RDMA, and which `ci/test --all` adds."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

@@ -8,8 +8,6 @@ It connects with HEX as private data; if it is accepted, it writes to memory tha
 Runs under the distribution's Python, like pyverbs_peer.py.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 

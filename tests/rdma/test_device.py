@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The device is there, and verbs that are not ours move data over it: if these fail, look at the machine first."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path

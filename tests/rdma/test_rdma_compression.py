@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compressed tensors over real verbs: with what the tests of other transports do."""
 
-from __future__ import annotations
-
 import harness
 import pytest
 from bodies import compressed_halves as halves

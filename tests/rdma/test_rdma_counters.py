@@ -4,8 +4,6 @@
 Two writes per partition, no payload on control, one plane per queue pair, and nothing left behind.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

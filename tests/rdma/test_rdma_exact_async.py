@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Exact sums, and weights that servers keep, over real verbs: the bodies of the tests of other transports."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import harness

@@ -4,8 +4,6 @@
 It costs a moment and no round, no byte changes that should not, and the rail is used again when it is back.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import time

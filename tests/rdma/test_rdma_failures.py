@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What can go wrong with a peer, a wire or a device, on real verbs: the same exceptions as over tcp, and soon."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

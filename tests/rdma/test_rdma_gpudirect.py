@@ -5,8 +5,6 @@ The GPU is the fake driver's, and the real device of the kernel has its pages by
 processor faults where this process sees them, so a job that ends well has never touched them.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import time

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """push_pull and its companions over real verbs: the bodies of tests/python, with transport rdma."""
 
-from __future__ import annotations
-
 import mmap
 from typing import Any
 

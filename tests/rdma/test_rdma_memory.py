@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Memory that the process gives back, and others in its place: the device must not go on with the old pages."""
 
-from __future__ import annotations
-
 import ctypes
 import mmap
 import os

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Several RDMA devices of each process: rails."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import fabric

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A server is lost, and nobody notices: over RDMA."""
 
-from __future__ import annotations
-
 import signal
 
 import harness

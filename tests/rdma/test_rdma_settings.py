@@ -4,8 +4,6 @@
 The service level leaves no trace on Ethernet; that connections with it work is all that can be tested here.
 """
 
-from __future__ import annotations
-
 import ipaddress
 import socket
 from pathlib import Path

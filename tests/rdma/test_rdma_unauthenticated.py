@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Peers that do not belong to the job are refused or ignored, and the job goes on."""
 
-from __future__ import annotations
-
 import hmac
 import json
 import random

@@ -4,8 +4,6 @@
 Two ranks, or groups of two: the sum of two numbers is the same in any order.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import itertools
 import sys

@@ -4,8 +4,6 @@
 The processor faults where their memory is shown, so that nothing but copies of the driver reaches it.
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import hashlib

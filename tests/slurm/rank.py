@@ -6,8 +6,6 @@ rank.py forever   sums without end
 rank.py killed    the same, until the last rank kills itself
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Slurm cluster that ci/slurm/run has built around pytest: jobs on it, and what they must not leave behind."""
 
-from __future__ import annotations
-
 import os
 import re
 import stat

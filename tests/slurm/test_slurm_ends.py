@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ends that nobody planned: a rank is killed, a job is cancelled, requeued, or pushed aside by another one."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

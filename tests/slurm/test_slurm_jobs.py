@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The templates of examples/slurm train a model on two nodes."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests of the torch face. Ranks are forked from a process that has imported torch too; see harness."""
 
-from __future__ import annotations
-
 import os
 
 os.environ["OMP_NUM_THREADS"] = "1"  # read when torch is loaded: here, and in the process that ranks are forked from

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Backwards that fail on one rank: the models of their tests, and what the ranks are told."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What training scripts do (habits), and the ways to train on several ranks (wrappers), for test_habits.py."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable
 from typing import Any

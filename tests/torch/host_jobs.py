@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Jobs whose simulated GPUs do a part among those of their host first (BPS_GPU_HOST_SUM), for the tests of that."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import harness

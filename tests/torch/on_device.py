@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training on a device by every face of bps_rdma.torch."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

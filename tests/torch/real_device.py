@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What tests on a real GPU share: the same body on the CPU and on the GPU gives the same, as far as kernels do."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from typing import Any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A program of which one rank is lost and started again."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import harness

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the tests of ShardedOptimizer share: optimizers, a model, and comparisons bit by bit."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -7,8 +7,6 @@ install_on_route() is for the core's own route (BPS_DEVICE_ROUTE): all memory is
 copy it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import threading

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the tests of DistributedDataParallel share: each runs with every strategy."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 from collections.abc import Callable

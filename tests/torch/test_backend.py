@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The torch.distributed backend: every collective, in every form, against what it should give."""
 
-from __future__ import annotations
-
 import os
 import warnings
 from datetime import timedelta

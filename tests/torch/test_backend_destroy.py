@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """destroy_process_group(): a rank leaves, waits for nobody, and whoever waits for it is told."""
 
-from __future__ import annotations
-
 import os
 from datetime import timedelta
 from typing import Any

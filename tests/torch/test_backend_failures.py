@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The torch.distributed backend when something is wrong: exceptions on every rank, soon, and never a crash."""
 
-from __future__ import annotations
-
 import gc
 import logging
 import os

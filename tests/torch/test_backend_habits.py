@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What scripts that were written for gloo and NCCL do with torch's backend, beside calling collectives."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 import os

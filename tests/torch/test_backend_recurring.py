@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The torch.distributed backend: all-reduces of a tensor that comes again, whose operation is prepared."""
 
-from __future__ import annotations
-
 import functools
 import gc
 import weakref

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What trains over torch.distributed trains over the backend bps, and learns what one process learns alone."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """pushpull_bench with tensors on a GPU: on a simulated one both ways, and by the command on a real one."""
 
-from __future__ import annotations
-
 import json
 import sys
 from typing import Any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Parameters, optimizer states and objects of one rank on all ranks, and what happens when ranks do not agree."""
 
-from __future__ import annotations
-
 import copy
 import time
 from typing import Any

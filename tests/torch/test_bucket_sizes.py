@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The size of buckets that is chosen where the caller names none, and what follows: how many there are."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import harness

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`python -m bps_rdma.tools.compare`, as people and machines read it."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

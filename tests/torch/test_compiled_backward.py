@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compiled autograd, which does not say when a backward ends, is refused: `.grad` would be that of one rank."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import harness

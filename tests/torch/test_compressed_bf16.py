@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models in bfloat16 and float16 whose gradients travel compressed."""
 
-from __future__ import annotations
-
 import functools
 import io
 from typing import Any

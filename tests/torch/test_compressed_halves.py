@@ -4,8 +4,6 @@
 They stand in this suite because its ranks have imported torch: of numpy's types none is bfloat16.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import harness

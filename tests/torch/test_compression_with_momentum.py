@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Momentum of a compression is part of the training: what gets none, or another one, is told or refused."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import harness

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Copies of what synchronises gradients: they work as those of torch, and are trained for themselves."""
 
-from __future__ import annotations
-
 import copy
 import io
 from collections.abc import Callable

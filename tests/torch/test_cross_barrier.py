@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """CrossBarrier, whose updates are late: what comes between step() and the next forward does not change them."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import threading

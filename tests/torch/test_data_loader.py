@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Workers of torch's DataLoader, which are children of a rank, beside the training that they feed."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 from typing import Any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """DistributedDataParallel: every strategy trains as one process would on the whole batch."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """DistributedDataParallel when backward runs in parts, repeatedly, not everywhere, or fails."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 from typing import Any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """DistributedDataParallel: buffers, modules within modules, groups, and wrong arguments."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from typing import Any

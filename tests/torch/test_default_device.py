@@ -4,8 +4,6 @@
 The device "meta", whose tensors have no memory, stands in for a GPU: whatever is put there by mistake cannot be read.
 """
 
-from __future__ import annotations
-
 from datetime import timedelta
 from typing import Any
 

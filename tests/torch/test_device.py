@@ -5,8 +5,6 @@ The device is simulated (simulated.py): work that nothing orders happens too ear
 the same bodies on a GPU.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable

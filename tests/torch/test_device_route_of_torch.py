@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """CUDA tensors by the core's own route, without CUDA: tensors whose memory is that of the fake driver."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import gpu_arrays

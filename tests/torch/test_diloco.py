@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """DiLoCo and LocalSGD against the same thing computed by one process for all ranks."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 from typing import Any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models of float64: nothing on the way rounds them to float32, against the same training in one process."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Steps of an optimizer before gradients are averaged, as in hooks of backward: each rank would use its own."""
 
-from __future__ import annotations
-
 import functools
 import gc
 import weakref

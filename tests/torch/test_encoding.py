@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Objects that are sent to other ranks: every type that is allowed, nothing else, and no code that comes with them."""
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import datetime as dt

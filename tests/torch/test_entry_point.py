@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The entry point by which torch finds the backend: it registers it, and a broken package costs a warning only."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

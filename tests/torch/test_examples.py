@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The examples run as their README says, and learn."""
 
-from __future__ import annotations
-
 import re
 import signal
 import subprocess

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """bps_rdma.torch offers all of bps_rdma, under the same names, with the same keywords and defaults."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import warnings

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A backward fails on one rank, when sums of other gradients are complete: no rank gets means of a part of it."""
 
-from __future__ import annotations
-
 import functools
 import gc
 from typing import Any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A backward fails on a rank that has come to the end of its inputs, or has still some while the others are there."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import harness

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A backward of CrossBarrier fails on one rank: all ranks make the same updates, and raise an error together."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import gc

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A backward before the last one of a step fails on one rank: no rank gets means of a part of a micro-batch."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable
 from typing import Any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A step() under torch's GradScaler fails and is called again: gradients lose their scale once."""
 
-from __future__ import annotations
-
 from typing import Any
 from unittest import mock
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """torch's own analysis of flight recorders reads `bps dump --torch`, and names the rank that is missing."""
 
-from __future__ import annotations
-
 import pickle
 import signal
 import sys

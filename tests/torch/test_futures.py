@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The threads that complete futures of works."""
 
-from __future__ import annotations
-
 import threading
 from typing import Any
 from unittest import mock

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A real GPU, which all ranks share: every face trains there as on the CPU, and errors leave tensors as they are."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -4,8 +4,6 @@
 tests/python/operations/test_device_route.py has more of it, on a fake driver.
 """
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What training scripts do, with each way to train: the weights are those of torch's own DDP over gloo."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Feedback of the communication hook for torch's DDP belongs to parameters, although torch fills its buckets twice."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import harness

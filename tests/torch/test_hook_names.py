@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The communication hook for torch's DDP without a HookState: buckets that differ between ranks are never added up."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import harness

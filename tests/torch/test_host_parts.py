@@ -4,8 +4,6 @@
 As in test_host_sums.py, the device is simulated, with gloo in the place of NCCL.
 """
 
-from __future__ import annotations
-
 import threading
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which ranks sum or gather what, where GPUs of a host begin among themselves: a function of where they compute."""
 
-from __future__ import annotations
-
 import pytest
 
 from bps_rdma.torch.transfer.hosts.plan import Plan, Where, plan_for

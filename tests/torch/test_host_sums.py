@@ -4,8 +4,6 @@
 The device is simulated (simulated.py), with gloo in the place of NCCL; test_gpu.py has what takes several GPUs.
 """
 
-from __future__ import annotations
-
 import tempfile
 import threading
 from pathlib import Path

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ctrl-C in a step() of DiLoCo that waits for a mean: the other ranks get it, and so does this one, later."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import harness

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who is interrupted while it waits for others to make something makes it again, under the name that they give it."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Callable

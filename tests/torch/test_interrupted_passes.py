@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whose backward fails, or is interrupted while it waits for means, has its gradients again; no pass meets another."""
 
-from __future__ import annotations
-
 import contextlib
 import weakref
 from collections.abc import Callable

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who is interrupted while it waits for a work waits for it once more, and is told what became of the collective."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 from collections.abc import Callable

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gradients that a script keeps, gives other memory, or drops: the next means are right, or an error names one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Parameters that train later than the wrapper was made: averaged where all ranks agree, else an error names one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Wrappers that are made in the view in which a rank has entered: nobody waits for one that may be beyond this."""
 
-from __future__ import annotations
-
 import restarted
 
 MAKE = """

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Parameters that lie in another order in memory on some ranks only: the right elements are averaged."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

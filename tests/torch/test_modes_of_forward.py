@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is done inside a forward does not depend on the mode in which that runs: inference, autocast."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable
 from typing import Any

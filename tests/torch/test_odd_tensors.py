@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tensors that are not what they seem: an operation gives the right numbers, or says what is wrong."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import harness

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """push_pull and its relatives on tensors, with BytePS's semantics, and joining the job over a group of torch's."""
 
-from __future__ import annotations
-
 import datetime as dt
 import os
 from pathlib import Path

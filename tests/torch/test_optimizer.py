@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """DistributedOptimizer and CrossBarrier: the same course as one process on the whole batch."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import harness

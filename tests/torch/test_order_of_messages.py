@@ -4,8 +4,6 @@
 A message that does not fit is told, and never comes as another one.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import random

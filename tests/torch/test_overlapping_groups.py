@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Wrappers of groups that share a rank: that rank makes more of them than the others, which must not wait in vain."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 from collections.abc import Callable

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Scripts that look at gradients through tensors of their own, taken once: means get there, as with torch's DDP."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable
 from typing import Any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """FSDP2, tensor parallelism and pipelines of torch: examples/frameworks train as on gloo, bit for bit."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

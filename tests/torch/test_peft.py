@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Adapters of Hugging Face's peft under DistributedDataParallel: frozen weights beside trained ones."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import harness

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A group whose members change, by torch's interface for fault tolerance."""
 
-from __future__ import annotations
-
 import os
 import signal
 from datetime import timedelta

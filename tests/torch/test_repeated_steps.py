@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A step() of a DistributedOptimizer has failed on all ranks, and other gradients follow: these are averaged."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable
 from typing import Any

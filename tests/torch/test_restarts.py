@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranks that are started again after an attempt of which some never joined: the store is that of before."""
 
-from __future__ import annotations
-
 import datetime as dt
 import os
 import sys

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gradients that a script puts into .grad by itself are not averaged: an optimizer that would use them is stopped."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

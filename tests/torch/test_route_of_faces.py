@@ -4,8 +4,6 @@
 The tensors are of the fake driver (simulated.install_on_route()). test_gpu_route.py runs the same bodies on a GPU.
 """
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 from collections.abc import Callable

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`python -m bps_rdma.torch.run`: a script behaves as without it, but for the backend of its process group."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

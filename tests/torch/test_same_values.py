@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A script that forgets broadcast_parameters() learns of it in its first step, before any weight changes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import harness

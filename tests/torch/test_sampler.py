@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """ElasticSampler: each sample is used once in an epoch, however often the ranks change."""
 
-from __future__ import annotations
-
 import os
 import signal
 from typing import Any

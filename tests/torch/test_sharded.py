@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """ShardedOptimizer: the trajectory of the optimizer it stands for, bit by bit, with 1/N of its state on each rank."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import harness

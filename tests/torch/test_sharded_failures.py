@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """ShardedOptimizer: wrong input is told on every rank, and a lost rank is named."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """ShardedOptimizer: states are those of the plain optimizer, and move between worlds of different sizes."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

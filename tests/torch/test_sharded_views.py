@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """ShardedOptimizer in a job whose members change: no step is used by half, and no state goes with one rank."""
 
-from __future__ import annotations
-
 import copy
 import os
 import signal

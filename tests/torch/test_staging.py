@@ -4,8 +4,6 @@
 The device is simulated (simulated.py), which proves the order of things; test_gpu.py uses a real one.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import threading

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Joining over a torch.distributed group: its store is not authenticated, and never sees the secret of the job."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """suspend() and resume() in a job with dedicated servers: those, and the scheduler, wait for the workers."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

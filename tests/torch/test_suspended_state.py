@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a suspended job had learnt: a rank that comes back later than the others takes it over."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """torch's SyncBatchNorm under our wrappers: it synchronises over torch.distributed, and is refused where it cannot."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import harness

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Arguments of the torch face that are of a wrong kind are named in the words of the caller, and nothing is lost."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import harness

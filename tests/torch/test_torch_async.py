@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """DistributedOptimizer with BPS_ASYNC=1."""
 
-from __future__ import annotations
-
 import os
 import signal
 from typing import Any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Codes that torch has a dtype for are the bytes that torch makes."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

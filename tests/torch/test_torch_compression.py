@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compressed gradients in the torch face: every strategy, flags of unused parameters, and what training reaches."""
 
-from __future__ import annotations
-
 import functools
 import warnings
 from typing import Any

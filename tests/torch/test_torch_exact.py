@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Exact means in the torch face; bfloat16, which numpy lacks."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Eight fixed micro-gradients of each dtype have one SHA-256, wherever the ranks that add them are."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import math

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A server dies in training, and the parameters come out with the same bits as without that."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A rank that dies, hangs or disagrees: an exception on all others, through backward too, and never a hang."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

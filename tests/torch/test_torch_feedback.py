@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checkpoints of compressed training in the torch face: model, optimizer, and what compression remembers."""
 
-from __future__ import annotations
-
 import io
 from typing import Any
 

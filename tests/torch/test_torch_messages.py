@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Messages and grouped sums of torch tensors, on the CPU and on a device that is simulated; against torch."""
 
-from __future__ import annotations
-
 import contextlib
 from typing import Any
 

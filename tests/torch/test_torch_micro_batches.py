@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Micro-batches in the torch face: with exact means, how they are spread over ranks and passes does not matter."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 from typing import Any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The operations of bps_rdma on torch tensors: what is compared is what numpy or torch say of the same numbers."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A rank dies in training, and the others go on: every step is used by all of them or by none."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

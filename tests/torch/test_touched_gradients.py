@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gradients that are read or changed between backward() and step(): they are means, or an error names the parameter."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the torch face adds to a trace: the parts of each step, gradients, buckets, and copies of a device."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A traversal of the graph that adds no gradient to a parameter starts nothing between the ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """join() of DistributedDataParallel and DistributedOptimizer: ranks with fewer batches do not stop the others."""
 
-from __future__ import annotations
-
 import functools
 from datetime import timedelta
 from typing import Any

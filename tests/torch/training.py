@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Small models and the training of them that tests compare: by several ranks, and by one process on the whole batch."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import weakref

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """All ways of averaging gradients here that a script may train with, and training alone."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

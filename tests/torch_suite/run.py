@@ -10,8 +10,6 @@ and gloo itself, which must still be what gloo.txt says. Then autograd.py, as gl
 Fails if a test fails, if a test is skipped that gloo passes and expected.txt does not name, or if nothing ran.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -4,8 +4,6 @@
 An ignored error that is none any more is an error of `mypy --strict`, so that each of these lines is a test.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The commands as one family: their help, versions, exit statuses and spellings. All in this process, by their main."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is told of a job whose ranks are containers that share the network: in each of them the rank is process 1."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

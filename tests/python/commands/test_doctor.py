@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`bps doctor`: what it says of this machine, and a verified transfer between two of them."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import subprocess

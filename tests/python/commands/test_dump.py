@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What dump() tells of a job that waits: which operation, for which server, and whose contribution is missing."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What `bps dump --torch` makes of the reports of ranks that were asked one after the other."""
 
-from __future__ import annotations
-
 import pickle
 from pathlib import Path
 from typing import Any

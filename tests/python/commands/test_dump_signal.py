@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """SIGUSR1 to a rank or a server shows what it waits for, and where its threads are; and changes nothing else."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

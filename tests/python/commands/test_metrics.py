@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What Prometheus is told: over HTTP by every role, and by a collector of prometheus_client."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import signal

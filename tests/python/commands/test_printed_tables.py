@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the commands print: whole in 80 columns, in colours on terminals only, and not with NO_COLOR."""
 
-from __future__ import annotations
-
 import fcntl
 import io
 import json

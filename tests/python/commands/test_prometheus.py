@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The dashboard asks for what there is, and a real Prometheus answers each of its queries from a job that runs."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

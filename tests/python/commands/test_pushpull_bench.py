@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """pushpull_bench: what it measures is checked, what it says has the promised form, and bad input is told at once."""
 
-from __future__ import annotations
-
 import importlib.util
 import io
 import json

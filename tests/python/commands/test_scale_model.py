@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The scale model against what can be worked out by hand, and against what the link lab measured."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

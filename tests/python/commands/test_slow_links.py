@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`bps why` and `bps top` say which links are slow, as the job's scheduler has found."""
 
-from __future__ import annotations
-
 import pytest
 
 from bps_rdma.tools.inspection import top

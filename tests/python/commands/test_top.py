@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`bps top`: what it says of each member, and its live view in a terminal."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import json

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Traces of real jobs: their form, what they say of each partition, and what is made of them."""
 
-from __future__ import annotations
-
 import copy
 import importlib.util
 import itertools

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What traces say of arrays of a GPU, which the core copies: on a fake driver."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import time

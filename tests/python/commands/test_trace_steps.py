@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Steps of a program in a trace: their parts, and what of the communication was hidden; against times made by hand."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

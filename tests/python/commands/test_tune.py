@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`bps tune`: the model, and the command on real ranks. What is fastest here is not tested: that is for benchmarks."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

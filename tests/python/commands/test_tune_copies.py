@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`bps tune` on a machine with a GPU: the model of its copies, and copies of the fake driver."""
 
-from __future__ import annotations
-
 import ctypes
 import json
 import sys

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`bps why` names whom a job waits for: hangs of all kinds, each with real processes."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import json

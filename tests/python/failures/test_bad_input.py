@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bad input and bad start-ups: each is a specific exception with a hint, within its deadline, and nothing is lost."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

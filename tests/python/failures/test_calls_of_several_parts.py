@@ -5,8 +5,6 @@ Ranks match the operations of one name by their order. A rank that left some of 
 from then on, and results would mix what ranks have given in different calls, in silence.
 """
 
-from __future__ import annotations
-
 import contextlib
 import pkgutil
 from collections.abc import Iterator

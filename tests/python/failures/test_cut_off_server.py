@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A dedicated server whose host vanishes from the network: for good, with nothing under way, or for some seconds."""
 
-from __future__ import annotations
-
 import contextlib
 import signal
 import sys

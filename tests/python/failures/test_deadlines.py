@@ -4,8 +4,6 @@
 All ranks of the round learn of it, and the next call of the same name is a new round on all of them.
 """
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

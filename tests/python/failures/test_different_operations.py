@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranks that call different operations under one name are told so, and not only at their deadlines."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import harness

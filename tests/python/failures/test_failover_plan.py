@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What becomes of interrupted operations follows from the reports of all ranks, and is never half of a result."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from hypothesis import given

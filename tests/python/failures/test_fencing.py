@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A server that counts as lost cannot touch memory any more, also when it was only stopped and wakes up later."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

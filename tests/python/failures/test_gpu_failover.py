@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A server is lost while arrays of a GPU travel, and nobody notices: each result has the bits that it would have."""
 
-from __future__ import annotations
-
 import functools
 import random
 import signal

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Losses, deadlines, interrupts and failed devices while arrays of a GPU travel: errors, and arrays that stay quiet."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

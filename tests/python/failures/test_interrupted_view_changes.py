@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A caller is interrupted while another thread takes its operation into the next view: its array is its own again."""
 
-from __future__ import annotations
-
 import signal
 import threading
 from collections.abc import Callable

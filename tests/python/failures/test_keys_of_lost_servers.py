@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Servers are lost and enter: only the partitions of a lost one move, and what moves is spread over the others."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Somebody dies: everybody else gets PeerLostError naming it, soon, and can leave; nothing hangs, nothing is left."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

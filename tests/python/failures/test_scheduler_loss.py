@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The scheduler is lost in a job that may lose members: sums go on, and only what needs the scheduler fails."""
 
-from __future__ import annotations
-
 import signal
 from pathlib import Path
 from typing import Any

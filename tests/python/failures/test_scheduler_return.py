@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The scheduler is lost in a job that may lose members, and started again: its members rejoin, and the job goes on."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal

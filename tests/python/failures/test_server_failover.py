@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A server is lost, and nobody notices: every operation completes with the right sum, without an exception."""
 
-from __future__ import annotations
-
 import functools
 import gc
 import signal

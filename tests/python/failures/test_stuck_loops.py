@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A process whose loops make no progress is lost, even if its connection to the scheduler lives on."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import harness

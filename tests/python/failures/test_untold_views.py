@@ -4,8 +4,6 @@
 Otherwise the next call would belong to the next view, in the middle of a step of the view before.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import harness

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Members are lost, and the job goes on with the others: one RoundAbortedError on each, then right sums."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Groups of ranks, and jobs beside and after one another: nobody hears what is not meant for them."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

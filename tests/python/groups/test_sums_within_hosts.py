@@ -4,8 +4,6 @@
 The hosts of these jobs are one machine, told apart by BPS_HOST_ID.
 """
 
-from __future__ import annotations
-
 import functools
 import operator
 import sys

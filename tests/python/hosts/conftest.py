@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hosts for `bps run -H`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The commands of docs/start.md for several machines print what the page says."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from pathlib import Path

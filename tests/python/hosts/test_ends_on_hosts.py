@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """However a job on several hosts ends, nothing of it is left on any of them; a host that dies is named, or survived."""
 
-from __future__ import annotations
-
 import os
 import pty
 import signal

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`bps run -H` with a real sshd on three hosts: what runs where, and what is checked before."""
 
-from __future__ import annotations
-
 import json
 import signal
 import sys

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where `bps run -H` starts what, and by which addresses the hosts meet: without any host."""
 
-from __future__ import annotations
-
 import shlex
 from pathlib import Path
 

@@ -4,8 +4,6 @@
 Every array lies between two canary pages, and holds MINE whenever no call is using it.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

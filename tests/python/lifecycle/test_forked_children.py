@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A process that a rank forks is no member of the job: nothing that it does, or how it ends, touches its parent."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import pickle

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ctrl-C, SIGTERM handlers and shutdown() by another thread end every wait, soon, and leave nothing behind."""
 
-from __future__ import annotations
-
 import math
 import os
 import signal

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who meets whom: the ranks of one job however they are told of it, those of two jobs never; and what is said then."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

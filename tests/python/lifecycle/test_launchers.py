@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranks that mpirun and its like start, and processes that are told half of what a rank must know."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Nothing grows: memory, descriptors, threads and mappings are after many operations what they were after a few."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import os

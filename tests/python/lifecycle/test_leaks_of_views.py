@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Views follow each other, and leave nothing behind: memory, descriptors and threads are what they were."""
 
-from __future__ import annotations
-
 import gc
 import os
 from pathlib import Path

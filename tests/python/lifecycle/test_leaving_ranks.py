@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A rank that ends, by an exception or by leaving too early: the others hear of it at once, and are told why."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import itertools

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Kernels and containers without a system call: jobs of `bps run` give the right sums there, or say what is missing."""
 
-from __future__ import annotations
-
 import errno
 import os
 import platform

@@ -5,8 +5,6 @@ Two ranks, each a process with a server inside. After each step all arrays that 
 are as their owner left them; each result is right, or its call raised.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """How `bps run --min-np` ends: with the job, and without leaving anything behind."""
 
-from __future__ import annotations
-
 import signal
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`bps run --min-np` goes on without a dedicated server that is lost, and with --restarts starts it again."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Jobs whose ranks are the servers, too, with a scheduler that is a process of its own: BPS_ROLE=joint."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import harness

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A job ends well while its servers are between two views: so do they."""
 
-from __future__ import annotations
-
 import signal
 from typing import Any
 

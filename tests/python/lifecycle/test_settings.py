@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`bps config` and init(): bad values, secrets, and variables that mean nothing here."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -4,8 +4,6 @@
 Nobody waits for a piece that another rank sends elsewhere.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import harness

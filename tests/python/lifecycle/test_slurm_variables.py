@@ -4,8 +4,6 @@
 tests/slurm has the same on a real cluster.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import stat

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Starting: alone, under torchrun, by hand; what import costs; what idling costs."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import subprocess

@@ -4,8 +4,6 @@
 Memory that peers map keeps its size, whatever its owner does.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import resource

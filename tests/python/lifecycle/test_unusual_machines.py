@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Places that are not like a developer's machine: jobs of `bps run`, as users start them, give the right sums there."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import shutil

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`with init(...):` leaves the job at the end of the block, and tells the other ranks of an exception."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import harness

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Partitions are as large as suits the links between hosts: two namespaces with a network between them."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

@@ -5,8 +5,6 @@ The other host finds rank 0, or the scheduler, by that name at an address of the
 send the others to 127.0.0.1.
 """
 
-from __future__ import annotations
-
 import shlex
 import subprocess
 import sys

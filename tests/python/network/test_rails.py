@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two network interfaces of each host, over TCP: two namespaces that two networks join."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from typing import Any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Weights that servers keep: ranks add to them without waiting for each other, or only for those far behind."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Threads that go on with operations: their descriptors stay open, whatever other threads drop meanwhile."""
 
-from __future__ import annotations
-
 import gc
 import os
 import threading

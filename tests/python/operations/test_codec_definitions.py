@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Each compression method against its definition in numpy (reference/codecs.py): the same bytes, the same values."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 
 import numpy as np

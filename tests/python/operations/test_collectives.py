@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """reduce_scatter, all_gather, broadcast, push and pull apart, barrier: all against numpy."""
 
-from __future__ import annotations
-
 import itertools
 import random
 import time

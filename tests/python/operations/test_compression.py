@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compressed tensors through real processes: what arrives is what the codes say, the same on all ranks."""
 
-from __future__ import annotations
-
 import contextlib
 from typing import Any
 

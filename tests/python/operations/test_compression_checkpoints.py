@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checkpoints of what compression remembers: a job that is started again goes on bit by bit, and nothing is lost."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import harness

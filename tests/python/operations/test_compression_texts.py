@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Texts of compression are for settings: a program that passes one works, and is told the object."""
 
-from __future__ import annotations
-
 import warnings
 from typing import Any
 

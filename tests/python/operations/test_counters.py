@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the counters prove: two writes per partition, no payload on control endpoints, no copies, the bytes expected."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sums do not depend on who came first."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

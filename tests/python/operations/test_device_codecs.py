@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compressed sums of a GPU's arrays by the core's own route, on a fake driver: the bits of arrays in CPU memory."""
 
-from __future__ import annotations
-
 import hashlib
 from typing import Any
 

@@ -4,8 +4,6 @@
 The capsules are numpy's, whose tensors are said to lie on the GPU.
 """
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import weakref

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Arrays of a GPU by the core's own route, on a fake driver: sums, order, and what is refused."""
 
-from __future__ import annotations
-
 import gc
 import time
 import weakref

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Exact sums through real processes: the numbers alone decide the bits, see docs/exact.md."""
 
-from __future__ import annotations
-
 import functools
 import resource
 from fractions import Fraction

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Handles: polling, waiting, awaiting, forgetting; the GIL while waiting; many threads at once."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import functools

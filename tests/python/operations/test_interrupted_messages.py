@@ -4,8 +4,6 @@
 Whatever has become of such a message: those behind it come, in their order and unmixed, and the memory is the caller's.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import gc

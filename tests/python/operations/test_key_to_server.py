@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """How even `balanced` is in bytes; tests/cpp/tensor/key_map_test.cc has the other hashes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import harness

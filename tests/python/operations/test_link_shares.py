@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """How much the servers of each host sum: the closed forms, and a linear program as an oracle."""
 
-from __future__ import annotations
-
 import math
 import random
 from dataclasses import dataclass

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which block of memory an array lies in: told apart where addresses are not."""
 
-from __future__ import annotations
-
 import gc
 
 import numpy as np

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """send and recv, gather, scatter, all_to_all, gathering parts that differ, and many arrays at once; against numpy."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import time

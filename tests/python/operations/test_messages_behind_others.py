@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Messages behind others that nobody has waited for, and messages whose wait is interrupted."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

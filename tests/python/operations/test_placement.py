@@ -4,8 +4,6 @@
 The hosts of these jobs are one machine, told apart by BPS_HOST_ID. Their links are as fast as BPS_LINK_GBPS says.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prepared operations: the results of the ordinary ones, bit for bit; their life, their errors, their memory."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import gc

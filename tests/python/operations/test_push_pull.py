@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """push_pull gives the right numbers: every dtype, number of members, transport and kind of memory."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import harness

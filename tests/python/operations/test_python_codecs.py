@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Methods of compression that are written in Python, through real processes: results, the GIL, and what goes wrong."""
 
-from __future__ import annotations
-
 import re
 import sys
 import threading

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Several receivers of one rank: in threads, in a line, interrupted, dropped, and of messages that fail."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import os

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A server's memory is bounded by what is on the way to it, not by what the workers synchronise."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

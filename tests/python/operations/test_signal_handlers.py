@@ -4,8 +4,6 @@
 It is for the caller, at once, and is no result: the operation goes on, and the handle gives its result later.
 """
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Callable
 from typing import Any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sizes at every border: elements, partitions, 32 bits, many tensors; and every way to spread partitions over loops."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A compression that has no effect is said: once in a job for each reason, on one rank, with a name."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import harness

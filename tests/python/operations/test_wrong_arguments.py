@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Arguments of a wrong type or value are named in the words of the caller, with a hint that can be followed."""
 
-from __future__ import annotations
-
 import resource
 import sys
 import warnings

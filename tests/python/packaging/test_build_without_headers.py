@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A build without the headers of verbs ends with what to install; RDMA is left out only where that was asked for."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from pathlib import Path

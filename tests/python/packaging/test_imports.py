@@ -4,8 +4,6 @@
 `pip install bps_rdma[...]`: each extra brings what some code imports, and what is imported can be had by one.
 """
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

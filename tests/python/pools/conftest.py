@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pools, and jobs that end with their test."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A pool of servers for tests, and jobs that ask it."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Jobs get servers of pools, each its own, or the reason why not; a server ends with its job."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """How a machine starts its pool: examples/slurm/pool-prolog.sh and examples/systemd/bps-pool.service."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

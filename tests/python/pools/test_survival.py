@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Jobs survive the end of their pool, the next pool counts them, and pools survive what happens to jobs."""
 
-from __future__ import annotations
-
 import os
 import signal
 

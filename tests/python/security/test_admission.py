@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who is let in: the secret of a job and where it comes from; other users, earlier runs, false claims, floods."""
 
-from __future__ import annotations
-
 import collections
 import functools
 import multiprocessing

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Members that know the secret and lie: their own connection may suffer, and nobody else."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import multiprocessing

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What another user puts into a folder, or takes as a name, before a process of a job uses it."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

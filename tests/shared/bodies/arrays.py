@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Arrays that nobody may write to, and calls that may fail."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

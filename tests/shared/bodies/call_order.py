@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranks that do things in different orders and at different speeds."""
 
-from __future__ import annotations
-
 import os
 import random
 import time

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Children that a rank forks."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every collective operation, against numpy."""
 
-from __future__ import annotations
-
 import functools
 import random
 from typing import Any

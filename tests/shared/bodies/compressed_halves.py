@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compressed tensors of 16-bit floats: what the references say, and what ranks do."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two machines that `bps doctor` looks at."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

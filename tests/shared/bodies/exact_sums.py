@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Exact sums, and their digests."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 from typing import Any

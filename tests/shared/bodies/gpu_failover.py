@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A job that loses servers while arrays of a GPU travel, which its ranks do not notice."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import gpu_arrays

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Operations of groups of ranks."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Jobs whose ranks sum on their host first."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import harness

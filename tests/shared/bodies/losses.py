@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """How soon a loss is noticed in tests, and how late at most; and ranks that go on until there is one."""
 
-from __future__ import annotations
-
 import itertools
 import time
 from collections.abc import Callable, Sequence

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What members serve over HTTP."""
 
-from __future__ import annotations
-
 import urllib.error
 import urllib.request
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two network interfaces of each host, and a job of two ranks that sums while they fail and come back."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import re

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Weights that servers keep."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rounds of push_pull of which every element is checked."""
 
-from __future__ import annotations
-
 from collections import deque
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A rank that could learn of the end of its view from what the library keeps; see test_untold_views.py."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A job that goes on without the members that it loses."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

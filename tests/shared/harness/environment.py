@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the processes of a test's job see: their variables, and the programs that they are."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The process that ranks are forked from, by multiprocessing's forkserver, so that a rank is up in milliseconds."""
 
-from __future__ import annotations
-
 import multiprocessing
 import multiprocessing.forkserver
 import os

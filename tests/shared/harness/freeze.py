@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stops one thread of another process for a while, as a debugger does. (A signal would stop all of them.)"""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

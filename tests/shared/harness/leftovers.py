@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a job may not leave behind: processes, sockets and shared memory."""
 
-from __future__ import annotations
-
 import contextlib
 from pathlib import Path
 

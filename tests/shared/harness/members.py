@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The processes of a job, by name. They end with their `with` block, and then nothing is left of them."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

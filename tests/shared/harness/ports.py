@@ -5,8 +5,6 @@ The kernel takes ports of outgoing connections from 32768 to 60999, and the prod
 12000 to 32767. A test has its own from above these. Each process has a block of them for itself, by a lock on a file.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import socket

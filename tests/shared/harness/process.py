@@ -6,8 +6,6 @@ while it runs), wait(seconds), which returns the status, kill(signum), end(), wh
 output().
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import select

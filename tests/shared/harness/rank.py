@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What runs in the processes of a test's job; see job.py."""
 
-from __future__ import annotations
-
 import atexit
 import faulthandler
 import os

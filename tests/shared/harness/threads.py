@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calls that threads of a process make, or processes beside it."""
 
-from __future__ import annotations
-
 import contextlib
 import multiprocessing
 import threading

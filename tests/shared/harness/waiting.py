@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """How tests wait: for a condition, never for a time."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable

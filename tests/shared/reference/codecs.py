@@ -5,8 +5,6 @@ Written for clearness, and independently of the C++ code. Every arithmetic step 
 names, so that bytes are equal and not merely close.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Exact sums by rational numbers, and eight gradients that show every way of getting them wrong."""
 
-from __future__ import annotations
-
 import math
 from fractions import Fraction
 from typing import Any

@@ -5,8 +5,6 @@ https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU:
 Events", and "Async Events", whose nestable form has the phases b, n and e, and the identity (pid, category, id2.local).
 """
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict
 from typing import Any

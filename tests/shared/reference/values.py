@@ -5,8 +5,6 @@ Every value depends on rank, round, name and place, so that an answer of another
 never right by accident. Sums are taken in int64 and then wrapped to the dtype, as the servers do.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
