@@ -246,23 +246,16 @@ def goes_on(bps: Any) -> tuple[int, list[torch.Tensor]]:
         if step == 20:
             mark("running")
         if step == 100:
-            await_mark("lost")
+            await_mark("killed")
     optimizer.synchronize()
     bps.barrier()
     return bps.size(), [one.detach() for one in net.parameters()]
 
 
 def test_a_lost_rank() -> None:
-    env = {"BPS_MIN_WORKERS": "1"}
-    with harness.start(goes_on, workers=3, servers=1, env=env) as job:
-        job.await_marks("running")
-        job.kill("rank 2")
-        job.set_mark("lost")
-        outcomes = job.outcomes()
-    for outcome in outcomes[:2]:
-        assert outcome.value, outcome.error
-        assert outcome.value[0] == 2
-    for one, other in zip(outcomes[0].value[1], outcomes[1].value[1], strict=True):
+    first, second = harness.run(goes_on, workers=3, servers=1, env={"BPS_MIN_WORKERS": "1"}, kills="rank 2")
+    assert first[0] == second[0] == 2
+    for one, other in zip(first[1], second[1], strict=True):
         assert torch.equal(one, other)
 
 

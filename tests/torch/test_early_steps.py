@@ -3,6 +3,7 @@
 
 import functools
 import gc
+import itertools
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -40,10 +41,10 @@ def wrapped_by(kind: Any, model: nn.Module, strategy: Any) -> tuple[nn.Module, A
     return model, DistributedOptimizer(sgd_of(model), model.named_parameters(), strategy=strategy)
 
 
-def one_for_each(model: nn.Module, after: Callable[[Any], None], waits_for: Any = ()) -> None:
+def one_for_each(model: nn.Module, after: Callable[[Any], None], waits_for: Any = (), lr: float = 0.1) -> None:
     """As a script does that keeps no gradients: an optimizer for each parameter, which steps in its hook."""
     for parameter in trained_of(model):
-        own = torch.optim.SGD([parameter], lr=0.1)
+        own = torch.optim.SGD([parameter], lr=lr)
 
         def step(_: Any, own: Any = own) -> None:
             if waits_for in ((), [True]):
@@ -121,22 +122,24 @@ class Scale(nn.Module):
 
 @every_strategy()
 def test_a_step_in_a_hook_from_before_the_wrapper_is_refused(bps: Any, strategy: str) -> None:
-    """In the second pass: in the first one the ranks compare their weights, and find others."""
+    """In the first pass, where the ranks compare their weights, it is one that changes none."""
     hide_what_there_is()
-    for kind in (DistributedDataParallel, DistributedOptimizer):
-        for make in (Scale, training.Plain):
-            for after in (keep, zero, drop):
-                model, begins = training.seeded(make), [False]
-                one_for_each(model, after, begins)
-                wrapped, optimizer = wrapped_by(kind, model, strategy)
-                x = torch.full((2, 4 if make is Scale else 8), 1.0 + bps.rank())
-                wrapped(x).sum().backward()
-                begins[0] = True
-                model.zero_grad()
-                with pytest.raises(BpsError, match=EARLY):
-                    wrapped(x).sum().backward()
-                bps.barrier()
-                del wrapped, optimizer
+    kinds = (DistributedDataParallel, DistributedOptimizer)
+    for kind, make, after, is_first in itertools.product(
+        kinds, (Scale, training.Plain), (keep, zero, drop), (True, False)
+    ):
+        model, begins = training.seeded(make), [is_first]
+        one_for_each(model, after, begins, lr=0.0 if is_first else 0.1)
+        wrapped, optimizer = wrapped_by(kind, model, strategy)
+        x = torch.full((2, 4 if make is Scale else 8), 1.0 + bps.rank())
+        if not is_first:
+            wrapped(x).sum().backward()
+            begins[0] = True
+            model.zero_grad()
+        with pytest.raises(BpsError, match=EARLY):
+            wrapped(x).sum().backward()
+        bps.barrier()
+        del wrapped, optimizer
 
 
 @every_strategy()

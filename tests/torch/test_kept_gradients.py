@@ -9,12 +9,10 @@ import pytest
 import simulated
 import torch
 import training
-from strategies import STRATEGIES
 from torch import nn
 from wraps import plain, wraps
 
-import bps_rdma
-from bps_rdma.torch import DistributedDataParallel, DistributedOptimizer, holders
+from bps_rdma.torch import holders
 
 KEPT: list[Callable[[Any], Any]] = [lambda grad: grad, lambda grad: grad.view(-1), lambda grad: grad.detach()]
 
@@ -131,32 +129,3 @@ def with_an_old_torch(bps: Any) -> None:
 @pytest.mark.parametrize("body", [kept, moving, zeroing, on_a_device, with_an_old_torch])
 def test_gradients_are_those_of_one_process(body):
     harness.run(body, workers=2)
-
-
-@pytest.mark.parametrize("is_first", [True, False])
-@harness.on_ranks(workers=2)
-def test_a_step_in_a_hook_is_refused(bps: Any, is_first: bool) -> None:
-    """The step of an optimizer in hooks of backward would be one on the gradient of this rank."""
-    for strategy in STRATEGIES:
-        for kind in (DistributedDataParallel, DistributedOptimizer):
-            model = nn.Linear(8, 4, bias=False)
-            bps_rdma.torch.broadcast_parameters(model.state_dict())
-            optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-
-            def step(_: torch.Tensor, optimizer: Any = optimizer) -> None:
-                optimizer.step()
-                optimizer.zero_grad()
-
-            if is_first:
-                model.weight.register_post_accumulate_grad_hook(step)
-            if kind is DistributedDataParallel:
-                wrapped: Any = kind(model, strategy=strategy)
-            else:
-                wrapped = model
-                other = kind(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), strategy=strategy)
-                assert other is not None
-            if not is_first:
-                model.weight.register_post_accumulate_grad_hook(step)
-            with pytest.raises(bps_rdma.BpsError, match=r"gradient of .weight. before it is averaged"):
-                wrapped(torch.ones(1, 8)).sum().backward()
-            bps.barrier()

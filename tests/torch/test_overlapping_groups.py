@@ -161,10 +161,7 @@ def after_a_loss(bps: Any) -> list[float]:
 
 
 def test_names_go_with_their_groups_into_the_next_view():
-    with harness.start(after_a_loss, workers=4, env=FAST | {"BPS_MIN_WORKERS": "2"}) as job:
-        job.await_marks("ready")
-        job.kill("rank 3")
-        found = job.values(but=[3])
+    found = harness.run(after_a_loss, workers=4, env=FAST | {"BPS_MIN_WORKERS": "2"}, kills="rank 3", at="ready")
     assert found[0] == found[2]
     for number, rank in enumerate((1, 2)):
         torch.testing.assert_close(torch.tensor(found[rank]), alone(number), rtol=1e-4, atol=1e-5)

@@ -189,10 +189,7 @@ def loses_too_much(bps: Any) -> list[str]:
 
 
 def test_what_is_lost_is_told_until_a_checkpoint_is_loaded():
-    with harness.start(loses_too_much, workers=3, env=ENV) as job:
-        job.await_marks("saved")
-        job.kill("rank 1")
-        results = job.values(but=[1])
+    results = harness.run(loses_too_much, workers=3, env=ENV, kills="rank 1", at="saved")
     for texts in results:
         without, lost = texts[:3], texts[3:]
         assert all("call TrainingState.sync()" in text for text in without), without

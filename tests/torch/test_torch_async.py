@@ -17,6 +17,7 @@ from torch import nn
 from bps_rdma.errors import DeadlineError, InvalidArgumentError, MismatchError, PeerLostError, RoundAbortedError
 
 ASYNC = {"BPS_ASYNC": "1"}
+IMPATIENT = ASYNC | {"BPS_TIMEOUT": str(3 * harness.PATIENCE)}
 
 
 def linear(seed: int) -> nn.Linear:
@@ -152,8 +153,11 @@ class Counting:
         return {value for parameter in self.parameters for value in parameter.detach().unique().tolist()}
 
 
-def waits_too_long(bps: Any, elements: int) -> None:
-    counting = Counting(elements)
+# More partitions than the servers' slots: some have not been sent when the deadline passes.
+@pytest.mark.long
+@harness.on_ranks(workers=2, env=IMPATIENT | {"BPS_STALENESS": "1", "BPS_TRANSPORT": "tcp"} | harness.cut_at(16384))
+def test_after_a_deadline_nothing_is_lost_or_added_twice(bps: Any) -> None:
+    counting = Counting(200_000)
     if bps.rank() == 0:
         counting.step()
         with pytest.raises(DeadlineError):
@@ -168,7 +172,7 @@ def waits_too_long(bps: Any, elements: int) -> None:
             except DeadlineError:
                 continue
     else:
-        await_mark("told")
+        await_mark("told", 0)
         for _ in range(2):
             counting.step()
     bps.barrier()
@@ -176,37 +180,17 @@ def waits_too_long(bps: Any, elements: int) -> None:
     assert counting.values() == {3 + 2}
 
 
-# More partitions than the servers' slots: some have not been sent when the deadline passes.
-@pytest.mark.long
-def test_after_a_deadline_nothing_is_lost_or_added_twice() -> None:
-    env = ASYNC | {"BPS_STALENESS": "1", "BPS_TIMEOUT": str(3 * harness.PATIENCE), "BPS_TRANSPORT": "tcp"}
-    small = harness.cut_at(16384)
-    with harness.start(waits_too_long, 200_000, workers=2, env=env | small) as job:
-        job.await_marks("told", [0])
-        job.set_mark("told")
-        job.results()
-
-
-def meets_too_late(bps: Any) -> None:
+@harness.on_ranks(workers=2, env=IMPATIENT | {"BPS_STALENESS": "0"})
+def test_a_synchronous_step_that_failed_comes_with_the_next_one(bps: Any) -> None:
     counting = Counting(1000)
     if bps.rank() == 1:
-        await_mark("rank 0 was told")
+        await_mark("told", 0)
     with pytest.raises(DeadlineError):
         counting.step()
     mark("told")
-    await_mark("both were told")
+    await_mark("told", 0, 1)
     counting.step()
     assert counting.values() == {2 * 2}
-
-
-def test_a_synchronous_step_that_failed_comes_with_the_next_one() -> None:
-    env = ASYNC | {"BPS_STALENESS": "0", "BPS_TIMEOUT": str(3 * harness.PATIENCE)}
-    with harness.start(meets_too_late, workers=2, env=env) as job:
-        job.await_marks("told", [0])
-        job.set_mark("rank 0 was told")
-        job.await_marks("told", [1])
-        job.set_mark("both were told")
-        job.results()
 
 
 @harness.on_ranks(workers=2, env=ASYNC | {"BPS_STALENESS": "0"})
@@ -283,14 +267,12 @@ def goes_on(bps: Any) -> float:
 
 def test_a_job_that_may_lose_members_goes_on() -> None:
     env = ASYNC | {"BPS_MIN_WORKERS": "1"}
-    with harness.start(goes_on, workers=3, servers=1, env=env) as job:
-        outcomes = job.outcomes(but=[1])
-    assert not outcomes[0].error, outcomes[0].error
-    assert not outcomes[2].error, outcomes[2].error
-    assert outcomes[0].value == outcomes[2].value
+    first, last = harness.run(goes_on, workers=3, servers=1, env=env, but=[1])
+    assert first == last
 
 
-def is_lost(bps: Any) -> list[bool]:
+@harness.on_ranks(workers=3, env=ASYNC | {"BPS_TRANSPORT": "tcp"}, kills="rank 1", at="stepped")
+def test_a_lost_worker_that_is_a_server_takes_weights_with_it(bps: Any) -> None:
     """The weights are gone with the process that kept a part of them; every rank has them as it last saw them."""
     counting = Counting(100_000)
     counting.step()
@@ -306,16 +288,7 @@ def is_lost(bps: Any) -> list[bool]:
             counting.step(0)
         except PeerLostError as error:
             lost = error
-    return [value in seen for value in counting.values()]
-
-
-def test_a_lost_worker_that_is_a_server_takes_weights_with_it() -> None:
-    env = ASYNC | {"BPS_TRANSPORT": "tcp"}
-    with harness.start(is_lost, workers=3, env=env) as job:
-        job.await_marks("stepped")
-        job.kill("rank 1")
-        for rank, outcome in enumerate(job.outcomes(but=[1])):
-            assert rank == 1 or (not outcome.error and all(outcome.value)), outcome.error
+    assert counting.values() <= seen
 
 
 def goes_on_without(bps: Any, steps: int) -> set[float]:
@@ -333,7 +306,7 @@ def goes_on_without(bps: Any, steps: int) -> set[float]:
             bps.barrier()
             mark("running")
         if done == steps // 2:
-            await_mark("lost")
+            await_mark("killed")
     assert aborted <= 1
     bps.barrier()
     counting.step(0)
@@ -346,14 +319,8 @@ def goes_on_without(bps: Any, steps: int) -> set[float]:
 
 def test_a_lost_server_is_no_end_where_members_may_be_lost() -> None:
     env = ASYNC | {"BPS_MIN_WORKERS": "1"}
-    with harness.start(goes_on_without, 150, workers=2, servers=2, env=env) as job:
-        job.await_marks("running")
-        job.kill("server 1")
-        job.set_mark("lost")
-        one, other = job.outcomes()
-    assert not one.error, one.error
-    assert not other.error, other.error
-    assert one.value == other.value
+    one, other = harness.run(goes_on_without, 150, workers=2, servers=2, env=env, kills="server 1")
+    assert one == other
 
 
 def is_interrupted(bps: Any) -> set[float]:

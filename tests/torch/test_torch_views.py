@@ -92,17 +92,11 @@ MORE_LOSSES = [("ddp", "before"), ("optimizer", "in"), ("cross barrier", "before
     ("face", "moment"), [*LOSSES, *(pytest.param(*one, marks=pytest.mark.long) for one in MORE_LOSSES)]
 )
 def test_a_step_is_repeated_without_the_lost_rank(face, moment):
-    env = {"BPS_MIN_WORKERS": "2"}
-    with harness.start(train, face, moment, workers=4, env=env) as job:
-        outcomes = job.outcomes(but=[2])
-    for outcome in (outcomes[0], outcomes[1], outcomes[3]):
-        assert outcome.value, outcome.error + outcome.output
-    first = outcomes[0].value
-    for outcome in (outcomes[0], outcomes[1], outcomes[3]):
-        taken, told, parameters = outcome.value
+    ranks = harness.run(train, face, moment, workers=4, env={"BPS_MIN_WORKERS": "2"}, but=[2])
+    for taken, told, parameters in ranks:
         assert taken == [(step, 4 if step < LOST_AT else 3) for step in range(STEPS)]
         assert told == 1
-        for mine, reference, theirs in zip(parameters, expected(), first[2], strict=True):
+        for mine, reference, theirs in zip(parameters, expected(), ranks[0][2], strict=True):
             assert (mine == theirs).all(), "the ranks that are left have the same bits"
             torch.testing.assert_close(torch.from_numpy(mine), torch.from_numpy(reference), rtol=2e-4, atol=1e-5)
 
@@ -150,12 +144,9 @@ def never_broadcast(bps: Any) -> str:
 
 
 def test_models_that_differ_are_told_although_a_rank_was_lost():
-    with harness.start(never_broadcast, workers=3, env=FAST | {"BPS_MIN_WORKERS": "2"}) as job:
-        job.await_marks("made")
-        job.kill("rank 2")
-        for text in job.values(but=[2]):
-            assert "weight" in text
-            assert "call broadcast_parameters()" in text
+    for text in harness.run(never_broadcast, workers=3, env=FAST | {"BPS_MIN_WORKERS": "2"}, kills="rank 2", at="made"):
+        assert "weight" in text
+        assert "call broadcast_parameters()" in text
 
 
 def is_ended() -> bool:
@@ -204,10 +195,7 @@ def made_again(bps: Any, kind: str) -> int:
 @pytest.mark.parametrize("kind", ["optimizer", "DDP", "DiLoCo"])
 def test_ranks_give_one_name_to_a_wrapper_that_some_make_again(kind):
     env = FAST | {"BPS_MIN_WORKERS": "2", "BPS_TIMEOUT": str(20 * harness.PATIENCE)}
-    with harness.start(made_again, kind, workers=3, env=env) as job:
-        job.await_marks("ready")
-        job.kill("rank 2")
-        values = job.values(but=[2])
+    values = harness.run(made_again, kind, workers=3, env=env, kills="rank 2", at="ready")
     assert max(values[:2]) > 1
 
 

@@ -55,21 +55,11 @@ def test_ranks_that_call_different_operations(calls, options):
             assert text.index(f"called {calls[0]}") < text.index(f"called {calls[-1]}")
 
 
-def comes_late(bps: Any) -> str:
+@harness.on_ranks(workers=3)
+def test_a_rank_that_comes_to_such_a_round_later_is_told_as_well(bps: Any) -> None:
     if bps.rank() == 2:
-        await_mark("go")
-    with pytest.raises(bps.MismatchError) as caught:
+        await_mark("told", 0, 1)
+    with pytest.raises(bps.MismatchError, match="rank 0 called push_pull, and rank 1 called reduce_scatter"):
         call(bps, "push_pull" if bps.rank() == 0 else "reduce_scatter")
     mark("told")
-    await_mark("end")  # a rank that leaves fails the round as well
-    return str(caught.value)
-
-
-def test_a_rank_that_comes_to_such_a_round_later_is_told_as_well():
-    with harness.start(comes_late, workers=3) as job:
-        job.await_marks("told", [0, 1])
-        job.set_mark("go")
-        job.await_marks("told", [2])
-        job.set_mark("end")
-        for text in job.results():
-            assert "rank 0 called push_pull, and rank 1 called reduce_scatter" in text
+    await_mark("told", 0, 1, 2)  # a rank that leaves fails the round as well

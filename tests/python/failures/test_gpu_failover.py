@@ -154,13 +154,9 @@ def broken_gpu(bps: Any) -> str:
 
 @SHM_FIRST
 def test_a_gpu_that_fails_in_between_is_an_error_on_all_ranks(transport: str) -> None:
-    with harness.start(broken_gpu, workers=2, servers=2, env=env(transport)) as job:
-        job.await_marks("started")
-        job.kill("server 1")
-        job.set_mark("killed")
-        texts = job.values()
-        assert texts[1].startswith("TransportError"), texts[1]
-        assert all("illegal memory access" in text for text in texts), texts
+    texts = harness.run(broken_gpu, workers=2, servers=2, env=env(transport), kills="server 1", at="started")
+    assert texts[1].startswith("TransportError"), texts[1]
+    assert all("illegal memory access" in text for text in texts), texts
 
 
 def fails_once(bps: Any, steps: int, compression: Any) -> dict[str, Any]:

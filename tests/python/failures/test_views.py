@@ -30,18 +30,12 @@ def check(values: list[dict[str, Any]], sizes: list[int], culprit: str) -> None:
 @pytest.mark.parametrize("servers", [None, 2])
 def test_the_job_goes_on_without_a_killed_worker(transport, servers):
     env = FAST | harness.over(transport) | {"BPS_MIN_WORKERS": "2"}
-    with harness.start(train, 20, 3, workers=4, servers=servers, env=env) as job:
-        job.await_marks("running")
-        job.kill("rank 2")
-        check(job.values(but=[2]), [4, 3], "worker 2")
+    check(harness.run(train, 20, 3, workers=4, servers=servers, env=env, kills="rank 2"), [4, 3], "worker 2")
 
 
 def test_the_job_goes_on_without_a_killed_server(transport):
     env = FAST | TOLD | harness.over(transport) | {"BPS_MIN_WORKERS": "2"}
-    with harness.start(train, 100, 2, workers=2, servers=2, env=env) as job:
-        job.await_marks("running")
-        job.kill("server 1")
-        check(job.values(), [2, 2], "server ")
+    check(harness.run(train, 100, 2, workers=2, servers=2, env=env, kills="server 1"), [2, 2], "server ")
 
 
 def test_a_rank_that_ends_with_an_exception_is_not_waited_for(transport):
@@ -344,11 +338,7 @@ def groups_after(bps: Any) -> dict[str, Any]:
 
 
 def test_groups_shrink_with_the_job():
-    with harness.start(groups_after, workers=4, env=FAST | {"BPS_MIN_WORKERS": "1"}) as job:
-        job.await_marks("ready")
-        job.kill("rank 1")
-        job.set_mark("killed")
-        values = job.values(but=[1])
+    values = harness.run(groups_after, workers=4, env=FAST | {"BPS_MIN_WORKERS": "1"}, kills="rank 1", at="ready")
     assert [value["seen"] for value in values] == [[4]] * 3
     assert [value["size"] for value in values] == [3] * 3
     assert [value["ranks"] for value in values] == [(0, 1), (0, 1), (2,)]
@@ -372,10 +362,9 @@ def groups_between_views(bps: Any, first: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("first", "told"), [("size", [2, 2]), ("ranks", [(0, 1)] * 2), ("rank", [0, 1])])
 def test_groups_are_those_of_the_next_view_as_soon_as_a_rank_is_told(first, told):
-    with harness.start(groups_between_views, first, workers=3, env=FAST | TOLD | {"BPS_MIN_WORKERS": "1"}) as job:
-        job.await_marks("ready")
-        job.kill("rank 1")
-        values = job.values(but=[1])
+    values = harness.run(
+        groups_between_views, first, workers=3, env=FAST | TOLD | {"BPS_MIN_WORKERS": "1"}, kills="rank 1", at="ready"
+    )
     assert [value["before"] for value in values] == [((0, 1, 2), 0), ((0, 1, 2), 2)]
     assert [value[first] for value in values] == told
     assert [value["ends"] for value in values] == [(2, (0, 1), 0), (2, (0, 1), 1)]

@@ -253,13 +253,8 @@ def rounds_until_lost(bps: Any) -> str:
 @pytest.mark.parametrize("victim", [1, 2])
 def test_a_lost_rank_is_named_on_all_hosts(victim, servers):
     options = {"servers": servers, "env": SMALL_PARTITIONS | {"BPS_SHUTDOWN_TIMEOUT": "2"}}
-    with harness.start(rounds_until_lost, **options, **harness.on_hosts("aabb")) as job:
-        job.await_marks("running")
-        job.kill(f"rank {victim}")
-        outcomes = job.outcomes(but=[victim])
-    for rank, outcome in enumerate(outcomes):
-        if rank != victim:
-            assert f"worker {victim}" in str(outcome.value), (rank, outcome)
+    for told in harness.run(rounds_until_lost, kills=f"rank {victim}", **options, **harness.on_hosts("aabb")):
+        assert f"worker {victim}" in told
 
 
 def waits_for_a_rank_that_failed(bps: Any) -> str:

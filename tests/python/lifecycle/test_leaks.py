@@ -55,6 +55,14 @@ def settled(before: dict[str, int], limits: dict[str, int]) -> dict[str, int]:
     return grown
 
 
+def look_at(ranks: list[dict[str, int]], more_kib: int = 4096) -> None:
+    for grown in ranks:
+        assert grown["descriptors"] <= 0
+        assert grown["threads"] <= 0
+        assert grown["mappings"] <= FEW_MAPPINGS
+        assert grown["resident"] <= more_kib, f"{grown['resident']} KiB more"
+
+
 def many_operations(bps: Any, operations: int) -> dict[str, int]:
     rank, size = bps.rank(), bps.size()
     names = [f"n{i}" for i in range(50)]
@@ -95,14 +103,8 @@ def many_operations(bps: Any, operations: int) -> dict[str, int]:
     ("servers", "transport"), [(None, "shm"), pytest.param(None, "tcp", marks=pytest.mark.long), (1, "tcp")]
 )
 def test_many_operations_leave_nothing(servers, transport):
-    found = harness.run(
-        many_operations, OPERATIONS, workers=2, servers=servers, env={"BPS_TRANSPORT": transport}, timeout=400
-    )
-    for grown in found:
-        assert grown["descriptors"] <= 0
-        assert grown["threads"] <= 0
-        assert grown["mappings"] <= FEW_MAPPINGS
-        assert grown["resident"] <= MORE_KIB, f"{grown['resident']} KiB more"
+    options = {"workers": 2, "servers": servers, "env": {"BPS_TRANSPORT": transport}}
+    look_at(harness.run(many_operations, OPERATIONS, timeout=400, **options), MORE_KIB)
 
 
 def cycles(bps: Any, count: int, alone: bool) -> dict[str, int]:
@@ -124,11 +126,7 @@ def cycles(bps: Any, count: int, alone: bool) -> dict[str, int]:
 
 @pytest.mark.parametrize(("workers", "count"), [(1, 200), (2, 30)])
 def test_init_and_shutdown_in_one_process(workers, count):
-    for grown in harness.run(cycles, count, workers == 1, workers=workers, init=False, timeout=240):
-        assert grown["descriptors"] <= 0
-        assert grown["threads"] <= 0
-        assert grown["mappings"] <= FEW_MAPPINGS
-        assert grown["resident"] <= 4096, f"{grown['resident']} KiB more"
+    look_at(harness.run(cycles, count, workers == 1, workers=workers, init=False, timeout=240))
 
 
 def empties(bps: Any, count: int) -> dict[str, int]:
@@ -162,8 +160,4 @@ def empties(bps: Any, count: int) -> dict[str, int]:
 
 @pytest.mark.long
 def test_2_000_shared_arrays_made_and_freed(transport):
-    for grown in harness.run(empties, 2000, workers=2, env={"BPS_TRANSPORT": transport}, timeout=240):
-        assert grown["descriptors"] <= 0
-        assert grown["threads"] <= 0
-        assert grown["mappings"] <= FEW_MAPPINGS
-        assert grown["resident"] <= 4096, f"{grown['resident']} KiB more"
+    look_at(harness.run(empties, 2000, workers=2, env={"BPS_TRANSPORT": transport}, timeout=240))

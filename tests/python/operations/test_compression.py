@@ -285,7 +285,8 @@ def test_ranks_must_agree(bps: Any) -> None:
     bps.barrier()
 
 
-def in_the_next_view(bps: Any) -> None:
+@harness.on_ranks(workers=3, servers=1, env=TCP | {"BPS_MIN_WORKERS": "1"}, kills="rank 2")
+def test_a_name_is_compressed_in_the_next_view_too(bps: Any) -> None:
     bps.declare("d", shape=COUNT, dtype=np.float32, compression=bps.Int8())
     array = np.ones(COUNT, np.float32)
     bps.push_pull(array, name="d")
@@ -297,15 +298,6 @@ def in_the_next_view(bps: Any) -> None:
     assert (bps.push_pull(array, name="d", average=False) == bps.size()).all()
     assert job.current().tensors[0, "d"].compression == "int8"
     bps.barrier()
-
-
-def test_a_name_is_compressed_in_the_next_view_too() -> None:
-    env = TCP | {"BPS_MIN_WORKERS": "1"}
-    with harness.start(in_the_next_view, workers=3, servers=1, env=env) as running:
-        running.await_marks("running")
-        running.kill("rank 2")
-        for outcome in running.outcomes()[:2]:
-            assert not outcome.error, outcome.error
 
 
 def test_a_wrong_setting_is_told_at_once() -> None:

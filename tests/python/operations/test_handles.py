@@ -133,31 +133,20 @@ def test_two_tasks_that_await_one_handle_both_go_on(bps: Any) -> None:
     assert (len(refused), taken) == (1, [[2] * 3])
 
 
-def awaits_a_loss(bps: Any) -> str:
+@harness.on_ranks(workers=2, env={"BPS_SHUTDOWN_TIMEOUT": "2"}, kills="rank 1", at="ready")
+def test_await_raises(bps: Any) -> None:
     if bps.rank() == 1:
         mark("ready")
         await_mark("never")
 
-    async def main() -> str:
+    async def main() -> None:
         handle = bps.push_pull_async(np.ones(3), False, "x")
         mark("ready")
-        try:
+        with pytest.raises(bps.PeerLostError, match="worker 1"):
             await handle
-        except bps.PeerLostError as error:
-            return str(error)
-        return "nothing was raised"
 
-    text = asyncio.run(main())
+    asyncio.run(main())
     bps.shutdown()
-    return text
-
-
-def test_await_raises():
-    env = {"BPS_SHUTDOWN_TIMEOUT": "2"}
-    with harness.start(awaits_a_loss, workers=2, env=env) as job:
-        job.await_marks("ready")
-        job.kill("rank 1")
-        assert "worker 1" in job.outcomes(but=[1])[0].value
 
 
 @pytest.mark.parametrize("how", ["synchronize", "barrier", "declare and pull", "new_group"])

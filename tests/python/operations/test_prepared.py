@@ -156,7 +156,8 @@ def test_a_deadline_ends_one_start_only(bps: Any) -> None:
         assert operation()[0] == 2
 
 
-def loses_a_peer(bps: Any) -> None:
+@harness.on_ranks(workers=2, servers=1, kills="rank 1", at="ready")
+def test_a_lost_peer(bps: Any) -> None:
     array = np.ones(10)
     operation = bps.prepare("push_pull", array, average=False, name="x")
     assert operation()[0] == 2
@@ -166,14 +167,6 @@ def loses_a_peer(bps: Any) -> None:
     for _ in range(2):  # the second one before anything is sent
         with pytest.raises(bps.PeerLostError):
             operation()
-
-
-def test_a_lost_peer():
-    with harness.start(loses_a_peer, workers=2, servers=1) as job:
-        job.await_marks("ready")
-        job.kill("rank 1")
-        outcome = job.outcomes(but=[1])[0]
-    assert not outcome.error
 
 
 def outlives_its_view(bps: Any) -> list[str]:
