@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gradients that a script keeps, gives other memory, or drops: the next means are right, or an error names one."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -31,14 +32,19 @@ def two_tasks(model: nn.Module, optimizer: Any, samples: Callable[[int], torch.T
         optimizer.step()
 
 
+def compare(bps: Any, make: Callable[[], nn.Module], train: Callable[..., None]) -> None:
+    """The model that ranks train in each way with the one that is trained alone."""
+    alone = training.seeded(make)
+    train(*plain(alone), training.batch)
+    for name, wrap in wraps(bps).items():
+        model = training.seeded(make)
+        train(*wrap(model), lambda step: training.share_of(bps, step))
+        assert training.distance(alone, model) < 1e-5, name
+
+
 def kept(bps: Any) -> None:
     for keep in KEPT:
-        alone = training.seeded(training.Plain)
-        two_tasks(*plain(alone), training.batch, keep)
-        for name, wrap in wraps(bps).items():
-            model = training.seeded(training.Plain)
-            two_tasks(*wrap(model), lambda step: training.share_of(bps, step), keep)
-            assert training.distance(alone, model) < 1e-5, name
+        compare(bps, training.Plain, functools.partial(two_tasks, keep=keep))
 
 
 def moved(model: nn.Module, optimizer: Any, samples: Callable[[int], torch.Tensor]) -> None:
@@ -86,12 +92,7 @@ class Pixels(nn.Module):
 
 
 def moving(bps: Any) -> None:
-    alone = training.seeded(Pixels)
-    moved(*plain(alone), training.batch)
-    for name, wrap in wraps(bps).items():
-        model = training.seeded(Pixels)
-        moved(*wrap(model), lambda step: training.share_of(bps, step))
-        assert training.distance(alone, model) < 1e-5, name
+    compare(bps, Pixels, moved)
 
 
 def zeroed(model: nn.Module, optimizer: Any, samples: Callable[[int], torch.Tensor]) -> None:
@@ -105,12 +106,7 @@ def zeroed(model: nn.Module, optimizer: Any, samples: Callable[[int], torch.Tens
 
 
 def zeroing(bps: Any) -> None:
-    alone = training.seeded(Pixels)
-    zeroed(*plain(alone), training.batch)
-    for name, wrap in wraps(bps).items():
-        model = training.seeded(Pixels)
-        zeroed(*wrap(model), lambda step: training.share_of(bps, step))
-        assert training.distance(alone, model) < 1e-5, name
+    compare(bps, Pixels, zeroed)
 
 
 def on_a_device(bps: Any) -> None:

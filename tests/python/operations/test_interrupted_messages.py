@@ -59,10 +59,10 @@ def all_received(bps: Any, count: int, receive: Callable[[Any], Any]) -> list[fl
     raise AssertionError(f"the last one has not come: {found}")
 
 
-def at_each_point(bps: Any, of_first: Callable[[int], bool], of_second: Callable[[], Any], least: int = 10) -> None:
+def at_each_point(bps: Any, of_first: Callable[[int], bool], of_second: Callable[[int], Any], least: int = 10) -> None:
     """Calls both on their ranks until the first one says that it was not interrupted any more."""
     for point in POINTS:
-        goes_on = of_first(point) if bps.rank() == 0 else bool(of_second())
+        goes_on = of_first(point) if bps.rank() == 0 else bool(of_second(point))
         if not bps.broadcast(np.array([goes_on]), "goes on")[0]:
             assert point >= least
             return
@@ -101,7 +101,7 @@ def test_who_receives_is_interrupted(bps: Any, way: str, count: int) -> None:
             assert found == [1.0, LAST] or np.all(kept == 1), f"the message was lost at point {point}"
         return goes_on
 
-    def sends() -> None:
+    def sends(_: int) -> None:
         for value in (1.0, LAST):
             unless_interrupted(bps, lambda: bps.send(np.full(count, value), dst=0))  # noqa: B023  called at once
 
@@ -122,7 +122,7 @@ def test_who_sends_is_interrupted(bps: Any, way: str, count: int) -> None:
         bps.send(np.full(count, LAST), dst=1)
         return goes_on
 
-    def receives() -> None:
+    def receives(_: int) -> None:
         found = all_received(bps, count, lambda array: bps.recv(array, src=0))
         assert found in ([LAST], [1.0, LAST]), found
 
@@ -148,7 +148,7 @@ def test_who_exchanges_is_interrupted(bps: Any, way: str, count: int) -> None:
         assert np.array_equal(given_up, kept), f"the memory was not the caller's again, at point {point}"
         return goes_on
 
-    def exchanges() -> None:
+    def exchanges(_: int) -> None:
         while True:
             out = np.full(2 * count, -1.0)
             if unless_interrupted(bps, lambda: exchange(5.0, out)):  # noqa: B023  called at once
@@ -190,10 +190,9 @@ def test_who_waits_for_a_handle_is_interrupted(bps: Any, way: str, count: int) -
         assert np.all(array[count:] == point + 0.5)
         return goes_on
 
-    def comes() -> None:
-        start(next(points) + 0.5)[1].wait()
+    def comes(point: int) -> None:
+        start(point + 0.5)[1].wait()
 
-    points = iter(POINTS)
     at_each_point(bps, waits, comes)
 
 
@@ -215,14 +214,13 @@ def test_who_waits_for_a_message_that_fails_is_interrupted(bps: Any) -> None:
             handle.wait()
         return goes_on
 
-    def fails() -> None:
+    def fails(point: int) -> None:
         handle = bps.send_async(np.ones(5000), dst=0)
         handle.give_up()  # its notice comes all the same
-        mark(f"gave up {next(points)}")
+        mark(f"gave up {point}")
         with pytest.raises(bps.PeerLostError):
             handle.wait()
 
-    points = iter(POINTS)
     at_each_point(bps, waits, fails)
 
 
@@ -254,13 +252,11 @@ def test_who_waits_for_a_collective_that_fails_is_interrupted(bps: Any, kind: st
                 handle.wait()
         return goes_on
 
-    def fails() -> None:
-        point = next(points)
+    def fails(point: int) -> None:
         start = FAIL["push_pull_async" if kind == "prepare" else kind]  # what is prepared cannot be given up
         give_up([start(bps, np.ones(5000), f"fails {point}")])
         mark(f"gave up {point}")
 
-    points = iter(POINTS)
     at_each_point(bps, waits, fails, least=1)
 
 
@@ -287,8 +283,7 @@ def test_who_waits_for_several_handles_is_interrupted(bps: Any, fails: bool) -> 
             bps.wait(handles)
         return goes_on
 
-    def comes() -> None:
-        point = next(points)
+    def comes(point: int) -> None:
         handles = start(point)
         if fails:
             give_up(handles[:1])
@@ -298,7 +293,6 @@ def test_who_waits_for_several_handles_is_interrupted(bps: Any, fails: bool) -> 
     def start(point: int) -> list[Any]:
         return [bps.push_pull_async(np.ones(5000), f"{name} {point}", average=False) for name in ("first", "last")]
 
-    points = iter(POINTS)
     at_each_point(bps, waits, comes)
 
 
@@ -434,14 +428,13 @@ def test_who_takes_part_in_a_collective_is_interrupted(bps: Any, kind: str) -> N
         assert np.array_equal(given_up, kept), f"the memory was not the caller's again, at point {point}"
         return goes_on
 
-    def comes() -> None:
+    def comes(point: int) -> None:
         bps.barrier()
         start = functools.partial(COLLECTIVES[kind], getattr(bps, kind))
         with contextlib.suppress(bps.PeerLostError, bps.DeadlineError):
-            start(np.full(5000, 5.0), name=f"given up {next(points)}", timeout=0.1)
+            start(np.full(5000, 5.0), name=f"given up {point}", timeout=0.1)
         bps.barrier()
 
-    points = iter(POINTS)
     at_each_point(bps, takes_part, comes)
 
 
@@ -469,13 +462,12 @@ def test_who_starts_a_collective_is_interrupted(bps: Any, kind: str) -> None:
         assert np.array_equal(given_up, kept), f"the memory was not the caller's again, at point {point}"
         return goes_on
 
-    def comes() -> None:
+    def comes(point: int) -> None:
         bps.barrier()
         with contextlib.suppress(bps.PeerLostError, bps.DeadlineError):
-            STARTS[kind](bps, np.full(5000, 5.0), name=f"given up {next(points)}", timeout=0.1).wait()
+            STARTS[kind](bps, np.full(5000, 5.0), name=f"given up {point}", timeout=0.1).wait()
         bps.barrier()
 
-    points = iter(POINTS)
     at_each_point(bps, starts, comes)
 
 
