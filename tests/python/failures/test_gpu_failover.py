@@ -56,11 +56,8 @@ def test_a_stopped_server_costs_nothing(transport: str) -> None:
 
 def test_a_server_is_killed_while_the_ranks_of_hosts_sum_first() -> None:
     on_hosts = env("tcp") | {"BPS_TRANSPORT": "shm,tcp"}
-    with harness.start(train, 20, servers=2, env=on_hosts, **harness.on_hosts("aab")) as job:
-        job.await_marks("step-10")
-        job.kill("server 1")
-        assert [result["size"] for result in job.values()] == [3, 3, 3]
-        job.helper_statuses(but=["server 1"])
+    results = harness.run(train, 20, servers=2, env=on_hosts, **harness.on_hosts("aab"), kills="server 1", at="step-10")
+    assert [result["size"] for result in results] == [3, 3, 3]
 
 
 @pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 20))])

@@ -23,21 +23,14 @@ def test_nothing_changes_while_nothing_is_lost(transport: str) -> None:
 
 
 def test_a_killed_server_costs_nothing(transport: str) -> None:
-    with harness.start(train, 60, workers=2, servers=2, env=env(transport)) as job:
-        job.await_marks("step-20")
-        job.kill("server 1")
-        results = job.values()
-        assert [result["size"] for result in results] == [2, 2]
-        job.helper_statuses(but=["server 1"])
+    results = harness.run(train, 60, workers=2, servers=2, env=env(transport), kills="server 1", at="step-20")
+    assert [result["size"] for result in results] == [2, 2]
 
 
 def test_a_server_is_killed_that_shares_memory_with_one_of_two_ranks() -> None:
     on_a = FAST | {"BPS_HOST_ID": "a", "BPS_PARTITION_BYTES": str(256 * 1024)}
-    with harness.start(train, 60, servers=2, env=on_a, **harness.on_hosts("ab")) as job:
-        job.await_marks("step-20")
-        job.kill("server 1")
-        assert [result["size"] for result in job.values()] == [2, 2]
-        job.helper_statuses(but=["server 1"])
+    results = harness.run(train, 60, servers=2, env=on_a, **harness.on_hosts("ab"), kills="server 1", at="step-20")
+    assert [result["size"] for result in results] == [2, 2]
 
 
 def on_two_hosts(layout: str, **more: str) -> dict[str, Any]:
@@ -125,13 +118,15 @@ def test_the_loss_of_a_worker_is_told_once(transport: str, victims: list[str]) -
             assert value["sizes"] == [4, 3], "one exception, however many servers were lost beside"
 
 
-def drop_prepared(bps: Any) -> None:
+@harness.on_ranks("transport", workers=2, servers=2, env=env, kills="server 1", at="started")
+def test_a_dropped_prepared_operation_keeps_its_array(bps: Any) -> None:
     """Rank 0 drops a prepared operation that its view has left incomplete: the next view still writes to its array.
 
     Rank 1 prepares when the view has ended, and goes into the next one by that.
     """
     bps.barrier()  # both are in the view that ends
     if bps.rank() == 1:
+        mark("started")
         await_mark("dropped", 0)
     array = np.full(COUNT, 1.0 + bps.rank())
     prepared = bps.prepare("push_pull", array, average=False, name="dropped")
@@ -147,14 +142,6 @@ def drop_prepared(bps: Any) -> None:
     else:
         assert (prepared() == 3).all()
     bps.barrier()
-
-
-def test_a_dropped_prepared_operation_keeps_its_array(transport: str) -> None:
-    with harness.start(drop_prepared, workers=2, servers=2, env=env(transport)) as job:
-        job.await_marks("started", ranks=[0])
-        job.kill("server 1")
-        job.values()
-        job.helper_statuses(but=["server 1"])
 
 
 @TCP_FIRST
