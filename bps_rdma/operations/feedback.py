@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bps_rdma import argument_types, arrays
+from bps_rdma import arrays
 from bps_rdma.agreement import group_of
 from bps_rdma.compression import Codec
 from bps_rdma.errors import InvalidArgumentError
 from bps_rdma.group import Group
 from bps_rdma.job import current
 from bps_rdma.operations import start
-from bps_rdma.operations.options import SUM, OperationOptions
+from bps_rdma.operations.options import AVERAGE, SUM, OperationOptions, ReduceName, reduction
 from bps_rdma.operations.restored_feedback import OF_RANK, SAVED_BY, Restored, own_part
 from bps_rdma.positions import keywords_since
 
@@ -68,6 +68,7 @@ def load_feedback_state(
     state: Mapping[str, Any],
     *,
     average: bool = True,
+    op: ReduceName | None = None,
     group: Group | None = None,
     timeout: float | None = None,
 ) -> None:
@@ -82,7 +83,7 @@ def load_feedback_state(
     Args:
         like, name, group, timeout: as for feedback_state().
         state: what one rank has saved: this one, as long as there are as many. {}: this rank has none.
-        average: whether push_pulls of this name give means; it counts where the number of ranks has changed.
+        average, op: as for push_pulls of this name; they count where the number of ranks has changed.
 
     Raises:
         InvalidArgumentError: the state is of another size, or has what this compression does not remember. Or ranks
@@ -90,7 +91,7 @@ def load_feedback_state(
     """
     options = OperationOptions(SUM, name, 0, group, timeout, True)
     tensor = _tensor(like, options)
-    is_mean = argument_types.truth("average", average)
+    is_mean = reduction(average, op) is AVERAGE
     flat = _checked(state, tensor)
     members = group_of(current(), group)
     position = members.ranks.index(current().process.rank)

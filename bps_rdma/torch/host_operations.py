@@ -166,6 +166,7 @@ def load_feedback_state(
     state: Mapping[str, torch.Tensor],
     *,
     average: bool = True,
+    op: ReduceName | None = None,
     group: AnyGroup = None,
     timeout: float | None = None,
 ) -> None:
@@ -178,7 +179,7 @@ def load_feedback_state(
             key: (one[part] if key != SAVED_BY and len(one) == like.numel() else one).numpy()
             for key, one in values.items()
         }
-        bps_rdma.load_feedback_state(host, piece, own, average=average, group=members, timeout=timeout)
+        bps_rdma.load_feedback_state(host, piece, own, average=average, op=op, group=members, timeout=timeout)
 
 
 def _compressed(like: torch.Tensor, name: str, group: Group | None) -> list[tuple[str, slice, torch.Tensor]]:

@@ -82,12 +82,13 @@ def test_a_job_goes_on_bit_by_bit(layout: str, dtype: str) -> None:
     whole = harness.run(bodies.steps, dtype, text, range(6), None, **where)
     first = harness.run(bodies.steps, dtype, text, range(3), None, **where)
     states = [state for _, state in first]
-    assert all(value.dtype == np.float32 and value.size == bodies.COUNT for value in states[0].values())
+    kept = {key: value for key, value in states[0].items() if key != "saved_by"}
+    assert all(value.dtype == np.float32 and value.size == bodies.COUNT for value in kept.values())
     assert states[0]["servers"].any()
     assert all(state["servers"].tobytes() == states[0]["servers"].tobytes() for state in states)
     second = harness.run(bodies.steps, dtype, text, range(3, 6), states, **where)
     assert first[0][0] + second[0][0] == whole[0][0]
-    for part in states[0]:
+    for part in kept:
         less = [{key: value for key, value in state.items() if key != part} for state in states]
         other = harness.run(bodies.steps, dtype, text, range(3, 6), less, **where)
         assert other[0][0] != second[0][0], part
