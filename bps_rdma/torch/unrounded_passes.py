@@ -57,6 +57,7 @@ class UnroundedPasses:
             if one.lets_go():
                 self._accumulations[entry] = made = Accumulation(entry)
                 self.hooks.append(made.hook)
+                self._units = {unit: one for unit, one in self._units.items() if entry not in unit.entries}
 
     def added_to(self, entry: IndexedParameter) -> torch.Tensor | None:
         """The .grad to which autograd has added a gradient; before accumulated()."""

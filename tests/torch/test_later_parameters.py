@@ -187,6 +187,26 @@ def test_another_shape_where_micro_batches_are_added_exactly(bps: Any) -> None:
 
 
 @harness.on_ranks(workers=2)
+def test_sums_stay_exact_after_another_shape_for_a_while(bps: Any) -> None:
+    layer = nn.Linear(64, 1, bias=False)
+    model = DistributedDataParallel(layer, exact=True)
+    weight, shape, x = layer.weight, (1, 64), torch.ones(64)
+    terms = (2.0**24, 1.0, 1.0, 1.0, 1.0)  # rounded after each one, they are 2**24
+    for step in range(4):
+        weight.grad = None
+        if step == 2:
+            weight.data = weight.data.view(64)
+            model(x)
+            weight.data = weight.data.view(shape)
+        with model.no_sync():
+            for term in terms[:-1]:
+                model(x * term).sum().backward()
+        model(x * terms[-1]).sum().backward()
+        assert weight.grad is not None
+        assert weight.grad.eq(sum(terms)).all(), step
+
+
+@harness.on_ranks(workers=2)
 def test_new_parameters_with_other_values(bps: Any) -> None:
     """A new head that each rank has filled by itself: their mean gradients would not make them the same."""
     for name, wrap in wraps(bps).items():
