@@ -83,7 +83,7 @@ def load_feedback_state(
     Args:
         like, name, group, timeout: as for feedback_state().
         state: what one rank has saved: this one, as long as there are as many. {}: this rank has none.
-        average, op: as for push_pulls of this name; they count where the number of ranks has changed.
+        average, op: as for push_pulls of this name. They count wherever another rank encodes a part now.
 
     Raises:
         InvalidArgumentError: the state is of another size, or has what this compression does not remember. Or ranks

@@ -71,45 +71,61 @@ def save(units: Sequence[Unit], sent: Sent, generation: int) -> dict[str, Any]:
     }
 
 
+class Place(NamedTuple):
+    """Where the elements of a parameter lie in a unit: [begin, end), in the order of these strides."""
+
+    begin: int
+    end: int
+    strides: tuple[int, ...]
+
+    def is_like(self, other: Place) -> bool:
+        """Whether the same element comes at the same place."""
+        return self.end - self.begin == other.end - other.begin and self.strides == other.strides
+
+
 class Kept(NamedTuple):
     """Where a unit remembers something of its parameters, as it was declared: they may have other shapes later.
 
     Attributes:
         dtype, elements: of what is sent.
         pieces: name, first element and elements of each operation that remembers something.
-        places: elements [begin, end) of each parameter, by its id.
+        places: of each parameter, by its id.
     """
 
     dtype: torch.dtype
     elements: int
     pieces: list[tuple[str, int, int]]
-    places: dict[int, tuple[int, int]]
+    places: dict[int, Place]
 
     @classmethod
     def of(cls, unit: Unit) -> Kept:
         """That of a unit which is about to be declared."""
         name, like, wanted = unit.declaration()
-        places = {id(entry.parameter): place for entry, place in unit.places.items()}
+        places = {
+            id(entry.parameter): Place(begin, end, entry.parameter.stride())
+            for entry, (begin, end) in unit.places.items()
+        }
         return cls(like.dtype, like.numel(), _pieces_that_remember(name, like, wanted), places)
 
 
 def carry(before: Sequence[Kept], now: Sequence[Kept], group: Group | None) -> None:
     """Gives other units of the same parameters what the ones before remember of each. A collective call."""
-    remembered: dict[int, dict[str, npt.NDArray[Any]]] = {}
+    remembered: dict[int, tuple[Place, dict[str, npt.NDArray[Any]]]] = {}
     for unit in before:
         flat: dict[str, npt.NDArray[Any]] = {}
         for piece, begin, elements in unit.pieces:
             state = feedback_state(_piece_of(unit.dtype, elements), piece, group=group)
             for key in set(state) - {SAVED_BY}:
                 flat.setdefault(key, np.zeros(unit.elements, np.float32))[begin : begin + elements] = state[key]
-        for parameter, (first, end) in unit.places.items():
-            remembered[parameter] = {key: value[first:end] for key, value in flat.items()}
+        for parameter, place in unit.places.items():
+            remembered[parameter] = place, {key: value[place.begin : place.end] for key, value in flat.items()}
     for unit in now:
         flat = {}
-        for parameter, (first, end) in unit.places.items():
-            for key, value in remembered.get(parameter, {}).items():
-                if len(value) == end - first:  # otherwise it has another shape now
-                    flat.setdefault(key, np.zeros(unit.elements, np.float32))[first:end] = value
+        for parameter, place in unit.places.items():
+            known, values = remembered.get(parameter, (place, {}))
+            if known.is_like(place):  # otherwise it has another shape or memory format now
+                for key, value in values.items():
+                    flat.setdefault(key, np.zeros(unit.elements, np.float32))[place.begin : place.end] = value
         for piece, begin, elements in unit.pieces:
             part = {key: value[begin : begin + elements] for key, value in flat.items()}
             load_feedback_state(_piece_of(unit.dtype, elements), piece, part, group=group)

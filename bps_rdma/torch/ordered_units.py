@@ -35,6 +35,7 @@ class OrderedUnits:
         self._entries, self._strategy, self._sizes = entries, strategy, sizes
         self.sent, self._sparse = sent, sparse
         self._generation = 0
+        self._goes_on = False  # with what others have left
         self.units: list[Unit] = []
         self._fill(list(reversed(entries)))
 
@@ -79,11 +80,13 @@ class OrderedUnits:
         self._generation += 1
         before = self._kept
         self._fill(ordered)
-        compression_state.carry(before, self._kept, self.sent.group)
+        if self._goes_on:  # what one pass has left is not worth an exchange of everything
+            compression_state.carry(before, self._kept, self.sent.group)
         return True
 
     def take_over(self, before: OrderedUnits) -> None:
         """Goes on with what others remember of the same parameters. A collective call."""
+        self._goes_on = True
         compression_state.carry(before._kept, self._kept, self.sent.group)
 
     @property
