@@ -18,7 +18,7 @@ from bps_rdma.operations.feedback import feedback_state, load_feedback_state
 from bps_rdma.operations.restored_feedback import SAVED_BY
 from bps_rdma.torch import transfer
 from bps_rdma.torch.plan import Unit
-from bps_rdma.torch.units import IndexedParameter, Sent
+from bps_rdma.torch.units import Bucket, IndexedParameter, Sent
 from bps_rdma.uncompressed import COMPRESSIBLE, remembers
 
 State = Mapping[str, Mapping[str, torch.Tensor]]  # the pieces of a tensor, by what their names add to its own
@@ -72,15 +72,16 @@ def save(units: Sequence[Unit], sent: Sent, generation: int) -> dict[str, Any]:
 
 
 class Place(NamedTuple):
-    """Where the elements of a parameter lie in a unit: [begin, end), in the order of these strides."""
+    """Where the elements of a parameter lie in a unit: [begin, end), in the order of the entry's strides."""
 
     begin: int
     end: int
-    strides: tuple[int, ...]
+    entry: IndexedParameter | None  # None: one row after the other
 
     def is_like(self, other: Place) -> bool:
         """Whether the same element comes at the same place."""
-        return self.end - self.begin == other.end - other.begin and self.strides == other.strides
+        ours, theirs = (None if one.entry is None else one.entry.strides for one in (self, other))
+        return self.end - self.begin == other.end - other.begin and ours == theirs
 
 
 class Kept(NamedTuple):
@@ -102,7 +103,7 @@ class Kept(NamedTuple):
         """That of a unit which is about to be declared."""
         name, like, wanted = unit.declaration()
         places = {
-            id(entry.parameter): Place(begin, end, entry.parameter.stride())
+            id(entry.parameter): Place(begin, end, entry if isinstance(unit, Bucket) else None)
             for entry, (begin, end) in unit.places.items()
         }
         return cls(like.dtype, like.numel(), _pieces_that_remember(name, like, wanted), places)

@@ -20,10 +20,13 @@ class Pace {
  public:
   static constexpr std::uint64_t kNone = ~std::uint64_t{0};
   // Returns how many partitions of so many bytes may be under way to each server, on average. Partitions are small
-  // where links are slow (BPS_PARTITION_BYTES): then one travels while another one is summed. The more there are, the
-  // longer half of the links are idle at the end.
+  // where links are slow (BPS_PARTITION_BYTES): then some travel while others are summed. The more there are, the
+  // longer half of the links are idle at the end; the fewer bytes they have, the longer links that are far wait for
+  // answers.
   static constexpr std::uint64_t each_of(std::uint64_t partition_bytes) {
-    return std::clamp<std::uint64_t>(partition_bytes >> 16, 2, 8);
+    constexpr std::uint64_t kFewestBytes = 128 << 10;
+    const std::uint64_t needed = kFewestBytes / std::max<std::uint64_t>(partition_bytes, 1);
+    return std::clamp<std::uint64_t>(std::max(partition_bytes >> 16, needed), 2, 8);
   }
 
   // `ahead` says how many partitions of the operation may be under way. With kNone its servers need no pace.

@@ -78,8 +78,8 @@ def test_momentum_goes_with_parameters(face: str, thaws: bool) -> None:
         assert found == pytest.approx(expected(thaws, face == "bucketed"), rel=0.01)
 
 
-def to_another_format(bps: Any) -> list[bool]:
-    """Whether all elements of a gradient have one mean, in each step; in the middle the memory format changes."""
+def to_another_format(bps: Any, change: int) -> list[bool]:
+    """Whether all elements of a gradient have one mean, in each step; the memory format changes before one of them."""
     weight = nn.Conv2d(8, 8, 8, bias=False)
     later = nn.Parameter(torch.zeros(SIZE), requires_grad=False)
     net = nn.ModuleList([weight, nn.ParameterList([later])])
@@ -88,9 +88,9 @@ def to_another_format(bps: Any) -> list[bool]:
     found = []
     for step in range(4):
         optimizer.zero_grad()
-        if step == 2:
+        if step == change:
             net.to(memory_format=torch.channels_last)
-            later.requires_grad_(True)
+        later.requires_grad_(step >= 2)
         ((weight.weight * pattern).sum() + later.sum()).backward()
         optimizer.step()
         assert weight.weight.grad is not None
@@ -99,9 +99,10 @@ def to_another_format(bps: Any) -> list[bool]:
     return found
 
 
-def test_momentum_stays_with_its_elements() -> None:
+@pytest.mark.parametrize("change", [1, 2])
+def test_momentum_stays_with_its_elements(change: int) -> None:
     """It begins again where they lie elsewhere."""
-    for found in harness.run(to_another_format, workers=2, env=SMALL):
+    for found in harness.run(to_another_format, change, workers=2, env=SMALL):
         assert all(found)
 
 

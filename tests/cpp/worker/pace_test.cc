@@ -58,6 +58,9 @@ TEST(Pace, WhatIsNotAnsweredLetsOthersPassToItsEnd) {
 }
 
 TEST(Pace, FastLinksHaveMoreUnderWay) {
+  EXPECT_EQ(Pace::each_of(8), 8U);
+  EXPECT_EQ(Pace::each_of(16 << 10), 8U);
+  EXPECT_EQ(Pace::each_of(32 << 10), 4U);
   EXPECT_EQ(Pace::each_of(64 << 10), 2U);
   EXPECT_EQ(Pace::each_of(256 << 10), 4U);
   EXPECT_EQ(Pace::each_of(512 << 10), 8U);
