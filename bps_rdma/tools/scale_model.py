@@ -1,17 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Predicts a push_pull on a cluster of a given size: time, bytes per link, memory of servers, control messages.
 
-This is a fluid model. Flows share links max-min fairly, as TCP and InfiniBand do on average; a worker has one to each
-loop of each server. Pieces of the tensor are modelled where the protocol depends on them: a server answers a piece when
+This is a fluid model. A worker has a flow to each loop of each server, and those that meet at a link share it in
+proportion to what they carry, because the pace holds back those that are ahead. Pieces of the tensor are modelled where the protocol depends on them: a server answers a piece when
 the last worker has pushed it, a worker has at most a window of pieces in flight to a loop of a server, and it keeps the
 servers in step (csrc/worker/pace.h). How many pieces each server sums is what the core computes: the function is the
 same. Hosts of one kind behave alike, so the model keeps one state per kind of hosts, and 4,096 workers take no longer
 to simulate than 4.
 
 The model has no congestion inside the network, no unfairness among the flows of a link, and no processors except for
-the rate at which a server sums. It does not know how the ranks of a host take turns at its link, and is too pessimistic
-by a fifth where such hosts have a spare host beside them. bench/link_lab.py measures small clusters;
-bench/scale_model.py compares and plots.
+the rate at which a server sums. bench/link_lab.py measures small clusters; bench/scale_model.py compares and plots.
 """
 
 from __future__ import annotations
@@ -379,7 +377,10 @@ class _Round:
     # ---- Sharing
 
     def _share(self) -> None:
-        """Share links max-min fairly: all rates grow together until a flow meets a full link."""
+        """Share links: the rates of all flows grow together until a flow meets a full link.
+
+        They grow in proportion to what flows carry: the pace holds back those that are ahead.
+        """
         growing = [flow for flow in self.flows if self._active(flow)]
         room: dict[tuple[int, bool], float] = {}
         for flow in growing:
@@ -390,12 +391,12 @@ class _Round:
             load: dict[tuple[int, bool], int] = {}
             for flow in growing:
                 for kind, up, count in flow.links:
-                    load[kind, up] = load.get((kind, up), 0) + count
-            step = min(room[link] / count for link, count in load.items())
-            for link, count in load.items():
-                room[link] -= step * count
+                    load[kind, up] = load.get((kind, up), 0) + count * flow.loops.pieces
+            step = min(room[link] / pieces for link, pieces in load.items())
+            for link, pieces in load.items():
+                room[link] -= step * pieces
             for flow in growing:
-                flow.rate += step
+                flow.rate += step * flow.loops.pieces
             full = {link for link in load if room[link] < 1e-3}
             growing = [flow for flow in growing if not any((kind, up) in full for kind, up, _ in flow.links)]
 

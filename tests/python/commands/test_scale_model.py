@@ -122,7 +122,7 @@ def test_each_host_may_have_a_link_of_its_own():
 
 
 def test_partitions_suit_the_slowest_link():
-    assert partition_for(both(4, 1, 0.1)) == 64 << 10
+    assert partition_for(both(4, 1, 0.1)) == 16 << 10
     assert partition_for(both(4, 1, 400)) == 512 << 10
     assert partition_for([*both(4, 1, 400), Hosts(1, 10, server=True)]) == 192 << 10
 
@@ -189,6 +189,18 @@ def test_links_that_differ_bring_what_was_measured(workers, spares, measured):
     hosts = [Hosts(1, gbit, True, True) for gbit in workers] + [Hosts(1, gbit, server=True) for gbit in spares]
     found = simulate(hosts, 32 * MIB, Protocol(partition_bytes=64 << 10, server_loops=2))
     assert found.goodput / 12.5e6 == pytest.approx(measured, rel=0.05)
+
+
+# Parts of the optimum, with pieces of 64 KiB.
+MANY = [
+    ([Hosts(2, 0.1, True, True, 4), Hosts(spares, 0.1, server=True)], found) for spares, found in ((1, 0.97), (2, 0.98))
+]
+
+
+@pytest.mark.parametrize(("hosts", "measured"), MANY)
+def test_hosts_of_several_ranks_bring_what_was_measured(hosts, measured):
+    found = simulate(hosts, 32 * MIB, Protocol(partition_bytes=64 << 10, server_loops=2))
+    assert best_seconds(hosts, 32 * MIB) / found.seconds == pytest.approx(measured, rel=0.05)
 
 
 def lab(workers, ranks, servers):
