@@ -17,7 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from bodies.rails import enter
-from harness import network
+from harness import await_mark, mark, network
 from torch import nn
 from torch.distributed import distributed_c10d
 from torch.nn.parallel import DistributedDataParallel
@@ -98,6 +98,61 @@ def test_callbacks_wait_for_futures(bps: Any) -> None:
 
     found = reduced(0).then(below(1)).wait()
     assert found == [1, 3, 5, 7]
+
+
+@harness.on_ranks(workers=3, init=False)
+def test_a_callback_calls_no_collective_beside_others(bps: Any) -> None:
+    """Otherwise ranks would call the two in different orders, and each could get the other's sum."""
+    rank, _ = joined()
+    first, second = torch.ones(4), torch.ones(4)
+
+    def callback(future: Any) -> Any:
+        dist.all_reduce(future.value()[0])
+
+    if rank == 2:  # until it comes, the others' first sum is not over
+        await_mark("called", 0, 1)
+    work = dist.all_reduce(first, async_op=True)
+    future = work.get_future() if rank == 2 else work.get_future().then(callback)
+    other = dist.all_reduce(second, async_op=True)
+    mark("called")
+    other.wait()
+    if rank == 2:
+        future.wait()
+    else:
+        with pytest.raises(RuntimeError, match="a callback of a future calls a collective beside others"):
+            future.wait()
+    assert first.eq(3).all()
+    assert second.eq(3).all()
+    dist.barrier()
+
+
+@harness.on_ranks(workers=2, init=False)
+def test_powersgd_with_several_buckets(bps: Any) -> None:
+    """With a wait() in the hook, as docs/torch-backend.md says."""
+    from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+
+    rank, _ = joined()
+    torch.manual_seed(1)
+    layers = [nn.Linear(40, 40) for _ in range(6)]
+    net = DistributedDataParallel(nn.Sequential(*layers), bucket_cap_mb=40 * 40 * 4 / 2**20)
+    state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=2)
+
+    def hook(state: Any, bucket: Any) -> Any:
+        future = powerSGD_hook.powerSGD_hook(state, bucket)
+        future.wait()
+        return future
+
+    net.register_comm_hook(state, hook)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    inputs = torch.randn(8, 40, generator=torch.Generator().manual_seed(rank))
+    for _ in range(6):
+        optimizer.zero_grad()
+        net(inputs).pow(2).mean().backward()
+        optimizer.step()
+    mine = torch.cat([parameter.detach().flatten() for parameter in net.parameters()])
+    theirs = [torch.empty_like(mine) for _ in range(2)]
+    dist.all_gather(theirs, mine)
+    assert torch.equal(*theirs)
 
 
 @harness.on_ranks(workers=2, init=False)

@@ -16,6 +16,7 @@ from torch.distributed import distributed_c10d
 from bps_rdma import job
 from bps_rdma.errors import InvalidArgumentError, InvalidTensorError
 from bps_rdma.operations import ReduceOp
+from bps_rdma.torch.backend.call_order import order
 from bps_rdma.torch.backend.coalesced import CoalescedCalls
 from bps_rdma.torch.backend.collectives import Collectives
 from bps_rdma.torch.backend.cuda_tensors import NCCL, OWN, meet_on_host, taker_of
@@ -113,6 +114,7 @@ class BaseGroup(c10d.ProcessGroup):  # type: ignore[misc]
         return kept(work_of(self._coalesced.end()))
 
     def _kept(self, work: BpsWork) -> BpsWork:
+        order.check()
         self._coalesced.add(work)
         return kept(work)
 
@@ -165,17 +167,19 @@ class BaseGroup(c10d.ProcessGroup):  # type: ignore[misc]
 
     def _call(self, opts: Any, timeout: timedelta | None = None) -> Call:
         self._pace.check()
+        order.begin()
         wanted = timeout if timeout is not None else getattr(opts, "timeout", _UNSET)
         # asyncOp tells whether the caller waits next; callers in C++ do not set it. A profile shows works.
-        waits = not getattr(opts, "asyncOp", True) and not profiling()
+        waits = not getattr(opts, "asyncOp", True) and not (profiling() or order.is_in_callback)
         return Call(wanted.total_seconds() if wanted > _UNSET else self._seconds, awaited=waits)
 
     def _call_of_message(self) -> Call:
         """The way to call where torch passes no options: dist.send() waits next, and calls what isend() calls."""
         self._pace.check()
+        order.begin()
         caller = sys._getframe(2).f_back  # behind whole(): isend() or irecv(), or who calls the group itself
         waits = caller is not None and caller.f_back is not None and caller.f_back.f_code in _WAIT
-        return Call(self._seconds, awaited=waits and not profiling())
+        return Call(self._seconds, awaited=waits and not (profiling() or order.is_in_callback))
 
     def _work(self, kind: str, pending: Pending, tensors: list[Any], inputs: Any, call: Call) -> BpsWork:
         if call.awaited:

@@ -11,10 +11,17 @@ from collections import deque
 from typing import Any, Protocol
 
 from bps_rdma.blockers import Blocker, Blockers
+from bps_rdma.torch.backend.call_order import order
 
 
 class Pending(Protocol):
-    """The work that a future waits for."""
+    """The work that a future waits for.
+
+    Attributes:
+        number: of its call, in the order of all.
+    """
+
+    number: int
 
     def blocker(self) -> Blocker | None:
         """One of its operations that is not over; None when all are."""
@@ -30,7 +37,7 @@ class Completer:
     def __init__(self) -> None:
         self._wake, self._waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._waiting: Blockers[tuple[Any, Pending]] = Blockers(self._wake)
-        self._ready: deque[Any] = deque()  # futures that can be completed
+        self._ready: deque[tuple[Any, Pending]] = deque()  # those that can be completed
         self._fresh: deque[tuple[Any, Pending]] = deque()  # any thread appends, the one that waits takes
         self._stopping = False
         self._turn = threading.Lock()  # for what is above
@@ -68,14 +75,16 @@ class Completer:
     def _run(self) -> None:
         while True:
             with self._turn:
-                future = self._next()
-            if future is None:
+                found = self._next()
+            if found is None:
                 return self._leave()
             with self._counting:
                 self._busy += 1
                 if self._busy == len(self._threads):
                     self._add_thread()
-            _complete(future)
+            future, work = found
+            _complete(future, work.number)
+            del found, future, work  # nobody is to keep its tensors
             with self._counting:
                 self._busy -= 1
 
@@ -87,7 +96,7 @@ class Completer:
                 os.close(self._wake)
                 os.close(self._waker)
 
-    def _next(self) -> Any:
+    def _next(self) -> tuple[Any, Pending] | None:
         """Waits for a future that can be completed; None: there will be no more."""
         while not self._ready:
             if self._stopping and not (self._waiting or self._fresh):
@@ -98,7 +107,7 @@ class Completer:
             for future, work in entries:
                 blocker = work.blocker()
                 if blocker is None:
-                    self._ready.append(future)
+                    self._ready.append((future, work))
                 else:
                     self._waiting.add(blocker, (future, work))
         return self._ready.popleft()
@@ -108,8 +117,9 @@ class Completer:
             os.read(self._wake, 4096)
 
 
-def _complete(future: Any) -> None:
+def _complete(future: Any, number: int) -> None:
     try:
-        future.set_result(None)  # runs the callbacks, here
+        with order.in_callback_of(number):
+            future.set_result(None)  # runs the callbacks, here
     except Exception:
         traceback.print_exc()  # one callback has failed; the other futures need this thread

@@ -23,6 +23,7 @@ from bps_rdma.errors import DeadlineError
 from bps_rdma.handle import PythonHandle, blocker_of
 from bps_rdma.kept_errors import keeping
 from bps_rdma.torch import transfer
+from bps_rdma.torch.backend.call_order import order
 from bps_rdma.torch.backend.completion import Completer
 from bps_rdma.torch.backend.pending import Pace
 from bps_rdma.torch.transfer import AnyHandle, StagedOperation
@@ -58,6 +59,7 @@ class BpsWork(dist.Work):
             pace: of the group, unless only two of its ranks are concerned.
         """
         super().__init__()
+        self.number = order.number
         self._pace = pace
         self._handles = handles
         self._finishes = finishes
