@@ -2,11 +2,11 @@
 """Predicts a push_pull on a cluster of a given size: time, bytes per link, memory of servers, control messages.
 
 This is a fluid model. A worker has a flow to each loop of each server, and those that meet at a link share it in
-proportion to what they carry, because the pace holds back those that are ahead. Pieces of the tensor are modelled where the protocol depends on them: a server answers a piece when
-the last worker has pushed it, a worker has at most a window of pieces in flight to a loop of a server, and it keeps the
-servers in step (csrc/worker/pace.h). How many pieces each server sums is what the core computes: the function is the
-same. Hosts of one kind behave alike, so the model keeps one state per kind of hosts, and 4,096 workers take no longer
-to simulate than 4.
+proportion to what they carry, because the pace holds back those that are ahead. Pieces of the tensor are modelled where
+the protocol depends on them: a server answers a piece when the last worker has pushed it, a worker has at most a window
+of pieces in flight to a loop of a server, and it keeps the servers in step (csrc/worker/pace.h). How many pieces each
+server sums is what the core computes: the function is the same. Hosts of one kind behave alike, so the model keeps one
+state per kind of hosts, and 4,096 workers take no longer to simulate than 4.
 
 The model has no congestion inside the network, no unfairness among the flows of a link, and no processors except for
 the rate at which a server sums. bench/link_lab.py measures small clusters; bench/scale_model.py compares and plots.

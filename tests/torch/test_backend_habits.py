@@ -137,7 +137,7 @@ def test_powersgd_with_several_buckets(bps: Any) -> None:
     net = DistributedDataParallel(nn.Sequential(*layers), bucket_cap_mb=40 * 40 * 4 / 2**20)
     state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=2)
 
-    def hook(state: Any, bucket: Any) -> Any:
+    def hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         future = powerSGD_hook.powerSGD_hook(state, bucket)
         future.wait()
         return future

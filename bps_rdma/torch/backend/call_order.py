@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The order in which this process calls collectives: ranks must share it, and callbacks run beside the script.
 
-A callback of a future runs when its work is over, and when that is differs between ranks. A collective that it calls may
-come before one of the script on one rank, and after it on another. If both have tensors of one size, each rank would
-get the other's sum. So the call is refused where anything was called since the collective whose future it follows.
+A callback of a future runs when its work is over, and when that is differs between ranks. A collective that it calls
+may come before one of the script on one rank, and after it on another. If both have tensors of one size, each rank
+would get the other's sum. So it is refused where anything was called since the collective whose future it follows.
 """
 
 import contextlib
