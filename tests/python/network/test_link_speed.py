@@ -45,12 +45,12 @@ def run(networks: network.Network, own: dict[str, str] | None = None, workers: i
 
 def test_slow_links_get_small_partitions(networks):
     shape(networks, FIRST, 200)
-    assert run(networks) == [4 * MIB // (64 * KIB)] * 2
+    assert run(networks) == [4 * MIB // (16 * KIB)] * 2
 
 
 def test_all_ranks_cut_alike_although_one_link_is_measured_per_host(networks):
     shape(networks, FIRST, 200)
-    assert run(networks, workers=4, BPS_HOST_SUM="0") == [4 * MIB // (64 * KIB)] * 4
+    assert run(networks, workers=4, BPS_HOST_SUM="0") == [4 * MIB // (16 * KIB)] * 4
 
 
 def test_a_size_that_is_set_counts(networks):
